@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.job import Job, make_jobs, trained_in_vain
+from ifsl_bench.experiments.job import Job, make_jobs, unused_training_options
 from ifsl_bench.experiments.run_config import RunConfig, method_names, task_names
 from ifsl_bench.experiments.runner import run_jobs
 from ifsl_bench.experiments.stages import PrepareData, backbone_of
@@ -113,7 +113,9 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         calibrate, make_change(change or {}),
     )  # fmt: skip
     jobs = make_jobs(config if single else _expanded(config, work), work.home)
-    if remark := trained_in_vain(jobs, config.train):  # no error: a loop over methods has some that do not train
+    if remark := unused_training_options(
+        jobs, config.train
+    ):  # no error: a loop over methods has some that do not train
         work.reporter.warn(remark)
     if single:
         return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
@@ -204,7 +206,7 @@ def evaluate_checkpoint(
                       change=make_change(change or {}))  # fmt: skip
     job = _only(make_jobs(config, work.home))
     evaluation = Evaluate(job, folder, command)
-    if not job.has_made(info):
+    if not job.matches_code(info):
         work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
     PrepareData(job.task, ("test",)).compute(work)
     if (key := backbone_of(job).key(work.home)) != info["pretraining"]:

@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 from scipy.special import ndtr
 
-from ifsl_bench.experiments.selection_bootstrap import RIVAL_EPISODES, Tried, firmness
+from ifsl_bench.experiments.search import RIVAL_EPISODES, TrialRecord, bootstrap_selection
 from ifsl_bench.protocols.calibration import Margins, find_bias
 from ifsl_bench.protocols.episode_protocol import gains
 from ifsl_bench.protocols.metrics import estimate
@@ -85,9 +85,9 @@ def choice_of(validation: np.ndarray, test: np.ndarray, best: int) -> Choice:
     """What a result says of the choice, from accuracies [episodes, settings]; hits are in hundredths of a point."""
     hits = np.rint(HITS * validation).astype(int)
     none = [0] * len(hits)
-    tried = {str(i): Tried(0.0, len(hits), hits={"base_joint": column.tolist(), "novel_joint": none})
+    tried = {str(i): TrialRecord(0.0, len(hits), hits={"base_joint": column.tolist(), "novel_joint": none})
              for i, column in enumerate(hits.T)}  # fmt: skip
-    fields = firmness(tried, str(best))
+    fields = bootstrap_selection(tried, str(best))
     sums = np.rint(HITS * test[:RIVAL_EPISODES]).sum(0).astype(int)
     on_test = {"base_joint": sums[[best, *fields["rivals"]]].tolist()}
     return Choice(**fields, test_episodes=RIVAL_EPISODES, test_hits=on_test)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -27,7 +27,7 @@ from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.job import Job
-    from ifsl_bench.experiments.plan import JobPlan
+    from ifsl_bench.experiments.plan import JobState
     from ifsl_bench.experiments.workspace import Workspace
 
 
@@ -58,10 +58,9 @@ def _expanded(campaign: str | None, config: RunConfig) -> tuple[list[Job], Works
     home_option,
     results_option,
 )
-@click.option("--full", is_flag=True, help="A line for each task, however many there are.")
 @style_option
-def plan(campaign: str | None, config: RunConfig, full: bool, style: str) -> None:
-    """Say what a campaign would do, and what the stored rows took.
+def plan(campaign: str | None, config: RunConfig, style: str) -> None:
+    """List what a campaign would do, and what the stored rows took.
 
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
@@ -69,47 +68,48 @@ def plan(campaign: str | None, config: RunConfig, full: bool, style: str) -> Non
     from ifsl_bench.experiments.plan import plan_of
     from ifsl_bench.experiments.runner import check_data
 
-    check_data(files, [job.task for job in jobs], work.home)
-    show_plan(plan_of(jobs, work, config.rerun, config.retrain, lacking=True, data=files), work, style, full)
+    check_data(files, [job.task for job in jobs], work.home, forms=True)
+    show_plan(plan_of(jobs, work, config.rerun, config.retrain, lacking=True, data=files), work, style)
 
 
-def show_plan(plans: Sequence[JobPlan], work: Workspace, style: str, full: bool = False) -> None:
+def show_plan(plans: Sequence[JobState], work: Workspace, style: str) -> None:
     """Print a plan.
 
     Args:
         plans: of jobs.
         work: folders.
         style: of output.
-        full: whether tasks have lines of their own in a long plan, too.
     """
-    from ifsl_bench.experiments.plan import document, notes_of, rows_of
+    from ifsl_bench.experiments.plan import document, notes_of, plan_rows
 
-    whole = document(plans, work.home) if style == "json" else {}
-    _show(rows_of(plans, full), notes_of(plans, work.home, full), whole, style)
+    if style == "json":
+        click.echo(json.dumps(document(plans, work.home), indent=1))
+    else:
+        _show(plan_rows(plans, work.home), notes_of(plans, work.home), style)
 
 
 @click.command(epilog=examples("status leaderboard", "status campaign.toml --task glyphs-5shot"))
 @config_options(home_option, results_option)
 @style_option
 def status(campaign: str | None, config: RunConfig, style: str) -> None:
-    """Say how far a campaign has got: done, running, failed, missing.
+    """List how far a campaign has got: stored, running, failed, to do.
 
-    Also says where it runs, since when, what failed and why, and which results are out of date.
+    The list has where and since when jobs run, why others failed, and which results are out of date.
     """
     jobs, work, _ = _expanded(campaign, dataclasses.replace(config, device="cpu"))
-    from ifsl_bench.experiments.status import document, rows_of, status_of, summary_of
+    from ifsl_bench.experiments.plan import document, status_of, status_rows, summary_of
 
     states = status_of(jobs, work)
-    _show(rows_of(states), [summary_of(states)], document(states) if style == "json" else {}, style)
+    if style == "json":
+        click.echo(json.dumps(document(states, work.home), indent=1))
+    else:
+        _show(status_rows(states), [summary_of(states)], style)
 
 
-def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mapping[str, Any], style: str) -> None:
+def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], style: str) -> None:
     from ifsl_bench.reporting.table import READERS, plain_table
 
-    if style == "json":
-        click.echo(json.dumps(whole, indent=1))
-        return
-    fold = {"job": 32, "missing": 20, "stored row took": 20, "on": 12, "what": 24, "where": 8, "how far": 16}
+    fold = {"job": 32, "missing": 20, "stored row took": 20, "on": 12, "where": 8, "how far": 16}
     show_tables([plain_table(rows, fold=fold, drop=("on", "since", "where"))], style)
     if style in READERS:
         say("\n" + "\n".join(notes), style)

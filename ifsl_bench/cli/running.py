@@ -114,9 +114,7 @@ def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> 
 )
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
 @click.option("--dry-run", is_flag=True, help="List what is cached and what is missing, and run nothing.")
-@click.option(
-    "--full", is_flag=True, help="Tables with all columns, as of table --full; with --dry-run, a line for each task."
-)
+@click.option("--full", is_flag=True, help="Tables with all columns, as of table --full.")
 @style_option
 @quiet_option
 @verbose_option
@@ -148,22 +146,26 @@ def run(
 
     jobs, lacking = expand(configs, work.reporter, methods)
     files = configs[0].files
-    check_data(files, tasks, work.home)
+    check_data(files, tasks, work.home, forms=dry_run)
     if dry_run and config.own_weights:
         raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
     backend: Backend | None = None
-    if cluster or config.jobs or config.devices:
-        from ifsl_bench.experiments.backends import backend_for
+    if cluster:
+        from ifsl_bench.experiments.dask_pool import DaskPool  # Dask is an extra
 
-        backend = backend_for(jobs, work, config.device, config.jobs, config.devices, cluster)
+        backend = DaskPool(cluster, work, config.device, jobs)
+    elif config.jobs or config.devices:
+        from ifsl_bench.experiments.backends import local_backend
+
+        backend = local_backend(jobs, work, config.device, config.jobs, config.devices)
     if dry_run:
         from ifsl_bench.cli.campaigns import show_plan
-        from ifsl_bench.experiments.plan import plan_of
+        from ifsl_bench.experiments.plan import LACKS_DATA, REFUSED, plan_of
 
-        plans = plan_of(jobs, work, config.rerun, config.retrain, lacking=bool(files), data=files)
+        plans = plan_of(jobs, work, config.rerun, config.retrain, lacking=True, data=files)
         print_missing(lacking)
-        show_plan(plans, work, style, full)
-        return 0
+        show_plan(plans, work, style)
+        return 2 if all(plan.state in (LACKS_DATA, REFUSED) for plan in plans) else 0  # as the run would end
     first = not any(work.home.results.glob("*/*.json"))
     summary = _run(jobs, config, files, work, backend, style)
     _show_rows(tasks, summary, work, style, full)

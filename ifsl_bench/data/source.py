@@ -156,21 +156,24 @@ class DatasetSource(ABC):
         """Return the layout that a tree has, or None."""
         return next((layout for layout in self.layouts if layout.matches(tree)), None)
 
+    def required_layout(self, tree: FileTree) -> Layout:
+        """Return the layout that a tree has; raise :class:`UserError` where it has none."""
+        if (layout := self.layout(tree)) is not None:
+            return layout
+        wanted = "; or ".join(layout.title for layout in self.layouts)
+        names = [entry.path for entry in tree.entries[:3]]
+        holds = f"it holds {', '.join(names)}, ...;" if names else "it holds no files (hidden ones do not count);"
+        raise UserError(
+            f"{tree.path} ({tree.kind}) has none of the forms of data set {self.name!r}: {holds} known are: {wanted}"
+        )
+
     def build(self, context: BuildContext) -> None:
         """Write the pools.
 
         Raises:
             UserError: The files are not what they should be.
         """
-        layout = self.layout(context.files)
-        if layout is None:
-            wanted = "; or ".join(layout.title for layout in self.layouts)
-            names = [entry.path for entry in context.files.entries[:3]]
-            holds = f"it holds {', '.join(names)}, ...;" if names else "it holds no files (hidden ones do not count);"
-            raise UserError(
-                f"{context.files.path} ({context.files.kind}) has none of the forms of data set {self.name!r}: {holds} "
-                f"known are: {wanted}"
-            )
+        layout = self.required_layout(context.files)
         context.reporter.say(f"{context.files.path}: {layout.title} ({context.files.kind})")
         context.about["form"] = layout.title
         layout.build(context)

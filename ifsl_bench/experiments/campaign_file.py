@@ -1,4 +1,4 @@
-"""Campaign files: what to run, in TOML. Imports no torch.
+"""Campaign files: runs in TOML. Imports no torch.
 
 A file has a table ``[[run]]`` for each group of jobs. A run's methods, tasks and seeds multiply, and so does every
 other value that is a list. Names, globs and sets are as on the command line; paths are relative to the file's folder.
@@ -88,8 +88,8 @@ def absolute_names(names: Sequence[object], option: str, ending: str) -> list[st
 def _located(file: str) -> Path:
     if file.endswith(".toml"):
         return Path(file)
-    ours = {path.name.removesuffix(".toml"): path for path in Path(str(resources.files("ifsl_bench.results"))).iterdir()
-            if path.name.endswith(".toml") and path.name != CLAIMS}  # fmt: skip
+    folder = Path(str(resources.files("ifsl_bench.results")))
+    ours = {path.stem: path for path in folder.glob("*.toml") if path.name != CLAIMS}
     if file not in ours:
         raise unknown("campaign", file, ours, where="(a file's name ends in .toml)")
     return ours[file]
@@ -131,7 +131,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
-    """Collect what multiplies in addition to methods, tasks and seeds: (table or "", key) -> values."""
+    """Collect the values that multiply beside methods, tasks and seeds: (table or "", key) -> values."""
     choices = {("set", key): _listed(value) for key, value in run.set.items()}
     choices |= {("train", key): _listed(value) for key, value in run.train.items()}
     return choices | {("", key): _listed(getattr(run, key)) for key, *_ in PLAIN}
@@ -148,7 +148,7 @@ def _seeds(run: Any, where: str) -> Sequence[int]:
 
 
 def _count(run: Any, where: str) -> int:
-    """Counts the jobs that a run asks for, each glob and set once."""
+    """Count the jobs of a run, each glob and set once."""
     lists = {"methods": _listed(run.methods), "tasks": _listed(run.tasks)}
     for (table, key), values in _choices(run).items():
         lists[f"{table}.{key}" if table else key.replace("_", "-")] = values
@@ -172,14 +172,22 @@ def _configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
             change = make_change({key: plain[name] for key, name in zip(KEYS, Change.__struct_fields__, strict=True)})
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
+        more = {key: plain[key] for key in ("episodes", "calibrate")}
         yield RunConfig(
-            methods, tasks, tables["set"], tables["train"], trials=plain["tune"], seeds=seeds,
-            episodes=plain["episodes"], calibrate=plain["calibrate"], change=change, where=where,
-        )  # fmt: skip
+            methods,
+            tasks,
+            tables["set"],
+            tables["train"],
+            plain["tune"],
+            seeds=seeds,
+            change=change,
+            where=where,
+            **more,
+        )
 
 
 def _named(folder: Path, name: str, where: str, ending: str) -> str:
-    """A name as it is; a path, to a file with this ending and perhaps something of it, from the file's folder."""
+    """Return a name as it is; a path to a file with this ending, and perhaps a name in it, from the file's folder."""
     is_path = (registry if ending == ".py" else task_files).names_file(name)
     return beside(folder, name, where) if is_path else _printable(name, where)
 

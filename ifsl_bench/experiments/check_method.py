@@ -12,9 +12,8 @@ from typing import Any, get_args
 
 from ifsl_bench.backbones.contract import corpora_of
 from ifsl_bench.backbones.pretrained import HeadKind, pretraining_key
-from ifsl_bench.experiments import search as settings
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.search import rounds_of
+from ifsl_bench.experiments.search import at_edge, rounds_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import parse_label
 from ifsl_bench.plugin.find_method import MethodRef
@@ -109,7 +108,7 @@ def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 
 def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
-    """Check the recorded earlier pretraining of a backbone against what is known of it here."""
+    """Check the recorded earlier pretraining of a backbone against its description here."""
     pretraining, named = result.pretraining, list(corpora or ())
     if pretraining.get("pretrained_on", []) != named:
         recorded_corpora = reprlib.repr(pretraining.get("pretrained_on"))
@@ -127,7 +126,7 @@ def _package(result: Result, task: Task, home: Paths) -> Iterator[str]:
         yield f"provenance.distribution: name and version missing; method {result.method!r} is of package {package}"
     elif other_version := _other_version(result):
         job = _known_job(result, task)
-        if job is None or not job.has_made(result.provenance):
+        if job is None or not job.matches_code(result.provenance):
             raise Unverified(f"distribution, since {other_version}")
 
 
@@ -150,7 +149,7 @@ def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
     if faults and other_version:
         raise Unverified(f"choice of options, since {other_version}")
     yield from faults
-    if not other_version and not job.has_made(result.provenance):
+    if not other_version and not job.matches_code(result.provenance):
         yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 
@@ -210,7 +209,7 @@ def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
     best = max(sound, key=sound.__getitem__)
     point, chosen = candidates[best].point, candidates[best].job
     offered = [candidate.point for candidate in candidates.values()]
-    edge = settings.at_edge(job.method, chosen.options, point, offered)
+    edge = at_edge(job.method, chosen.options, point, offered)
     yield from _odd_settings(result, chosen, point, best, edge)
 
 

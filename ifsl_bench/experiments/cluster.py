@@ -1,6 +1,7 @@
-"""The cluster of ``--cluster``: a Dask scheduler's address, or a TOML file with a class of cluster and its arguments.
+"""Clusters for ``--cluster``: a Dask scheduler's address, or a TOML file with a class of cluster and its arguments.
 
-Dask is imported where a cluster is asked for and not before.
+Also checks that a worker has the folders, versions and methods of the command, before it gets work. Dask is imported
+where a cluster is named and not before; on a worker nothing heavy is imported before versions are compared.
 """
 
 from __future__ import annotations
@@ -8,12 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
+import platform
 import re
+import secrets
 import shlex
 import signal
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import _TemporaryFileWrapper
 from types import ModuleType
@@ -22,12 +29,13 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from ifsl_bench.experiments.worker_check import ACCELERATOR
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
-from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.files import PARTIAL, Paths, own_code
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
+ACCELERATOR = "GPU"  # the resource that a worker with one declares
+PACKAGES = ("ifsl_bench", "torch", "numpy", "numba", "distributed")  # that decide digits, or whether messages arrive
 INSTALL = 'pip install "ifsl_bench[cluster]"'
 LOCAL = "LocalCluster"
 LOCAL_ARGUMENTS = ("n_workers", "threads_per_worker", "memory_limit", "host", "interface", "preload", "local_directory")
@@ -97,7 +105,7 @@ def read_cluster(name: str) -> ClusterSpec:
         raw = parse_toml(read_user_file(Path(os.path.expanduser(name)), "cluster file"), name)
         if isinstance(kind := raw.get("class"), str):
             raw["class"] = kind.rpartition(".")[2]
-        spec = validate(raw, ClusterSpec, name, [field.encode_name for field in msgspec.structs.fields(ClusterSpec)])
+        spec = validate(raw, ClusterSpec, name, [key.encode_name for key in msgspec.structs.fields(ClusterSpec)])
     else:
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
     if problem := _problem(spec):
@@ -107,8 +115,8 @@ def read_cluster(name: str) -> ClusterSpec:
     return spec
 
 
-def _problem(spec: ClusterSpec) -> str:
-    """Says what is wrong with a description; "" for nothing."""
+def _problem(spec: ClusterSpec) -> str | None:
+    """Return the fault of a description; None where there is none."""
     if bool(spec.address) == bool(spec.kind):
         return 'give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"'
     if spec.address and not ADDRESS.fullmatch(spec.address):
@@ -116,13 +124,13 @@ def _problem(spec: ClusterSpec) -> str:
     if spec.address and spec != ClusterSpec(spec.address):
         return "a scheduler that runs takes no [arguments], and has keys already"
     if spec.address:
-        return ""
+        return None
     for argument in spec.arguments:
         if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL else argument in DECIDED_HERE:
             return f"{argument} is no argument of {spec.kind} that a file can give"
     if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
         return f"say in [arguments] how many workers {spec.kind} shall start: n_workers = 4"
-    return ""
+    return None
 
 
 def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
@@ -164,14 +172,14 @@ def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str
 
 
 async def _greet(address: str, security: Any) -> None:
-    """Asks a scheduler who it is. A client would wait for ever for what takes its greeting and says nothing."""
+    """Ask a scheduler for its identity. A client would wait for ever where something listens and never answers."""
     arguments = security.get_connection_args("client") if security else None
     async with dask().rpc(address, connection_args=arguments, timeout=PATIENCE) as scheduler:
         await asyncio.wait_for(scheduler.identity(), PATIENCE)
 
 
 def _start(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -> Any:
-    """The cluster of a class and arguments."""
+    """Start the cluster of a class and arguments."""
     arguments = {**spec.arguments, "security": security} if security else spec.arguments
     if spec.kind == LOCAL:
         defaults = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL}
@@ -182,17 +190,18 @@ def _start(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
         arguments = {"shared_temp_directory": str(folder), **arguments}
-    return kind(**{
+    arguments = {
         "log_directory": str(home.logs / "cluster"),
         **arguments,
         "job_cls": _job_class(kind.job_cls, failures),
         "scheduler_options": {"dashboard_address": STATUS_PAGE, **arguments.get("scheduler_options", {})},
         "job_script_prologue": [SHELL, *arguments.get("job_script_prologue", ())],
-    })  # fmt: skip
+    }
+    return kind(**arguments)
 
 
 def _job_class(job: Any, failures: list[str]) -> type[Any]:
-    """A class of jobs that remembers why one could not be submitted; Dask would only log it."""
+    """Return a class of jobs that records why one could not be submitted; Dask would only log it."""
 
     class ReportingJob(job):
         async def start(self) -> None:
@@ -208,13 +217,13 @@ def _job_class(job: Any, failures: list[str]) -> type[Any]:
 
 
 def _end(started: Any) -> None:
-    """Ends a cluster; worker processes that take longer than a moment are killed."""
+    """End a cluster; worker processes that take longer than a moment are killed."""
     processes: list[psutil.Process] = []
     for worker in started.workers.values():
-        with suppress(AttributeError, TypeError, psutil.Error):  # that of a job has no process here
+        with suppress(AttributeError, TypeError, psutil.Error):  # a job's worker has no process here
             process = psutil.Process(worker.pid)
             processes += [*process.children(recursive=True), process]
-    with suppress(Exception):  # whatever it says, there is nobody left to hear it
+    with suppress(Exception):  # the run is over
         started.close(timeout=GRACE)
     started.shutdown_on_close = False  # at the end of Python Dask would wait again
     for value in vars(started).values():
@@ -228,3 +237,95 @@ def _end(started: Any) -> None:
 def is_open(address: str) -> bool:
     """Return whether other machines could send work to a scheduler, which runs whatever it is sent."""
     return re.match(r"tls:|tcp://(127\.|\[::1\]|localhost:)", address) is None
+
+
+# -- requirements of workers
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """The folders, versions and code that every worker must have.
+
+    Attributes:
+        tokens: files in the home and results folders, and their contents.
+        versions: of Python, packages and this package's code.
+        methods: name, pickled description and identity of the code of each method.
+    """
+
+    tokens: Mapping[str, str]
+    versions: Mapping[str, str]
+    methods: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)
+
+
+@contextmanager
+def requirements(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[Requirements]:
+    """Yield the requirements; while the block runs, files in the folders let workers check that they see the same ones.
+
+    Args:
+        home: the folders.
+        methods: name, pickled description and identity of the code of each method.
+    """
+    tokens = {}
+    try:
+        for folder in (home.cache, home.results):
+            with suppress(OSError):  # a read-only home that has all that is needed is a good one
+                folder.mkdir(parents=True, exist_ok=True)
+                file, token = folder / f"{PARTIAL}token-{secrets.token_hex(8)}", secrets.token_hex(8)
+                try:
+                    file.write_text(token)
+                except OSError:  # such as a full disk
+                    file.unlink(missing_ok=True)
+                    raise
+                tokens[str(file)] = token
+        yield Requirements(tokens, versions(), tuple(methods))
+    finally:
+        for path in tokens:
+            Path(path).unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide digits in this process, and the digest of this package's code."""
+    installed = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in PACKAGES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = "not installed"
+    return {**installed, "code of ifsl_bench": own_code()[:12]}
+
+
+def unmet(required: Requirements, dask_worker: Any = None) -> str | None:
+    """Return in one line the requirement that this process does not meet; None where it meets all.
+
+    Args:
+        required: folders, versions and methods of the command.
+        dask_worker: of this process, set by Dask.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
+    here, there = versions(), required.versions
+    if differing := [
+        f"{name} {here[name]} (the command: {there[name]})" for name in there if here[name] != there[name]
+    ]:
+        return f"has {', '.join(differing)}: install the same on both"
+    for name, token in required.tokens.items():
+        with suppress(OSError):
+            if Path(name).read_text() == token:
+                continue
+        return (
+            f"lacks the folder {Path(name).parent} of this machine, or has another one there; mount the same one, or "
+            "choose another with --home or --results"
+        )
+    from ifsl_bench.backbones.device import choose_device
+    from ifsl_bench.plugin.method_source import method_source
+
+    for name, description, source in required.methods:
+        try:
+            method = pickle.loads(description).method
+        except (ImportError, AttributeError, UserError) as error:
+            return f"cannot load method {name} ({one_line(str(error))}); install it there as it is installed here"
+        if method_source(method) != source:
+            return f"has other code of method {name} than this machine; install the same there"
+    accelerated = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR, 0) >= 1
+    if accelerated and choose_device("auto").type == "cpu":
+        return f"declares {ACCELERATOR}=1, but PyTorch sees none there"
+    return None

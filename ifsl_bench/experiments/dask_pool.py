@@ -1,7 +1,6 @@
 """Work items on the workers of a Dask scheduler.
 
-Each worker has one item at a time, whatever its number of threads. So an item is sent to one idle worker by name, and
-it is known which worker has it.
+Each worker has one item at a time, whatever its number of threads. So each item is sent to one idle worker by name.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import pickle
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -20,11 +19,21 @@ from typing import Any
 import torch
 
 from ifsl_bench.backbones.device import choose_device, keep_freed_memory
-from ifsl_bench.experiments.cluster import LOCAL, ClusterSpec, connect, dask, is_open
+from ifsl_bench.experiments.backends import Worker, WorkerPool, check_sendable, print_to, run_packed
+from ifsl_bench.experiments.cluster import (
+    ACCELERATOR,
+    LOCAL,
+    ClusterSpec,
+    Requirements,
+    connect,
+    dask,
+    is_open,
+    requirements,
+    unmet,
+)
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.runner import FAILED, LOST, WorkOutcome
-from ifsl_bench.experiments.worker_check import ACCELERATOR, MustHave, unfit, wanted
-from ifsl_bench.experiments.worker_pools import Worker, WorkerPool, print_to, run_packed
+from ifsl_bench.experiments.logs import FAILED
+from ifsl_bench.experiments.runner import LOST, WorkOutcome
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError, one_line
@@ -32,11 +41,11 @@ from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, Progre
 from ifsl_bench.utils.threads import cores
 
 SILENCE = 20.0  # seconds that work waits for a worker before a warning
-ALONE = threading.Lock()  # generators and threads are a process's: of several commands one has it at a time
+ONE_ITEM = threading.Lock()  # several commands may share a worker, whose random numbers and threads are its process's
 
 
 class DaskPool(WorkerPool):
-    """The workers of a cluster, which is started, or connected to, when something is first asked of it.
+    """The workers of a cluster, which is started, or connected to, with its first use.
 
     Args:
         spec: of the cluster.
@@ -45,35 +54,40 @@ class DaskPool(WorkerPool):
         jobs: whose methods the workers must have.
 
     Raises:
-        UserError: no such device, or a certain one of several.
+        UserError: no such device, or a certain one of several; a method that other processes cannot load.
     """
 
-    def __init__(self, spec: ClusterSpec, work: Workspace, device: str, jobs: Iterable[Job]) -> None:
+    def __init__(self, spec: ClusterSpec, work: Workspace, device: str, jobs: Sequence[Job]) -> None:
         super().__init__(work.reporter)
         if device not in ("auto", "cpu", "cuda"):
             if device.partition(":")[0] not in ("cpu", "cuda"):
-                choose_device(device)  # which says what there is
-            raise UserError(f"--device {device}: which one of its devices a worker computes on is for the worker to "
-                            "say; with --cluster it is auto, cpu or cuda")  # fmt: skip
+                choose_device(device)  # raises an error that lists the devices
+            raise UserError(
+                f"--device {device}: a worker decides which one of its devices it computes on; with --cluster it is "
+                "auto, cpu or cuda"
+            )
         self.spec, self.home, self.device = spec, work.home, device
-        self.methods = [(name, pickle.dumps(job.chosen), method_source(job.method))
-                        for name, job in {job.name: job for job in jobs}.items()]  # fmt: skip
+        check_sendable(jobs)
+        by_method = {job.name: job for job in jobs}
+        self.methods = [(name, pickle.dumps(job.chosen), method_source(job.method)) for name, job in by_method.items()]
         self.accelerated = False
         self._stack = ExitStack()
         self._started: Any = None  # the cluster, if it was started here
-        self._failures: list[str] = []  # of a queueing system, in its words
+        self._failures: list[str] = []  # messages of a queueing system
         self._refused: set[str] = set()  # addresses of workers that get no work
         self._idle_since = float("inf")
 
     @cached_property
     def client(self) -> Any:
-        """Dask's connection to the scheduler; warns where anybody could send that work."""
+        """The connection to the scheduler; where other machines could send work to that, there is a warning."""
         client, self._started = connect(self.spec, self.home, self._stack, self._failures)
         listeners = self._started.scheduler.listeners if self._started else ()
         addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.address]
         for address in filter(is_open, addresses):
-            self.reporter.warn(f"the scheduler of {self.spec.name} listens at {address} without TLS: whoever reaches "
-                               "it runs programs as you; see docs/cluster.md")  # fmt: skip
+            self.reporter.warn(
+                f"the scheduler of {self.spec.name} listens at {address} without TLS: whoever reaches it runs programs "
+                "as you; see docs/cluster.md"
+            )
         return client
 
     @property
@@ -81,8 +95,8 @@ class DaskPool(WorkerPool):
         return bool(self.client.status == "running")
 
     @cached_property
-    def _must_have(self) -> MustHave:
-        return self._stack.enter_context(wanted(self.home, self.methods))
+    def _required(self) -> Requirements:
+        return self._stack.enter_context(requirements(self.home, self.methods))
 
     def prepare(self, work: Workspace) -> Workspace:
         """Return the workspace with the kind of device that the workers compute on.
@@ -92,11 +106,11 @@ class DaskPool(WorkerPool):
         """
         accelerated = self.spec.accelerators
         if self.spec.address and self.device != "cpu":
-            accelerated = any(map(_has_accelerator, self._there().values()))
+            accelerated = any(map(_has_accelerator, self._known_workers().values()))
         self.accelerated = accelerated and self.device != "cpu"
         if self.device == "cuda" and not self.accelerated:
-            raise UserError(f"--device cuda: no worker of {self.spec.name} declares an accelerator, "
-                            f'--resources "{ACCELERATOR}=1"')  # fmt: skip
+            resources = f'--resources "{ACCELERATOR}=1"'
+            raise UserError(f"--device cuda: no worker of {self.spec.name} declares an accelerator, {resources}")
         self._idle_since = time.monotonic()
         return replace(work, device=torch.device("cuda" if self.accelerated else "cpu"), forced=self.device != "auto")
 
@@ -106,11 +120,11 @@ class DaskPool(WorkerPool):
         Raises:
             UserError: the scheduler is gone, a queueing system refuses jobs, or the first workers cannot work.
         """
-        there = self._there()
+        there = self._known_workers()
         if self._failures:
             raise UserError(f"{self.spec.name}: {self._failures[-1]}")
         if len(there) < self.spec.count:
-            self._started.scale(self.spec.count)  # what has been asked for already is not asked for again
+            self._started.scale(self.spec.count)  # counts workers that have been requested and not begun
         for worker in list(self.workers):
             if worker.name not in there and worker.item is None:
                 self.workers.remove(worker)
@@ -122,8 +136,10 @@ class DaskPool(WorkerPool):
             self._idle_since = time.monotonic()
         elif time.monotonic() - self._idle_since > SILENCE:
             self._idle_since = float("inf")
-            self.reporter.warn(f"{self.spec.name}: work waits for workers, or for one with {ACCELERATOR}=1 among its "
-                               f"resources; there are {len(there)} workers")  # fmt: skip
+            self.reporter.warn(
+                f"{self.spec.name}: work waits for workers, or for one with {ACCELERATOR}=1 among its resources; there "
+                f"are {len(there)} workers"
+            )
 
     def close(self) -> None:
         """Cancel all items, which stop at their next report, and end a cluster that was started here."""
@@ -133,26 +149,28 @@ class DaskPool(WorkerPool):
         self._stack.close()
 
     def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
+        arguments = content, packed_work, cores(), worker.threads
+        resources = {ACCELERATOR: 1} if self.accelerated else None
+        key = f"ifsl_bench-{uuid.uuid4().hex}"
         return self.client.submit(
-            run_on_worker, content, packed_work, cores(), worker.threads, pure=False, workers=[worker.name],
-            key=f"ifsl_bench-{uuid.uuid4().hex}", resources={ACCELERATOR: 1} if self.accelerated else None,
-        )  # fmt: skip
+            run_on_worker, *arguments, pure=False, workers=[worker.name], key=key, resources=resources
+        )
 
     def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
         if not isinstance(error, (dask().CancelledError, dask("distributed").scheduler.KilledWorker)):
             return WorkOutcome(FAILED, f"on worker {worker.name}: {type(error).__name__}: {error}")
         self.workers.remove(worker)  # where it is alive after all, it is found again
-        self._there()  # all futures are cancelled, once the scheduler is gone
+        self._known_workers()  # raises where the scheduler is gone, which cancels all futures
         return WorkOutcome(LOST, f"its worker {worker.name} died")
 
-    def _there(self) -> Mapping[str, Any]:
-        """The workers that the scheduler knows, by address."""
-        # Not Client.scheduler_info: what it returns may be the answer to its own clock, which asks for no workers.
+    def _known_workers(self) -> Mapping[str, Any]:
+        """Return the workers of the scheduler, by address."""
+        # Not Client.scheduler_info, which may return an older answer without workers.
         workers: Mapping[str, Any] = self._ask(self.client.sync, self.client.scheduler.identity)["workers"]
         return workers
 
     def _ask(self, question: Any, *arguments: Any, **keywords: Any) -> Any:
-        """An answer of the scheduler's; raises :class:`UserError` where it is gone."""
+        """Return an answer of the scheduler's; raise :class:`UserError` where it is gone."""
         if self._alive:
             try:
                 return question(*arguments, **keywords)
@@ -164,10 +182,11 @@ class DaskPool(WorkerPool):
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
 
     def _examine(self, new: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add the new workers that meet the requirements; raise :class:`UserError` where a first one does not."""
         run, workers, first = self.client.run, list(new), not self.workers
         if self.spec.kind == LOCAL:  # its processes write where this one does
             self._ask(run, print_to, self.home, "cluster", workers=workers, on_error="ignore")
-        for address, answer in self._ask(run, unfit, self._must_have, workers=workers, on_error="return").items():
+        for address, answer in self._ask(run, unmet, self._required, workers=workers, on_error="return").items():
             if isinstance(answer, OSError):
                 continue  # it has left
             worker, host = new[address], new[address]["host"]
@@ -190,7 +209,7 @@ def _has_accelerator(worker: Mapping[str, Any]) -> bool:
 # -- on a worker
 
 
-class _WhileWanted(NullReporter):
+class _StopWhenCancelled(NullReporter):
     """Raises :class:`ConsumerDisconnected` at the next report where the item is cancelled, or the scheduler is gone."""
 
     def __init__(self, worker: Any) -> None:
@@ -199,7 +218,7 @@ class _WhileWanted(NullReporter):
     def say(self, text: str = "") -> None:
         state = self.worker.state.tasks.get(self.task)
         if state is None or state.state == "cancelled" or self.worker.status.name != "running":
-            raise ConsumerDisconnected("nobody listens")
+            raise ConsumerDisconnected("its command has ended")
 
     warn = say
 
@@ -210,7 +229,7 @@ class _WhileWanted(NullReporter):
 
 
 def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) -> WorkOutcome:
-    """Run a pickled item, as :func:`ifsl_bench.experiments.backends.run_packed` does.
+    """Run a pickled item with :func:`ifsl_bench.experiments.backends.run_packed`, one at a time in this process.
 
     Args:
         content: the item.
@@ -221,13 +240,13 @@ def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) ->
     if os.environ.get("MALLOC_TRIM_THRESHOLD_") == "65536":  # Dask's own doing, where a nanny starts the worker
         del os.environ["MALLOC_TRIM_THRESHOLD_"]
     keep_freed_memory()
-    reporter = _WhileWanted(dask().get_worker())
+    reporter = _StopWhenCancelled(dask().get_worker())
     try:
-        while not ALONE.acquire(timeout=1):  # an item of another command, or one that was given up and has not noticed
+        while not ONE_ITEM.acquire(timeout=1):  # of another command, or a cancelled one that has not yet stopped
             reporter.say()
         try:
             return run_packed(content, packed_work, cores, share, reporter)
         finally:
-            ALONE.release()
+            ONE_ITEM.release()
     except ConsumerDisconnected:
-        return WorkOutcome(LOST, "nobody waits for it")
+        return WorkOutcome(LOST, "its command has ended")

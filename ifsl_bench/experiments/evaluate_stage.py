@@ -121,7 +121,7 @@ class Evaluate(Stage):
     placed_as = "evaluation"
     job: Job
     model: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
-    command: str = ""  # what the user typed, recorded with the result
+    command: str = ""  # the command line, recorded with the result
 
     def __str__(self) -> str:
         return f"evaluating {self.job}: {protocol_of(self.job.task).counted(self.job.episodes)}"

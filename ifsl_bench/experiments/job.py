@@ -29,7 +29,7 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.text_format import format_value
 
-TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
+TUNING_SEED = 0  # one choice for all seeds, so that they differ by training alone
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job:
     """One result to be made; a description that can be pickled."""
 
     chosen: MethodRef  # the method, and how another process finds it
-    set_options: Mapping[str, Any]  # the options that somebody set, converted, in the constructor's order
+    set_options: Mapping[str, Any]  # the options that the user set, converted, in the constructor's order
     task: Task
     training: Training
     seed: int  # of meta-training, and of pretraining unless the task has one for all seeds
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def row(self) -> Label:
-        """The row of tables that it makes: the method's name, with everything that is not the default."""
+        """The label of its row in tables: the method's name, with everything that is not the default."""
         name, *options = format_label(self.method, self.name, self.set_options, self.task)
         options += [f"train.{key}={format_value(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
@@ -68,15 +68,11 @@ class Job:
         return str(self.row)
 
     def __str__(self) -> str:
-        return self.told(f", seed {self.seed}")
-
-    def told(self, seeds: str) -> str:
-        """Return the name of the job for people; ``seeds`` ends it."""
-        return f"{self.label} on {self.task.name}{seeds}"
+        return f"{self.label} on {self.task.name}, seed {self.seed}"
 
     @property
     def setting(self) -> str:
-        """The setting that it is ranked in: "paper", "tuned-12", or "every" for what is the same in all settings."""
+        """The setting that it is ranked in: "paper", "tuned-12", or "every" where nothing is trained or tuned."""
         if self.trials:
             return f"tuned-{self.trials}"
         return "paper" if self.trains or self.method.space else "every"
@@ -88,7 +84,7 @@ class Job:
 
     @property
     def supports_kept(self) -> bool:
-        """Returns whether a sequence's sessions are learned from all supports so far."""
+        """Whether a sequence's sessions are learned from all supports so far."""
         return protocol_of(self.task).learns_sessions and self.method.keeps_supports(self.options)
 
     @property
@@ -100,7 +96,7 @@ class Job:
 
     @property
     def searched(self) -> list[str]:
-        """The names of what is chosen on validation episodes."""
+        """The names of the options that are chosen on validation episodes."""
         return searched_options(self.method, self.fixed_options, self.trials)
 
     @property
@@ -129,14 +125,14 @@ class Job:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The identity of the method's code, recorded with what is made."""
+        """The identity of the method's code, recorded with models, trials and results."""
         return {
             "method_source": method_source(self.method),
             "revision": self.method.revision,
             "distribution": self.chosen.distribution,
         }
 
-    def has_made(self, recorded: Mapping[str, Any]) -> bool:
+    def matches_code(self, recorded: Mapping[str, Any]) -> bool:
         """Return whether a recorded :attr:`identity` is of the job's method."""
         return same_method(self.identity, recorded)
 
@@ -168,16 +164,18 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
             if reason := protocol_of(task).refusal(task, chosen.method, job.options):
                 raise UserError(f"{job.label} {reason}")
             if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
-                raise UserError(f"--train sessions={training.sessions}: {job.label} does not learn one session after "
-                                "the other; leave it out")  # fmt: skip
+                raise UserError(
+                    f"--train sessions={training.sessions}: {job.label} does not learn one session after the other; "
+                    "leave it out"
+                )
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
             jobs.append(job if job.searched else replace(job, trials=0))
-    return each_once(jobs)
+    return without_duplicates(jobs)
 
 
 def _check_kinds(config: RunConfig) -> None:
-    """Raises :class:`UserError` for names, seeds or trials that there cannot be."""
+    """Raise :class:`UserError` for missing names, and impossible seeds or trials."""
     seeds, trials = config.all_seeds, config.trials or 0
     if not config.methods or not config.tasks:
         raise UserError("name at least one method and one task")
@@ -192,34 +190,34 @@ def _check_kinds(config: RunConfig) -> None:
 
 
 def _check_task(task: Task, training: Training, episodes: int, config: RunConfig) -> None:
-    """Raises :class:`UserError` for what a task cannot give."""
+    """Raise :class:`UserError` for views, episodes or calibration that a task does not have."""
     spec, most, least = task.pretraining, most_of(task), protocol_of(task).fewest
     if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
         raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
     if type(episodes) is not int or not least <= episodes <= most:
         raise UserError(f"--episodes must be {least} to {most:,} for task {task.name}, not {episodes}")
-    # A task that says no more than what it does anyway is the same task, and would not be refused.
+    # A change to the default leaves the task as it is, so that the check of the task would not find it.
     centre = config.change.centre
     check_backbone(msgspec.structs.replace(spec, centre=centre) if centre else spec)
     if config.calibrate and not task.has_base:
         raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
 
 
-def trained_in_vain(jobs: Sequence[Job], train: Mapping[str, Any]) -> str:
-    """Return what is wrong where options of training are given and nothing is meta-trained; "" elsewhere.
+def unused_training_options(jobs: Sequence[Job], train: Mapping[str, Any]) -> str | None:
+    """Return a message where options of training are given and nothing is meta-trained; None elsewhere.
 
     Args:
         jobs: of the run.
         train: the options of training that the user gave.
     """
     if not train or any(job.trains for job in jobs):
-        return ""
+        return None
     labels = " and ".join(dict.fromkeys(job.label for job in jobs))
     return f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out"
 
 
-def each_once(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs without those that are there twice.
+def without_duplicates(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs, each once.
 
     Raises:
         UserError: the results of two different ones would replace each other.
@@ -240,7 +238,7 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _apart(values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
-    """Spells the values that the other mapping does not have."""
+    """Format the values that the other mapping does not have."""
     return ", ".join(f"{key} {value!r}" for key, value in values.items() if key not in others or others[key] != value)
 
 
@@ -275,9 +273,11 @@ def expand(
             usable = replace(run, methods=_not_lacking(run, lacking)) if run.where else run
             of_request = make_jobs(usable, home) if usable.methods or not run.where else []
         for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):
-            say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
-                "docs/writing-a-method.md")  # fmt: skip
-        if not run.where and (remark := trained_in_vain(of_request, run.train)):  # a file may be for more methods
+            advice = "it tries the options in a method's `space`, see docs/writing-a-method.md"
+            say(f"{label}: nothing to choose, so --tune changes nothing; {advice}")
+        if not run.where and (
+            remark := unused_training_options(of_request, run.train)
+        ):  # a file may be for more methods
             raise UserError(remark)
         for label in dict.fromkeys(job.label for job in of_request if run.train and not run.where and not job.trains):
             say(f"{label}: nothing is meta-trained, so --train changes nothing")
@@ -287,11 +287,11 @@ def expand(
         jobs += of_request
     if lacking and not jobs:
         raise MissingDependencyError(next(iter(lacking)))
-    return each_once(jobs), lacking
+    return without_duplicates(jobs), lacking
 
 
 def _not_lacking(config: RunConfig, lacking: dict[str, int]) -> list[Any]:
-    """The methods that nothing has to be installed for first; the jobs of the others are counted in ``lacking``."""
+    """Return the methods whose extras are installed; the jobs of the others are counted in ``lacking``."""
     usable = []
     for name in config.methods:
         try:

@@ -1,65 +1,30 @@
-"""The log of a piece of work, under ``logs`` in the home folder: a JSON object a line for each event.
+"""The log of a work item, a text file under ``logs`` in the home folder, which ``status`` reads.
 
-The process that does the work writes it; ``status`` reads it.
+Each line has the time, a kind and a text. A run of the item begins with ``begun HOST WRITER TITLE`` and ends with
+``done``, ``failed`` or ``interrupted``; in between its reports have the kind ``-``.
 """
 
 from __future__ import annotations
 
-import math
 import platform
+import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
-
-import msgspec
+from typing import IO
 
 from ifsl_bench.utils.errors import UserError, format_error, one_line
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.locks import process_id
-from ifsl_bench.utils.progress import ProgressTask, Reporter, figures_in_words
+from ifsl_bench.utils.locks import is_alive, process_id
+from ifsl_bench.utils.progress import LogReporter, ProgressTask, Reporter
 
 EVERY = 2.0  # seconds from one line of progress to the next
-BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
-
-
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of a log.
-
-    Attributes:
-        time: by the clock of the machine that did the work.
-        kind: "begun", and "done", "failed" or "interrupted"; "say" and "warn"; "trace", a line of a traceback; "stage",
-            a piece of ``total`` units, "advance" in it and its "end".
-        text: one line: the title, the error, the remark.
-        done: units, including the units of an earlier run.
-        figures: loss, accuracy in percent, ...
-        seconds: that the work took.
-        host, writer: the machine and the process, see :func:`ifsl_bench.utils.locks.process_id`.
-    """
-
-    time: datetime
-    kind: str
-    text: str = ""
-    done: int = 0
-    total: int = 0
-    figures: dict[str, float] = {}
-    seconds: float = 0.0
-    host: str = ""
-    writer: str = ""
-
-    def __str__(self) -> str:
-        if self.kind in ("stage", "advance", "end"):
-            return "  ".join([f"{self.text}: {self.done}/{self.total}", *figures_in_words(self.figures)])
-        if self.kind == DONE:
-            return f"done in {self.seconds:.1f} s"
-        prefix = {"warn": "warning: ", FAILED: "failed: ", INTERRUPTED: "interrupted: "}.get(self.kind, "")
-        return prefix + self.text
-
-
-_decode = msgspec.json.Decoder(Event).decode
+SILENT = 120.0  # seconds without a line, after which a process on another machine may have been killed
+BEGUN, DONE, FAILED, INTERRUPTED, RUNNING = "begun", "done", "failed", "interrupted", "running"
 
 
 def log_path(home: Paths, key: str) -> Path:
@@ -67,138 +32,154 @@ def log_path(home: Paths, key: str) -> Path:
 
     Args:
         home: with the folder of logs.
-        key: of the work.
+        key: of the work item.
     """
     return home.logs / f"{key}.log"
 
 
-def read_events(path: Path, begin: int = 0) -> list[Event]:
-    """Read a log, without lines that a process has died in the middle of; empty where there is none.
+def count_resumed(path: Path, begin: int = 0) -> int:
+    """Return from how many different checkpoints the stages of an item have gone on.
 
     Args:
         path: of the log.
         begin: the first byte to read.
     """
     try:
-        lines = path.read_bytes()[begin:].splitlines()
+        return len(set(re.findall(rb" - (.* \(resumed at \d+ of \d+\))", path.read_bytes()[begin:])))
     except OSError:
-        return []
-    events = []
-    for line in lines:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            events.append(_decode(line))
-    return events
+        return 0
 
 
-def progress(path: Path, begin: int = 0) -> float:
-    """Return how far work has come: the sum of the shares of its stages that are done.
-
-    Args:
-        path: of the log.
-        begin: the first byte to read.
-    """
-    shares: dict[str, float] = {}
-    for event in read_events(path, begin):
-        if event.total:
-            shares[event.text] = max(shares.get(event.text, 0.0), event.done / event.total)
-    return sum(shares.values())
-
-
-class Log(Reporter):
-    """Writes reports to the log of the work that is done, and hands them on.
-
-    Where it cannot be written, as in a home on a read-only disk, there is none.
+@dataclass(frozen=True)
+class LogState:
+    """The last run of a work item, read from its log.
 
     Attributes:
-        to: the reporter that receives them, too.
-        warnings: of the work.
+        state: "running", "failed", "done" or "interrupted", also by a signal that left no line.
+        host: the machine that runs it.
+        since: the time when it began.
+        line: its last line.
+        file: the log.
     """
 
-    def __init__(self, home: Paths, to: Reporter) -> None:
-        self.home, self.to, self.start = home, to, 0.0
+    state: str
+    host: str
+    since: str
+    line: str
+    file: Path
+
+
+def read_log(path: Path) -> LogState | None:
+    """Read the last run from a log; None where there is no log, or no beginning in it."""
+    try:
+        text = path.read_bytes().decode(errors="replace")
+        silent = max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return None
+    lines = [parts for line in text.split("\n") if len(parts := line.split(" ", 2)) == 3]
+    begun = next((parts for parts in reversed(lines) if parts[1] == BEGUN and parts[2].count(" ") >= 2), None)
+    if begun is None:
+        return None
+    host, writer, _ = begun[2].split(" ", 2)
+    state, line = lines[-1][1], one_line(lines[-1][2].strip()) if lines[-1] is not begun else ""
+    if state not in (DONE, FAILED, INTERRUPTED):
+        state = INTERRUPTED if is_alive(writer) is False else RUNNING
+        if state == RUNNING and silent > SILENT:
+            line += f" (no line for {silent / 60:.0f} min: it may have been killed)"
+    if state in (FAILED, INTERRUPTED):
+        line = f"{state}: {line}"
+    return LogState(state, one_line(host), one_line(begun[0]), line, path)
+
+
+class LogFile(LogReporter):
+    """Lines with time and kind in a file; none where it cannot be written, as on a disk that is full or read-only."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(every=EVERY)
         self.file: IO[bytes] | None = None
-        self.warnings: list[str] = []
-
-    @contextmanager
-    def of(self, key: str, title: str) -> Iterator[None]:
-        """Open the log of a key while the work is done; an interruption is an event of it.
-
-        Args:
-            key: of the work.
-            title: of the work, for people.
-        """
-        path, self.start, self.warnings = log_path(self.home, key), time.monotonic(), []
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "ab")  # noqa: SIM115
             if self.file.tell():  # perhaps in the middle of a line
                 self.file.write(b"\n")
-        self.write(BEGUN, title, host=platform.node(), writer=process_id())
+
+    def line(self, text: str, kind: str = "-") -> None:
+        if self.file:
+            with suppress(OSError):  # where the disk is full, the stage's own writes fail too
+                now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+                self.file.write(f"{now} {kind} {one_line(text)}\n".encode(errors="replace"))
+                self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file:
+            with suppress(OSError):
+                self.file.close()
+
+
+class Log(Reporter):
+    """Writes reports to the log of the item that runs, and hands them on.
+
+    Attributes:
+        to: the reporter that receives them, too.
+        warnings: of the item.
+        resumed: a line for each of its stages that goes on from a checkpoint.
+    """
+
+    def __init__(self, home: Paths, to: Reporter) -> None:
+        self.home, self.to, self.start = home, to, 0.0
+        self.warnings: list[str] = []
+        self.resumed: list[str] = []
+
+    @contextmanager
+    def of(self, key: str, title: str) -> Iterator[None]:
+        """Open the log of an item while it runs; an interruption is a line of it.
+
+        Args:
+            key: of the item.
+            title: of the item, for people.
+        """
+        self.start, self.warnings, self.resumed = time.monotonic(), [], []
+        self.file = LogFile(log_path(self.home, key))
+        self.file.line(f"{platform.node() or '-'} {process_id()} {title}", BEGUN)
         try:
             yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self.write(INTERRUPTED, "Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}")
+            self.file.line("Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED)
             raise
         finally:
-            if self.file:
-                with suppress(OSError):
-                    self.file.close()
-                self.file = None
-
-    def write(self, kind: str, text: str = "", **facts: Any) -> None:
-        """Write an event to the log alone.
-
-        Args:
-            kind: of event.
-            text: becomes one line.
-            facts: other attributes of the event.
-        """
-        event = Event(datetime.now(UTC).replace(microsecond=0), kind, one_line(text), **facts)
-        if self.file is not None:
-            with suppress(OSError):  # a full disk is told by the work's own writes
-                self.file.write(msgspec.json.encode(event) + b"\n")
-                self.file.flush()
+            self.file.close()
 
     def end(self, error: Exception | None = None) -> None:
-        """Write how the work ended, with the traceback of an error where a person cannot do without it."""
+        """Write how the item ended, with the traceback of an unexpected error."""
         if error and not isinstance(error, (UserError, OSError, MemoryError)):
             for line in "".join(traceback.format_exception(error)).splitlines():
-                self.write("trace", line)
-        kind, text = (FAILED, format_error(error)) if error else (DONE, "")
-        self.write(kind, text, seconds=self.seconds)
+                self.file.line(line)
+        self.file.line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
 
     @property
     def seconds(self) -> float:
-        """The time since the work began."""
+        """The time since the item began."""
         return time.monotonic() - self.start
 
     def say(self, text: str) -> None:
-        self.write("say", text)
+        self.file.say(text)
         self.to.say(text)
 
     def warn(self, text: str) -> None:
-        self.write("warn", text)
+        self.file.warn(text)
         self.warnings.append(one_line(text))
         self.to.warn(text)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
-        last = 0.0  # time of the last line
+        if done:
+            self.resumed.append(f"{title}: resumed at {done:,} of {total:,}")
 
         def advance(amount: int, figures: Mapping[str, float]) -> None:
-            nonlocal last
-            if (now := time.monotonic()) - last >= EVERY:
-                last = now
-                self._write_stage("advance", stage)
+            written.advance(amount, **figures)
             shown.advance(amount, **figures)
 
-        with self.to.stage(title, total, done) as shown:
-            stage = ProgressTask(title, total, done, advance)
-            self._write_stage("stage", stage)
-            yield stage
-            self._write_stage("end", stage)
-
-    def _write_stage(self, kind: str, stage: ProgressTask) -> None:
-        figures = {name: float(value) for name, value in stage.figures.items() if math.isfinite(value)}
-        self.write(kind, stage.title, done=stage.done, total=stage.total, figures=figures)
+        with self.file.stage(title, total, done) as written, self.to.stage(title, total, done) as shown:
+            yield ProgressTask(title, total, done, advance)

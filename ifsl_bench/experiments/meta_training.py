@@ -86,9 +86,9 @@ class MetaTrainer:
     validation. One that is damaged, or is another's, is set aside with a warning.
 
     Attributes:
-        folder: where the states are kept.
+        folder: of the states.
         validate: accuracy in percent on the validation episodes.
-        facts: what made this model, recorded with it.
+        facts: method, options, data and device, recorded with the model.
     """
 
     folder: Path
@@ -137,12 +137,14 @@ class MetaTrainer:
                     self._record(accuracy)
             if idle := [key for key in self.parameters if key not in self.optimiser.state]:
                 them, used = ("it", "is it") if len(idle) == 1 else ("them", "are they")
-                self.reporter.warn(f"{self.name}: no step has a gradient for {', '.join(idle)}, so training leaves "
-                                   f"{them} unchanged; {used} used in forward?")  # fmt: skip
+                self.reporter.warn(
+                    f"{self.name}: no step has a gradient for {', '.join(idle)}, so training leaves {them} unchanged; "
+                    f"{used} used in forward?"
+                )
         return self._ended()
 
     def _resume(self) -> None:
-        """Goes on from what is on disk, if that is whole and the same training."""
+        """Go on from the state on disk, if that is whole and of the same training."""
         try:
             here, there = self.info["place"], self._restored()
         except CorruptFile as error:
@@ -191,7 +193,7 @@ class MetaTrainer:
                     self.optimiser.state[key] = moments
 
     def _to_next_validation(self, stage: ProgressTask) -> float:
-        """Takes the steps up to the next validation; returns its accuracy."""
+        """Take the steps up to the next validation; return its accuracy."""
         first = self.info["step"]
         last = min(first + self.spec.validate_every, self.spec.steps)
         solves = Solves(dict(self.info["solves"]))
@@ -220,7 +222,7 @@ class MetaTrainer:
                 yield step, block.part((step - begin) * per_step, (step - begin + 1) * per_step)
 
     def _step(self, step: int, batch: Batch, solves: Solves, read: bool) -> float | None:
-        """Takes one step and counts how its solves go; returns the loss if it is to be read."""
+        """Take one step and count the failures of its solves; return the loss if it is to be read."""
         numbers = read or batch.labels.device.type == "cpu"
         try:
             if self.training.sessions == 1:
@@ -257,7 +259,7 @@ class MetaTrainer:
         return Diverged(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
 
     def _record(self, accuracy: float) -> None:
-        """Keeps the state of a validation, and the parameters if they are the best so far."""
+        """Store the state of a validation, and the parameters if they are the best so far."""
         info = self.info
         info["history"] = {**info["history"], str(info["step"]): accuracy}
         if info["best"] is None or accuracy > info["history"][str(info["best"])]:
@@ -265,7 +267,7 @@ class MetaTrainer:
         self._save()
 
     def _save(self) -> None:
-        """Keeps the state on disk."""
+        """Store the state on disk."""
         tensors: dict[str, Tensor] = {f"last.{key}": value for key, value in self.parameters.items()}
         tensors |= {f"best.{key}": value for key, value in self.best.items()}
         if not self.info["finished"]:

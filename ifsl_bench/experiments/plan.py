@@ -1,10 +1,12 @@
-"""The plan of a run: what is missing for each job, and what its stored row took. Changes nothing."""
+"""The plan and the status of jobs: what is missing, what runs, and what stored rows took. Changes nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from ifsl_bench.backbones.pretrained import is_offered
 from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_of
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.runner import check_job, stages_of, training_stage
+from ifsl_bench.experiments.logs import DONE, FAILED, INTERRUPTED, RUNNING, LogState, log_path, read_log
+from ifsl_bench.experiments.runner import check_job, stages_of, training_stage, work_items
 from ifsl_bench.experiments.stages import Pretrain, Stage
 from ifsl_bench.experiments.stored_results import find_cached
 from ifsl_bench.experiments.workspace import Workspace
@@ -25,36 +28,46 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import seeds_in_words
 
 STORED, TO_DO, OUTDATED, LACKS_DATA, REFUSED = "stored", "to do", "out of date", "data missing", "cannot be run"
-LONG = 50  # rows, from which the tasks of a plan share rows
+ORDER = (RUNNING, FAILED, OUTDATED, LACKS_DATA, REFUSED, TO_DO, STORED)  # of the rows of a status
 PARTS = {"pretraining": "pretraining", "meta-training": "training", "evaluation": "evaluation"}  # place -> cost
 
 
 @dataclass(frozen=True)
-class JobPlan:
-    """A job, and what a run would do for it.
+class JobState:
+    """The state of a job.
 
     Attributes:
-        state: "stored", "to do", "out of date", "data missing" (which have to be obtained first) or "cannot be run".
-        why: it is out of date, lacks data, or cannot be run.
-        missing: the stages that are not cached.
-        took: part -> the seconds that it took for the stored row, and the device.
+        state: one of ORDER; "data missing" where they have to be obtained first.
+        why: the reason for its state, or the last line of a log; "" where there is none.
+        missing: in a plan, the stages that are not cached.
+        log: in a status, of the item that runs, failed or was interrupted.
     """
 
     job: Job
     state: str
     why: str = ""
     missing: Sequence[Stage] = ()
-    took: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    log: LogState | None = None
 
 
-class _Stored(msgspec.Struct):
-    """The part of a stored result about its cost."""
-
-    cost: dict[str, float]
-    provenance: dict[str, Any]
-    pretraining: dict[str, Any]
-    training: dict[str, Any]
-    places: dict[str, str] = {}
+def _states(jobs: Iterable[Job], home: Paths, anyway: bool, lacking: bool) -> list[JobState]:
+    """Return the states of jobs from results and data alone; ``anyway`` as if no result were stored."""
+    metadata: dict[str, DatasetMetadata] = {}
+    states = []
+    for job in jobs:
+        cached = find_cached(job, home)
+        state = JobState(job, TO_DO)
+        if cached.result is not None and not anyway:
+            state = JobState(job, STORED)
+        else:
+            try:
+                check_job(job, home, metadata, lacking)
+                if cached.outdated and not anyway:
+                    state = JobState(job, OUTDATED, f"out of date: {cached.outdated}")
+            except UserError as error:
+                state = JobState(job, REFUSED, str(error))
+        states.append(state)
+    return states
 
 
 def plan_of(
@@ -64,7 +77,7 @@ def plan_of(
     retrain: bool = False,
     lacking: bool = False,
     data: Mapping[str, Path] | None = None,
-) -> list[JobPlan]:
+) -> list[JobState]:
     """Plan a run.
 
     Args:
@@ -78,160 +91,198 @@ def plan_of(
     Raises:
         UserError: no job can be run, all for one reason.
     """
-    outlines: dict[str, DatasetMetadata] = {}
+    home, paths = work.home, data or {}
     cached: dict[tuple[str, str], bool] = {}
     with cached_fingerprints():
-        plans = [_plan(job, work.home, rerun, retrain, lacking, data or {}, outlines, cached) for job in jobs]
+        plans = _states(jobs, home, rerun or retrain, lacking)
+        for index, plan in enumerate(plans):
+            if plan.state in (STORED, REFUSED):
+                continue
+            missing = []
+            for stage in stages_of(plan.job):
+                key = stage.kind, stage.key(home)
+                if key not in cached:
+                    packaged = isinstance(stage, Pretrain) and is_offered(home, stage.key(home))
+                    cached[key] = packaged or stage.cached(home)
+                if not cached[key] or (retrain and stage == training_stage(plan.job)):
+                    missing.append(stage)
+            state, why = plan.state, plan.why
+            for spec in data_of(plan.job.task, home):
+                if spec.name in paths and not is_prepared(home, spec.name):
+                    why = f"data set {spec.name}: made from {paths[spec.name]} first"
+                elif not is_prepared(home, spec.name) and not is_made_here(spec.name):
+                    state, why = LACKS_DATA, not_prepared(home, spec)
+            plans[index] = JobState(plan.job, state, why, missing)
     if plans and len({(plan.state, plan.why) for plan in plans}) == 1 and plans[0].state == REFUSED:
         raise UserError(plans[0].why)
     return plans
 
 
-def _plan(
-    job: Job, home: Paths, rerun: bool, retrain: bool, lacking: bool, data: Mapping[str, Path],
-    outlines: dict[str, DatasetMetadata], cached: dict[tuple[str, str], bool],
-) -> JobPlan:  # fmt: skip
-    kept = find_cached(job, home)
-    if kept.result is not None and not (rerun or retrain):
-        return JobPlan(job, STORED)
-    try:
-        check_job(job, home, outlines, lacking)
-    except UserError as error:
-        return JobPlan(job, REFUSED, str(error))
-    missing = []
-    for stage in stages_of(job):
-        key = stage.kind, stage.key(home)
-        cached[key] = cached[key] if key in cached else stage.cached(home)
-        offered = isinstance(stage, Pretrain) and is_offered(home, stage.key(home))  # with the package
-        if not (cached[key] or offered) or (retrain and stage == training_stage(job)):
-            missing.append(stage)
-    state, why = (OUTDATED, f"out of date: {kept.outdated}") if kept.outdated and not rerun else (TO_DO, "")
-    for spec in data_of(job.task, home):
-        if spec.name in data and not is_prepared(home, spec.name):
-            why = f"data set {spec.name}: made from {data[spec.name]} first"
-        elif not is_prepared(home, spec.name) and not is_made_here(spec.name):
-            state, why = LACKS_DATA, not_prepared(home, spec)
-    return JobPlan(job, state, why, missing, _took(job, home))
+def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
+    """Return the states of jobs, also from the logs of a run; an item that several jobs wait for counts for each.
+
+    Args:
+        jobs: each once.
+        work: folders.
+    """
+    with cached_fingerprints():
+        states = _states(jobs, work.home, anyway=False, lacking=True)
+        todo = {index: state.job for index, state in enumerate(states) if state.state not in (STORED, REFUSED)}
+        for item in chain(*work_items(todo, work)):
+            if (log := read_log(log_path(work.home, item.key))) is None or log.state == DONE:
+                continue
+            for index in item.jobs:
+                state = states[index]
+                if log.state == INTERRUPTED and state.state == TO_DO:
+                    states[index] = replace(state, why=log.line, log=log)
+                elif log.state != INTERRUPTED and state.state != RUNNING:
+                    states[index] = replace(state, state=log.state, why=log.line, log=log)
+    return states
+
+
+class _StoredCost(msgspec.Struct):
+    """The part of a stored result about its cost."""
+
+    cost: dict[str, float]
+    provenance: dict[str, Any]
+    places: dict[str, str] = {}
 
 
 def _took(job: Job, home: Paths) -> dict[str, tuple[float, str]]:
-    """The cost of the stored row, the user's own or the package's; empty where there is none."""
+    """Return part -> seconds and device for the stored row, the user's own or the package's; empty without one."""
     packaged = packaged_root() / job.task.name / file_name(job.label, 0)
     for path in (job.result_path(home), packaged):
         try:
-            stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+            stored = msgspec.json.decode(path.read_bytes(), type=_StoredCost)
         except (OSError, ValueError, ModuleNotFoundError):
             continue
         processor = str(stored.provenance.get("device", ""))
         took = {}
         for place, part in PARTS.items():
             device = stored.places.get(place, processor)
-            device = processor if device.startswith("cpu") else str(device)
+            device = processor if device.startswith("cpu") else device
             if seconds := stored.cost.get(f"{part}_seconds"):
                 took[place] = seconds, device
         return took
     return {}
 
 
-def rows_of(plans: Sequence[JobPlan], full: bool = True) -> list[dict[str, str]]:
+def plan_rows(plans: Sequence[JobState], home: Paths) -> list[dict[str, str]]:
     """Make a row of jobs that differ in their seed alone.
 
     Args:
         plans: of jobs.
-        full: whether tasks have rows of their own in a long plan, too.
+        home: where results are.
     """
-    groups = _grouped(plans, False)
-    if not full and len(groups) > LONG:
-        groups = _grouped(plans, True)
+    families: dict[Hashable, list[JobState]] = {}
+    for plan in plans:
+        families.setdefault((_name(plan), plan.state, plan.why, _kinds(plan)), []).append(plan)
     rows = []
-    for members in groups:
-        first = members[0]
-        tasks = list(dict.fromkeys(plan.job.task.name for plan in members))
-        where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
-        row = f"{first.job.label} on {where}, {seeds_in_words({plan.job.seed for plan in members})}"
-        spent = {} if len(tasks) > 1 else first.took
-        devices = list(dict.fromkeys(device for _, device in spent.values()))
+    for members in families.values():
+        plan, seeds = members[0], {member.job.seed for member in members}
+        took = _took(plan.job, home)
         rows.append(
             {
-                "job": row,
-                "state": first.state,
-                "missing": ", ".join(dict.fromkeys(stage.kind for stage in first.missing)),
-                "stored row took": ", ".join(f"{part} {seconds:.1f} s" for part, (seconds, _) in spent.items()),
-                "on": "; ".join(devices),
+                "job": f"{_name(plan)}, {seeds_in_words(seeds)}",
+                "state": plan.state,
+                "missing": ", ".join(_kinds(plan)),
+                "stored row took": ", ".join(f"{part} {seconds:.1f} s" for part, (seconds, _) in took.items()),
+                "on": "; ".join(dict.fromkeys(device for _, device in took.values())),
             }
         )
     return rows
 
 
-def _grouped(plans: Sequence[JobPlan], over_tasks: bool) -> list[list[JobPlan]]:
-    groups: dict[tuple[str, ...], list[JobPlan]] = {}
-    for plan in plans:
-        missing = ",".join(dict.fromkeys(stage.kind for stage in plan.missing))
-        task = "" if over_tasks else plan.job.task.name
-        groups.setdefault((plan.job.label, task, plan.state, plan.why, missing), []).append(plan)
-    return list(groups.values())
+def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
+    """Make a row of jobs that differ in their seed alone; the running ones first, the stored ones last."""
+    families: dict[Hashable, list[JobState]] = {}
+    for state in sorted(states, key=lambda state: ORDER.index(state.state)):
+        families.setdefault((_name(state), state.state, state.why), []).append(state)
+    rows = []
+    for members in families.values():
+        state, seeds, log = members[0], {member.job.seed for member in members}, members[0].log
+        running = log if state.state == RUNNING else None
+        rows.append(
+            {
+                "job": f"{_name(state)}, {seeds_in_words(seeds)}",
+                "state": state.state,
+                "where": running.host if running else "",
+                "since": running.since if running else "",
+                "how far": f"{state.why} (log: {log.file})" if log and not running else state.why,
+            }
+        )
+    return rows
 
 
-def _distinct(plans: Sequence[JobPlan], home: Paths) -> dict[str, int]:
-    """Kind of stage -> how many of it are missing, those that jobs share once."""
-    stages = {(stage.kind, stage.key(home)) for plan in plans for stage in plan.missing}
-    counts = Counter(kind for kind, _ in stages)
-    order = list(dict.fromkeys(stage.kind for plan in plans for stage in plan.missing))
-    return {kind: counts[kind] for kind in order}
+def _name(state: JobState) -> str:
+    return f"{state.job.label} on {state.job.task.name}"
 
 
-def notes_of(plans: Sequence[JobPlan], home: Paths, full: bool = True) -> list[str]:
-    """Write the totals below :func:`rows_of`.
+def _kinds(plan: JobState) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(stage.kind for stage in plan.missing))
+
+
+def _missing(plans: Sequence[JobState], home: Paths) -> Counter[str]:
+    """Count the missing stages by kind, those that jobs share once, in the order of a run."""
+    stages = dict.fromkeys((stage.kind, stage.key(home)) for plan in plans for stage in plan.missing)
+    return Counter(kind for kind, _ in stages)
+
+
+def summary_of(states: Sequence[JobState]) -> str:
+    """Count the states in a line: "18 jobs: 3 stored, 2 running, 13 to do"."""
+    counts = Counter(state.state for state in states)
+    listed = [f"{counts[state]:,} {state}" for state in (STORED, *ORDER[:-1]) if counts[state] or state == STORED]
+    return f"{len(states):,} job{'s' * (len(states) != 1)}: {', '.join(listed)}"
+
+
+def notes_of(plans: Sequence[JobState], home: Paths) -> list[str]:
+    """Write the totals below :func:`plan_rows`.
 
     Args:
         plans: of jobs.
         home: where artefacts are.
-        full: as of the rows.
     """
-    states = Counter(plan.state for plan in plans)
-    refused, todo = states[REFUSED], len(plans) - states[STORED] - states[REFUSED]
-    notes = (
-        ["Tasks share lines here; --full has a line for each."]
-        if not full and len(_grouped(plans, False)) > LONG
-        else []
-    )
-    notes.append(f"{len(plans):,} job{'s' * (len(plans) != 1)}: {states[STORED]:,} stored, {todo:,} to do"
-                 + (f", {refused:,} that cannot be run" if refused else ""))  # fmt: skip
-    reasons: dict[str, list[JobPlan]] = {}
+    notes = [summary_of(plans)]
+    reasons: dict[str, list[JobState]] = {}
     for plan in plans:
         if plan.why:
             reasons.setdefault(plan.why, []).append(plan)
     for why, (first, *others) in reasons.items():
         more = f" and {len(others):,} more" if others else ""
         notes.append(why if why.startswith("data set ") else f"{first.job}{more}: {why}")
-    if missing := _distinct(plans, home):
+    if missing := _missing(plans, home):
         counted = ", ".join(f"{count:,} {kind}" for kind, count in missing.items())
         notes.append(f"stages that are missing, those that jobs share once: {counted}")
     return notes
 
 
-def document(plans: Sequence[JobPlan], home: Paths) -> dict[str, Any]:
-    """List the jobs for programs, as JSON takes them.
+def document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
+    """List the jobs of a plan or a status for programs, as JSON takes them.
 
     Args:
-        plans: of jobs.
+        states: of jobs.
         home: where artefacts are.
     """
-    return {
-        "jobs": [
+    jobs = []
+    for state in states:
+        log = state.log
+        running = log if state.state == RUNNING else None
+        jobs.append(
             {
-                "method": plan.job.name,
-                "label": plan.job.label,
-                "task": plan.job.task.name,
-                "seed": plan.job.seed,
-                "state": plan.state,
-                "why": plan.why or None,
+                "method": state.job.name,
+                "label": state.job.label,
+                "task": state.job.task.name,
+                "seed": state.job.seed,
+                "state": state.state,
+                "why": state.why or None,
                 "missing": [
-                    {"kind": stage.kind, "stage": str(stage), "key": stage.key(home)} for stage in plan.missing
+                    {"kind": stage.kind, "stage": str(stage), "key": stage.key(home)} for stage in state.missing
                 ],
-                "took": {part: {"seconds": seconds, "on": on} for part, (seconds, on) in plan.took.items()},
+                "took": {part: {"seconds": time, "on": on} for part, (time, on) in _took(state.job, home).items()},
+                "where": running.host if running else None,
+                "since": running.since if running else None,
+                "log": str(log.file) if log else None,
             }
-            for plan in plans
-        ],
-        "missing": _distinct(plans, home),
-    }
+        )
+    time = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return {"time": time, "summary": summary_of(states), "jobs": jobs, "missing": dict(_missing(states, home))}

@@ -123,13 +123,13 @@ def export_weights(
     path = path / f"{key}.safetensors" if os.path.isdir(path) else path
     exported = weights.export_weights(home, key, definition(chosen, fingerprint, kind, seed), path)
     if exported is None:
-        raise UserError(f"{key} is not here, or not finished, in {home.pretrained}; first: "
-                        f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}")  # fmt: skip
+        command = f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}"
+        raise UserError(f"{key} is not here, or not finished, in {home.pretrained}; first: {command}")
     return path, exported
 
 
 def head_kind(head: str) -> HeadKind:
-    """Return a kind of base classifier; raises :class:`UserError` for what is none."""
+    """Return a kind of base classifier; raise :class:`UserError` for another word."""
     if head not in get_args(HeadKind):
         raise unknown("head", head, get_args(HeadKind))
     return "cosine" if head == "cosine" else "linear"

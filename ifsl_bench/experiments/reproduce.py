@@ -21,7 +21,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import is_plain
-from ifsl_bench.store import schema as result_file
+from ifsl_bench.store import schema
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -38,7 +38,7 @@ class Reproduction:
     """A stored result, and the same job's result now.
 
     Attributes:
-        episodes: how many episodes have other counts; None where the two are not of the same episodes or data.
+        episodes: number of episodes or sequences with other counts; None where these or the data are not the same.
         reasons: other differences of data, code, backbone, device and libraries, in words.
         chosen: differences of options and training, in words.
         search: differences of the search for them, in words.
@@ -58,7 +58,7 @@ class Reproduction:
 
     @property
     def identical(self) -> bool:
-        """Whether all counts are the same, on the same episodes, with the same settings from the same search."""
+        """Whether all counts are the same, with the same settings from the same search."""
         return self.episodes == 0 and not self.chosen and not self.search
 
     @property
@@ -77,12 +77,12 @@ class Reproduction:
     @property
     def line(self) -> str:
         """The comparison in one line."""
-        stored, count = self.stored, len(self.stored.episodes)
+        stored, drawn = self.stored, self.stored.protocol.counted(len(self.stored.episodes))
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
         if self.identical:
-            return f"{of}: identical, all counts of {count:,} episodes (Acc. {stored.summary['acc']['mean']:.2f})"
+            return f"{of}: identical, all counts of {drawn} (Acc. {stored.summary['acc']['mean']:.2f})"
         then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.rerun))
-        where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {count:,} episodes"
+        where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {drawn}"
         reasons = (*self.chosen, *self.search, *self.reasons)
         because = f" ({'; '.join(reasons)})" if reasons else ""
         how = "differs as on another processor" if self.elsewhere else "differs"
@@ -147,20 +147,20 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
 
     Args:
         path: of the stored result.
-        work: its home has what is used as it is; in an empty one everything is made.
+        work: artefacts in its home are used; in an empty one everything is made.
         task: a file with the task, if it is not found by its name.
         method: a file with the method, if it is not found by its name.
 
     Raises:
         UserError: the file is no result, task or method are not here, or data have to be obtained first.
     """
-    stored = result_file.read(path)
+    stored = schema.read(path)
     result = run_unstored(job_of(stored, work.home, task, method), work)
     reasons = []
     if (stored.fingerprint, stored.novel_fingerprint) != (result.fingerprint, result.novel_fingerprint):
         reasons.append("other data")
     if stored.digest != result.digest:
-        reasons.append("other episodes")
+        reasons.append(f"other {stored.protocol.drawn}")
     episodes = None if reasons else _other_counts(stored, result)
     if not same_method(stored.provenance, result.provenance):
         reasons.append("other code of the method")
@@ -216,7 +216,7 @@ def _short(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _other_counts(a: Result, b: Result) -> int:
-    """Count the episodes in which any count differs."""
+    """Count the episodes or sequences in which any count differs."""
     then, now = a.counts().columns(), b.counts().columns()
     differ = [(then[name] != now[name]).reshape(len(a.episodes), -1).any(1) for name in then.keys() & now.keys()]
     return int(np.any(differ, axis=0).sum())

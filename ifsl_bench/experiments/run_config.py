@@ -1,4 +1,4 @@
-"""``RunConfig``, what a command, a campaign file or a notebook call asks for, and the jobs that it stands for.
+"""``RunConfig``: methods, tasks and options of a command, a campaign file or a notebook call, and their look-up.
 
 Names of tasks are looked up before methods and torch are imported: a wrong one is an error at once.
 """
@@ -33,7 +33,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What to run, and how. Methods, tasks and seeds multiply; None, or empty, is the default.
+    """The configuration of a run. Methods, tasks and seeds multiply; None, or empty, is the default.
 
     Attributes:
         methods: names, globs and sets; a call may have classes too.
@@ -276,9 +276,12 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
 
 
 def narrow(
-    configs: Sequence[RunConfig], only: Sequence[str], field: Literal["methods", "tasks"],
-    expanded: Callable[[Sequence[Any]], list[str]], kind: str,
-) -> list[RunConfig]:  # fmt: skip
+    configs: Sequence[RunConfig],
+    only: Sequence[str],
+    field: Literal["methods", "tasks"],
+    expanded: Callable[[Sequence[Any]], list[str]],
+    kind: str,
+) -> list[RunConfig]:
     """Return the configs with the names of a field that ``only`` chooses; with all names where it is empty.
 
     A config with none of the chosen names is left out.

@@ -9,17 +9,18 @@ others go on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from ifsl_bench.backbones.device import HOST, give_back_freed_memory
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_of, metadata_of
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.logs import Log, log_path
+from ifsl_bench.experiments.logs import DONE, FAILED, Log, log_path
 from ifsl_bench.experiments.stages import MetaTrain, PrepareData, Stage, backbone_of, backbone_stages, data_stage_of
 from ifsl_bench.experiments.stored_results import backup_outputs, stored_result
 from ifsl_bench.experiments.workspace import Workspace
@@ -32,7 +33,7 @@ from ifsl_bench.utils.threads import evaluating
 
 MOST_NAMED = 3  # jobs that are named where one cause has stopped many
 DATA, SHARED, JOBS = range(3)  # the phases of a run
-DONE, FAILED, LOST = "done", "failed", "lost"
+LOST = "lost"  # the kind of an outcome, beside DONE and FAILED
 
 
 @dataclass
@@ -44,7 +45,6 @@ class WorkItem:
         title: for people.
         jobs: the jobs that need it, as indices.
         whole: whether it keeps every core of a machine busy.
-        renews: stages whose artefacts are put aside before it starts.
     """
 
     key: str
@@ -52,7 +52,6 @@ class WorkItem:
     stages: list[Stage] = field(default_factory=list)
     jobs: list[int] = field(default_factory=list)
     whole: bool = False
-    renews: tuple[Stage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,26 +62,27 @@ class WorkOutcome:
         kind: "done", "failed", or "lost" if its worker died.
         text: why it failed, in one line.
         stage: the kind of the stage that failed.
-        warnings: what it warned of.
-        seconds: that it took.
-        error: why it failed, in the process where it did.
+        warnings: of its stages.
+        resumed: a line for each training that went on from a checkpoint.
+        seconds: the time it took.
+        error: the exception, in the process where it was raised.
     """
 
     kind: str
     text: str = ""
     stage: str = ""
     warnings: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
     seconds: float = 0.0
     error: Exception | None = None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a job has no result, in one line, with the item that failed; None if the job was refused."""
+class Failure(NamedTuple):
+    """The reason why a job has no result, in one line, with the stage that failed and its log, if there are any."""
 
-    why: str
+    reason: str
     stage: str = ""
-    item: WorkItem | None = None
+    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,12 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
     """Compute the stages of an item, and store the result if one of them makes it.
 
     Args:
-        item: what to compute.
+        item: the stages.
         work: folders and device; its reporter is ``log``.
-        log: receives what happens.
+        log: receives the progress.
     """
     stage: Stage | None = None
+    failure: Exception | None = None
     with log.of(item.key, item.title):
         try:
             with evaluating():
@@ -156,13 +157,14 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
                     if isinstance(stage, Evaluate):
                         store(stage.job, work, artefact)
         except Exception as error:
-            log.end(error)
-            kind = stage.kind if stage else ""
-            return WorkOutcome(FAILED, format_error(error), kind, tuple(log.warnings), log.seconds, error)
+            failure = error
         finally:
             give_back_freed_memory()
-        log.end()
-    return WorkOutcome(DONE, "", "", tuple(log.warnings), log.seconds)
+        log.end(failure)
+    facts = tuple(log.warnings), tuple(log.resumed), log.seconds
+    if failure is None:
+        return WorkOutcome(DONE, "", "", *facts)
+    return WorkOutcome(FAILED, format_error(failure), stage.kind if stage else "", *facts, failure)
 
 
 def training_stage(job: Job) -> Stage | None:
@@ -198,8 +200,8 @@ def work_items(
     Args:
         jobs: by index.
         work: folders and device.
-        retrain: whether trained models that are there are put aside.
-        command: what the user typed, recorded with results.
+        retrain: whether trained models are made again.
+        command: the command line, recorded with results.
         parallel: whether trials of searches are items of their own.
     """
     home = work.home
@@ -212,31 +214,30 @@ def work_items(
             cached[key] = stage.cached(home)
         return cached[key]
 
-    def add(phase: int, index: int, key: str, title: str, *stages: Stage, **facts: object) -> None:
-        item = phases[phase].setdefault(key, WorkItem(key, title, **facts))  # type: ignore[arg-type]
-        there = {(stage.kind, stage.key(home)) for stage in item.stages}
-        item.stages += [stage for stage in stages if (stage.kind, stage.key(home)) not in there]
+    def add(phase: int, index: int, key: str, title: str, stages: Iterable[Stage], whole: bool = False) -> None:
+        item = phases[phase].setdefault(key, WorkItem(key, title, whole=whole))
+        keys = {(stage.kind, stage.key(home)) for stage in item.stages}
+        item.stages += [stage for stage in stages if (stage.kind, stage.key(home)) not in keys]
         item.jobs.append(index)
 
     on_host = work.place("pretraining").device == HOST
     for index, job in jobs.items():
         data, backbone, training = data_stage_of(job), backbone_of(job), training_stage(job)
         if not is_cached(data):
-            add(DATA, index, f"data/{data.key(home)}", str(data), PrepareData(job.task), whole=True)
-        checked = "-".join([job.task.name, job.task.hash[:12], *data.sides, str(data.sessions)])
-        add(SHARED, index, f"episodes/{checked}", f"episodes of {job.task.name}", data)
+            add(DATA, index, f"data/{data.key(home)}", str(data), [PrepareData(job.task)], whole=True)
+        episodes = "-".join([job.task.name, job.task.hash[:12], *data.sides, str(data.sessions)])
+        add(SHARED, index, f"episodes/{episodes}", f"episodes of {job.task.name}", [data])
         if missing := [stage for stage in backbone_stages(job) if not is_cached(stage)]:
-            add(SHARED, index, f"pretraining/{backbone.key(home)}", str(backbone), *missing, whole=on_host)
+            add(SHARED, index, f"pretraining/{backbone.key(home)}", str(backbone), missing, whole=on_host)
         stages = [training] if training and (retrain or not is_cached(training)) else []
-        renews = (training,) if training and retrain else ()
         if stages and job.searched and job.trains and parallel:
             from ifsl_bench.experiments.search import Trial, rounds_of
 
             for candidate in rounds_of(job)[0]:
                 trial = Trial(candidate.job)
                 if retrain or not is_cached(trial):
-                    add(JOBS, index, f"trial/{trial.key(home)}", str(trial), trial, renews=renews)
-        add(JOBS, index, result_key(job, home), str(job), *stages, Evaluate(job, command=command), renews=renews)
+                    add(JOBS, index, f"trial/{trial.key(home)}", str(trial), [trial])
+        add(JOBS, index, result_key(job, home), str(job), [*stages, Evaluate(job, command=command)])
     trials_first = sorted(phases[JOBS].values(), key=lambda item: not item.key.startswith("trial/"))
     return [list(phases[DATA].values()), list(phases[SHARED].values()), trials_first]
 
@@ -257,17 +258,27 @@ def run_jobs(
         work: folders, device and reporter.
         backend: the processes that compute; this one by default. It is closed at the end.
         rerun: evaluate again even if a result is stored.
-        retrain: train again even if a model is stored, which is kept under another name; rerun follows.
-        command: what the user typed, recorded with results.
+        retrain: train again even if a model is stored, which is renamed; rerun follows.
+        command: the command line, recorded with results.
 
     Raises:
         UserError: the only job cannot be run, or all of them for one and the same reason; or results cannot be written,
             which is found before anything is computed.
     """
-    backend = backend or Backend()
+    backend, reporter = backend or Backend(), work.reporter
+    failures: dict[int, Failure] = {}
+    renewed: set[Path] = set()
+
+    def needed(items: Iterable[WorkItem]) -> Iterator[WorkItem]:
+        """Yield the items that a job still needs; models that one makes again are renamed first, each once."""
+        for item in items:
+            if not all(index in failures for index in item.jobs):
+                for stage in item.stages if retrain else ():
+                    backup_outputs(stage, work, renewed)
+                yield item
+
     try:
         work = backend.prepare(work)
-        failures: dict[int, Failure] = {}
         todo = _to_do(jobs, work, rerun or retrain, failures)
         if todo:
             check_writable(work.home.results)
@@ -275,119 +286,104 @@ def run_jobs(
             phases = work_items(todo, work, retrain, command, backend.parallel)
         if not backend.parallel:  # one job ends before the next begins
             phases = [sorted(chain.from_iterable(phases), key=lambda item: item.jobs[0])]
-        finished, renewed = len(jobs) - len(todo) - len(failures), set[Path]()
+        finished = len(jobs) - len(todo) - len(failures)
         for phase in phases:
-            for item, outcome in backend.run(_wanted(phase, failures, work, renewed), work):
+            for item, outcome in backend.run(needed(phase), work):
                 if outcome.kind == FAILED:
                     if outcome.error and len(jobs) == 1:
                         raise outcome.error
-                    work.reporter.say(f"{item.title} failed: {outcome.text}")  # and once more in the list at the end
-                    for index in item.jobs:
-                        failures.setdefault(index, Failure(outcome.text, outcome.stage, item))
+                    reporter.say(f"{item.title} failed: {outcome.text}")  # and once more in the list at the end
+                    log = log_path(work.home, item.key)
+                    failure = Failure(outcome.text, outcome.stage, str(log) if log.exists() else "")
+                    failures |= {index: failure for index in item.jobs if index not in failures}
                 elif backend.parallel:
                     finished += item.key.startswith("result/")
                     count = f", {finished} of {len(jobs)} jobs done" if item.key.startswith("result/") else ""
-                    work.reporter.say(f"{item.title}: done in {outcome.seconds:.1f} s{count}")
+                    reporter.say(f"{item.title}: done in {outcome.seconds:.1f} s{count}")
     finally:
         backend.close()
-    if failures and len(failures) == len(jobs) and len({failure.why for failure in failures.values()}) == 1:
-        raise UserError(failures[0].why)
+    if failures and len(failures) == len(jobs) and len({failure.reason for failure in failures.values()}) == 1:
+        raise UserError(failures[0].reason)
+    causes: dict[Failure, list[str]] = {}
+    for index in sorted(failures):
+        causes.setdefault(failures[index], []).append(str(jobs[index]))
+    lines = []
+    for failure, names in causes.items():
+        stage = f", in {failure.stage}" if failure.stage else ""
+        lines.append(f"{_some(names)}{stage}: {failure.reason}{f' (log: {failure.log})' if failure.log else ''}")
     stored = [job for index, job in enumerate(jobs) if index not in failures]
-    return RunSummary(stored, [jobs[index] for index in sorted(failures)], _causes(failures, jobs, work.home))
+    return RunSummary(stored, [jobs[index] for index in sorted(failures)], lines)
 
 
 def _to_do(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[int, Failure]) -> dict[int, Job]:
-    """The jobs whose result is not stored; those that cannot be run are reported, and become failures."""
+    """Return the jobs whose result is not stored; those that cannot be run are reported, and become failures."""
     todo: dict[int, Job] = {}
-    outlines: dict[str, DatasetMetadata] = {}
+    metadata: dict[str, DatasetMetadata] = {}
+    reasons: dict[str, list[str]] = {}
     with cached_fingerprints():
         for index, job in enumerate(jobs):
             try:
                 if not anyway and stored_result(job, work) is not None:
                     work.reporter.say(f"{job}: done already (--rerun repeats it)")
                     continue
-                check_job(job, work.home, outlines)
+                check_job(job, work.home, metadata)
                 todo[index] = job
             except UserError as error:
                 failures[index] = Failure(str(error))
-    reasons: dict[str, list[str]] = {}
-    for index, failure in failures.items():
-        reasons.setdefault(failure.why, []).append(str(jobs[index]))
+                reasons.setdefault(str(error), []).append(str(job))
     for reason, names in reasons.items() if len(failures) < len(jobs) else ():
         work.reporter.say(f"{_some(names)} cannot be run: {reason}")
     return todo
 
 
-def check_job(job: Job, home: Paths, outlines: dict[str, DatasetMetadata], lacking: bool = False) -> None:
+def _some(names: Sequence[str]) -> str:
+    """Join the first names, and count the others."""
+    few = names if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
+    return "; ".join(few)
+
+
+def check_job(job: Job, home: Paths, metadata: dict[str, DatasetMetadata], lacking: bool = False) -> None:
     """Check that a job's data are there, or can be made, and that its episodes can be drawn from them.
 
     Args:
         job: to run.
         home: where data are.
-        outlines: hash of a task -> its data, filled here.
+        metadata: hash of a task -> its data, filled here.
         lacking: whether data may have to be obtained first.
 
     Raises:
         UserError: they are not, or cannot.
     """
-    if job.task.hash not in outlines:
-        outlines[job.task.hash] = metadata_of(job.task, home, lacking)
-    data_stage_of(job).check(outlines[job.task.hash])
-    backbone_of(job).check(outlines[job.task.hash], home)
+    if job.task.hash not in metadata:
+        metadata[job.task.hash] = metadata_of(job.task, home, lacking)
+    data_stage_of(job).check(metadata[job.task.hash])
+    backbone_of(job).check(metadata[job.task.hash], home)
 
 
-def _wanted(
-    items: Sequence[WorkItem], failures: Mapping[int, Failure], work: Workspace, renewed: set[Path]
-) -> Iterator[WorkItem]:
-    """The items that a job still needs; what one makes again is put aside, once, before it is yielded."""
-    for item in items:
-        if all(index in failures for index in item.jobs):
-            continue
-        for stage in item.renews:
-            backup_outputs(stage, work, renewed)
-        yield item
-
-
-def _causes(failures: Mapping[int, Failure], jobs: Sequence[Job], home: Paths) -> list[str]:
-    """A line for each cause of failures: the jobs, the stage that failed, why, and its log."""
-    names: dict[tuple[str, str], list[str]] = {}
-    first: dict[tuple[str, str], Failure] = {}
-    for index in sorted(failures):
-        failure = failures[index]
-        cause = failure.item.key if failure.item else "", failure.why
-        names.setdefault(cause, []).append(str(jobs[index]))
-        first.setdefault(cause, failure)
-    lines = []
-    for (key, why), of_cause in names.items():
-        stage, log = first[key, why].stage, log_path(home, key)
-        end = f" (log: {log})" if key and log.exists() else ""
-        lines.append(f"{_some(of_cause)}{f', in {stage}' if stage else ''}: {why}{end}")
-    return lines
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    few = names if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
-    return "; ".join(few)
-
-
-def check_data(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths) -> None:
+def check_data(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths, forms: bool = False) -> None:
     """Check the paths that data sets are made from.
 
     Args:
         data: data set -> path.
         tasks: of the run.
         home: where prepared data sets are.
+        forms: whether the names of the files are compared with the forms of the data set, as its preparation does.
 
     Raises:
-        UserError: a data set that no task has, or a path that is needed and not there.
+        UserError: a data set that no task has, or a path that is needed and not there, or has other files.
     """
     used = {spec.name for task in tasks for spec in data_of(task, home)}
     for name, path in data.items():
         if name not in used:
             raise unknown("data set", name, used, where="of these tasks")
-        if not os.path.exists(path.expanduser()) and not is_prepared(home, name):
+        if is_prepared(home, name):
+            continue
+        if not os.path.exists(path.expanduser()):
             raise UserError(f"data set {name}: there is no {path}")
+        if forms:
+            from ifsl_bench.data.preparing.prepare import check_files
+
+            check_files(name, path.expanduser())
 
 
 def prepare_from(data: Mapping[str, Path], work: Workspace) -> None:
@@ -402,7 +398,7 @@ def prepare_from(data: Mapping[str, Path], work: Workspace) -> None:
     """
     for name, path in data.items():
         if is_prepared(work.home, name) and not os.path.exists(path.expanduser()):
-            continue  # somebody needed the space
+            continue  # its source may be deleted
         from ifsl_bench.data.preparing.prepare import prepare
 
         prepare(work.home, name, path.expanduser(), False, work.reporter)

@@ -1,8 +1,8 @@
-"""The search for a method's options on validation episodes: what is tried in each round, and which setting is chosen.
+"""The search for a method's options on validation episodes: settings to try, their trials, and the choice among them.
 
 A method as published tries the values of its grid in one round. With ``--tune`` the first round is the default and
 points spread over the method's space, and later rounds change one option of the best setting at a time. Every trial is
-a whole one and is kept in the home folder, so that the seeds of a row, and an interrupted search, share it.
+a whole one and is stored in the home folder, so that the seeds of a row, and an interrupted search, share it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from ifsl_bench.backbones.device import DeviceChoice
 from ifsl_bench.experiments.job import TUNING_SEED, Job
-from ifsl_bench.experiments.selection_bootstrap import (
-    RIVAL_EPISODES,
-    Tried,
-    best_of,
-    firmness,
-    read_trial,
-    tried_with,
-    write_trial,
-)
 from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, key_of, to_evaluate
 from ifsl_bench.experiments.trained_models import Diverged
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
@@ -35,14 +27,16 @@ from ifsl_bench.plugin.find_method import searched_options
 from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import accepts, defaults, grid_of, space_of, without_defaults
 from ifsl_bench.plugin.space import RATE, Space
-from ifsl_bench.protocols.calibration import Bias
-from ifsl_bench.protocols.loader import evaluate
+from ifsl_bench.protocols.calibration import Bias, best_bias, resamples
+from ifsl_bench.protocols.loader import MOST_UNCONVERGED, Evaluated, evaluate
 from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.store.schema import Choice
-from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.errors import CorruptFile, UserError
+from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import is_locked, locked
 from ifsl_bench.utils.progress import NullReporter, Reporter
+from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.text_format import format_options
 
 Point = dict[str, Any]  # option -> value
@@ -50,6 +44,8 @@ PAIR = 2  # settings of a later round: below the best one and above it
 # Without 5, whose root is that of the golden section; 95, more than any method has options.
 PRIMES = [number for number in range(2, 500) if number != 5 and all(number % n for n in range(2, number))]
 HALVINGS = 4  # of the distance between these and the best, for each option
+LEAST_WINS, MOST_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
+RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings spreads far less than a number
 
 
 # -- the points of a search
@@ -174,7 +170,7 @@ def _beyond(value: float, end: float) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the settings to choose from: the values of what is searched, and the job with them, not calibrated."""
+    """One of the settings to choose from: the values of the searched options, and the job with them, not calibrated."""
 
     point: Point
     job: Job
@@ -186,13 +182,13 @@ class Candidate:
 
 
 def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:
-    """Return the settings to choose from, by round, up to the first round of which not all accuracies are known.
+    """Return the settings to choose from, by round, up to the first round that lacks an accuracy.
 
     They are the same with and without calibration. Where nothing is chosen, there is one, the job at no point.
 
     Args:
-        job: with what is searched.
-        accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
+        job: with the searched options.
+        accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while there is none.
     """
     default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
     sessions = protocol_of(job.task).learns_sessions
@@ -223,6 +219,148 @@ def _candidate(job: Job, point: Point) -> Candidate:
 
 
 @dataclass(frozen=True)
+class TrialRecord:
+    """The result of a setting on validation episodes.
+
+    Attributes:
+        accuracy: in percent, over the validation episodes; 0 where training diverged.
+        episodes: the number of these episodes.
+        unconverged: episodes whose inner solve failed.
+        diverged: the message of a training that diverged.
+        hits: a count of :class:`ifsl_bench.protocols.metrics.Counts` -> its value in each episode; ``hits`` -> all of
+            each sequence of sessions; empty where training diverged.
+        bias: on the novel logits, best on these episodes; None where there is none.
+    """
+
+    accuracy: Annotated[float, Meta(ge=0, le=100)]
+    episodes: Annotated[int, Meta(ge=1)]
+    unconverged: Annotated[int, Meta(ge=0)] = 0
+    diverged: str = ""
+    hits: dict[str, list[int]] = field(default_factory=dict)
+    bias: float | None = None
+
+    @property
+    def failed(self) -> str | None:
+        """The failure of its training, or of more than ``MOST_UNCONVERGED`` of its inner solves; else None."""
+        if self.unconverged > MOST_UNCONVERGED * self.episodes:
+            return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
+        return self.diverged or None
+
+    @property
+    def score(self) -> float:
+        """Its accuracy; -inf where it cannot be chosen."""
+        return -math.inf if self.failed else self.accuracy
+
+
+def best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter) -> str:
+    """Return the setting with the highest accuracy, the first of equally good ones.
+
+    Args:
+        name: of the job, for warnings and errors.
+        tried: the trial of each setting.
+        reporter: receives a warning for each setting that is passed over, with the reason.
+
+    Raises:
+        UserError: none can be chosen.
+    """
+    for setting, trial in tried.items():
+        if trial.failed:
+            reporter.warn(f"{name}: {setting} is passed over: {trial.failed}")
+    best = max(tried, key=lambda setting: tried[setting].score)
+    if tried[best].failed:
+        raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
+    return best
+
+
+def trial_record(evaluated: Evaluated) -> TrialRecord:
+    """Return the trial of a setting whose validation episodes were evaluated; calibrated counts are with its bias."""
+    counts, margins = evaluated.counts, evaluated.margins
+    bias = None if margins is None else best_bias(margins)
+    hits = counts.selection_hits(margins, bias)
+    return TrialRecord(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
+
+
+def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str, Any]:
+    """Return the setting that each bootstrap resample of the validation episodes would choose, and the hits of all.
+
+    Args:
+        tried: the trial of each setting.
+        best: the setting that was chosen.
+
+    Returns:
+        The fields of a result's ``choice``; see docs/statistics.md. Its ``rivals`` are the settings
+        that at least ``LEAST_WINS`` resamples would choose, the most frequent first, at most ``MOST_RIVALS``.
+    """
+    hits = {name: [sum(trial.hits.get(name, [])) for trial in tried.values()] for name in tried[best].hits}
+    right = [trial.hits if not trial.failed else {} for trial in tried.values()]
+    nothing = [-1] * tried[best].episodes  # a failed setting is worse than one without any hits
+    joint = np.array([np.add(counts["base_joint"], counts["novel_joint"]) if counts else nothing for counts in right])
+    winners = (resamples(tried[best].episodes) @ joint.T).argmax(1)
+    chosen, wins = list(tried).index(best), np.bincount(winners, minlength=len(tried))
+    rivals = [place for place in np.argsort(-wins, kind="stable").tolist() if place != chosen]
+    return {
+        "validation_episodes": tried[best].episodes,
+        "chosen": chosen,
+        "rivals": [place for place in rivals if wins[place] >= LEAST_WINS][:MOST_RIVALS],
+        "winners": winners.tolist(),
+        "hits": hits,
+    }
+
+
+def write_trial(
+    file: Path, tried: TrialRecord, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]
+) -> None:
+    """Store a trial, with the checksum of its backbone and the identity of its method.
+
+    Args:
+        file: to write.
+        tried: the trial.
+        pretraining_sha256: checksum of the backbone's weights.
+        about: the job, for readers of the file.
+        made_by: the facts that tell its method from others.
+    """
+    about_it = {"file": file.name, "of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by}
+    write_checksummed(file, {**about_it, **asdict(tried)})
+
+
+def read_trial(
+    file: Path,
+    pretraining_sha256: str | None,
+    same: Callable[[Mapping[str, Any]], bool],
+    reporter: Reporter | None = None,
+) -> TrialRecord | None:
+    """Return the trial that was stored for a backbone; None where it is missing, damaged or of another method.
+
+    A trial without the hits of episodes, which a choice needs, is made again; its model is in the cache.
+
+    Args:
+        file: of the trial.
+        pretraining_sha256: checksum of the backbone's weights; None where there are no weights.
+        same: whether a recorded identity is the method's.
+        reporter: is warned of a damaged one, which is then set aside.
+
+    Raises:
+        UserError: it may not be read.
+    """
+    try:
+        record = read_checksummed(file)
+        check_kinds(file, record, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
+        if record["file"] != file.name:
+            raise CorruptFile(f"{file} is the trial of {record['of']}")
+        if record["pretraining_sha256"] != pretraining_sha256 or not same(record["made_by"]):
+            return None
+        tried = msgspec.convert(record, TrialRecord)
+        return tried if tried.hits or tried.diverged else None
+    except FileNotFoundError:
+        return None
+    except (CorruptFile, ValueError) as error:  # msgspec's ValidationError is a ValueError
+        if reporter:
+            fault = error if isinstance(error, CorruptFile) else f"{file} is damaged: {error}"
+            reporter.warn(f"{fault}; the setting is tried again, the old file is {quarantine(file)}")
+        return None
+
+
+@dataclass(frozen=True)
 class Trial(Stage):
     """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
 
@@ -237,18 +375,18 @@ class Trial(Stage):
         return f"{key_of(self.job, home)}-{self.job.training.select}"
 
     def file(self, home: Paths) -> Path:
-        """Return the file that keeps the trial."""
+        """Return the file of the trial's record."""
         return home.cache / "trials" / f"{self.key(home)}.json"
 
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         return [(self, self.file(home)), *MetaTrain(self.job).artefacts(home)]
 
     def cached(self, home: Paths) -> bool:
-        return self.kept(home) is not None
+        return self.stored(home) is not None
 
-    def kept(self, home: Paths) -> Tried | None:
+    def stored(self, home: Paths) -> TrialRecord | None:
         """Return the trial of the same method on the backbone that is in the home, if there is one."""
-        return read_trial(self.file(home), backbone_of(self.job).weights(home), self.job.has_made)
+        return read_trial(self.file(home), backbone_of(self.job).weights(home), self.job.matches_code)
 
     def place(self, work: Workspace) -> DeviceChoice:
         evaluation = work.place("evaluation")
@@ -257,13 +395,13 @@ class Trial(Stage):
             return evaluation
         return DeviceChoice(evaluation.device, f"{evaluation.why}, after meta-training on {training}")
 
-    def compute(self, work: Workspace) -> Tried:
+    def compute(self, work: Workspace) -> TrialRecord:
         job, file, prepared = self.job, self.file(work.home), backbone_of(self.job).prepared(work)
         weights = prepared.pretrained.sha256
-        tried = read_trial(file, weights, job.has_made, work.reporter)
+        tried = read_trial(file, weights, job.matches_code, work.reporter)
         if tried is None:
             with locked(file, work.reporter.warn):
-                tried = read_trial(file, weights, job.has_made)  # another process may have made it
+                tried = read_trial(file, weights, job.matches_code)  # another process may have made it
                 if tried is None:
                     tried = self._tried(work, prepared)
                     write_trial(file, tried, weights, str(job), job.identity)
@@ -271,14 +409,14 @@ class Trial(Stage):
                     work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {drawn}")
         return tried
 
-    def _tried(self, work: Workspace, prepared: PreparedTask) -> Tried:
+    def _tried(self, work: Workspace, prepared: PreparedTask) -> TrialRecord:
         job, episodes = self.job, self.job.task.evaluation.halves[0]
         try:
             method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
             loader = prepared.loader("val", device=work.place("evaluation").device)
-            return tried_with(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
+            return trial_record(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
         except (Diverged, NonFinite) as error:
-            return Tried(0.0, len(episodes), diverged=str(error))
+            return TrialRecord(0.0, len(episodes), diverged=str(error))
 
     def on_test(self, work: Workspace, episodes: range, title: str) -> HitCounts:
         """Count the hits of the setting on test episodes, calibrated by its own bias.
@@ -310,13 +448,13 @@ class Search(Stage):
 
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         """List the trials, with their models, and the models of all candidates: one of these is the job's own."""
-        candidates = list(itertools.chain.from_iterable(rounds_of(self.job, kept_accuracies(home))))
+        candidates = list(itertools.chain.from_iterable(rounds_of(self.job, stored_accuracies(home))))
         own = [MetaTrain(replace(candidate.job, seed=self.job.seed)) for candidate in candidates]
         stages: list[Stage] = [*(Trial(candidate.job) for candidate in candidates), *own]
         return [artefact for stage in stages for artefact in stage.artefacts(home)]
 
     def cached(self, home: Paths) -> bool:
-        best = kept_choice(self.job, home)
+        best = stored_choice(self.job, home)
         return best is not None and (not best.trains or MetaTrain(best).cached(home))
 
     def compute(self, work: Workspace) -> None:
@@ -324,12 +462,12 @@ class Search(Stage):
         MetaTrain(best).compute(work)
 
 
-def kept_accuracies(home: Paths) -> Callable[[Candidate], float | None]:
+def stored_accuracies(home: Paths) -> Callable[[Candidate], float | None]:
     """Return a function that looks up the accuracy of a candidate whose trial is in a home, for :func:`rounds_of`."""
 
     def accuracy(candidate: Candidate) -> float | None:
-        tried = Trial(candidate.job).kept(home)
-        return None if tried is None else tried.to_compare
+        tried = Trial(candidate.job).stored(home)
+        return None if tried is None else tried.score
 
     return accuracy
 
@@ -338,16 +476,16 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
     """Make the trials of a job, and choose the best.
 
     Args:
-        job: with what is searched.
-        work: where trials are kept.
+        job: with the searched options.
+        work: where trials are stored.
         reporter: receives the choice.
 
     Returns:
         The best of the candidates with the job's seed, and the fields of a result about the choice.
     """
-    known: dict[str, Tried] = {}
+    known: dict[str, TrialRecord] = {}
     while True:
-        rounds = rounds_of(job, lambda candidate: known[candidate.name].to_compare if candidate.name in known else None)
+        rounds = rounds_of(job, lambda candidate: known[candidate.name].score if candidate.name in known else None)
         missing = {candidate.name: Trial(candidate.job) for candidate in rounds[-1] if candidate.name not in known}
         if not missing:
             break
@@ -357,14 +495,18 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
             known[name] = missing.pop(name).compute(work)
     candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
     tried = {name: known[name] for name in candidates}
-    name = best_of(str(job), tried, reporter)
+    name = best_setting(str(job), tried, reporter)
     reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
     point, best = candidates[name].point, candidates[name].job
     offered = [candidate.point for candidate in candidates.values()]
     return replace(best, seed=job.seed), {
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
-        **({"choice": Choice(**firmness(tried, name))} if "choices" in protocol_of(job.task).features else {}),
+        **(
+            {"choice": Choice(**bootstrap_selection(tried, name))}
+            if "choices" in protocol_of(job.task).features
+            else {}
+        ),
         "rounds": [len(round_) for round_ in rounds],
         "passed_over": [setting for setting, trial in tried.items() if trial.failed],
         "edge": at_edge(job.method, best.options, point, offered),
@@ -378,12 +520,12 @@ def counted_on_test(job: Job, choice: dict[str, Any], counts: HitCounts, work: W
         job: that was searched.
         choice: the fields of a result about the choice, as :func:`chosen` returns them.
         counts: of the chosen setting on all test episodes.
-        work: where trials are kept.
+        work: where trials are stored.
     """
     if "choice" not in choice or not choice["choice"].rivals:
         return choice
     record, episodes = choice["choice"], range(min(RIVAL_EPISODES, len(counts)))
-    jobs = [candidate.job for candidate in itertools.chain.from_iterable(rounds_of(job, kept_accuracies(work.home)))]
+    jobs = [candidate.job for candidate in itertools.chain.from_iterable(rounds_of(job, stored_accuracies(work.home)))]
     columns = [counts.columns()]
     for i, index in enumerate(record.rivals):
         title = f"rival {i + 1} of {len(record.rivals)} of {job}: {len(episodes):,} test episodes"
@@ -392,16 +534,16 @@ def counted_on_test(job: Job, choice: dict[str, Any], counts: HitCounts, work: W
     return choice | {"choice": msgspec.structs.replace(record, test_episodes=len(episodes), test_hits=hits)}
 
 
-def kept_choice(job: Job, home: Paths) -> Job | None:
-    """Return the choice from trials that are kept; None where one is missing, or all have failed.
+def stored_choice(job: Job, home: Paths) -> Job | None:
+    """Return the choice from stored trials; None where one is missing, or all have failed.
 
     Args:
         job: with its seed.
-        home: where trials are kept.
+        home: where trials are stored.
     """
     if not job.searched:
         return job
-    accuracy = kept_accuracies(home)
+    accuracy = stored_accuracies(home)
     candidates = list(itertools.chain.from_iterable(rounds_of(job, accuracy)))
     accuracies = [value for candidate in candidates if (value := accuracy(candidate)) is not None]
     if len(accuracies) < len(candidates) or max(accuracies) == -math.inf:

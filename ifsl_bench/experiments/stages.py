@@ -323,7 +323,7 @@ class MetaTrain(Stage):
 
     def is_ours(self, folder: Path) -> bool:
         """Return whether a folder is free, or has a model of the job's method."""
-        return holds(folder, self.job.has_made)
+        return holds(folder, self.job.matches_code)
 
     def folder(self, home: Paths) -> Path:
         """Return the folder of the model."""
@@ -377,7 +377,7 @@ class MetaTrain(Stage):
             loader = loader.drawn_by(prepared.training_sampler(job.training.sessions, place.device))
         for folder in folders(work.home.trained / key_of(job, work.home)):
             with locked(folder, work.reporter.warn):
-                if self.is_ours(folder):  # asked under the lock: another process may have made it
+                if self.is_ours(folder):  # looked up under the lock: another process may have made it
                     say_place(work, self, place)
                     reporter = work.curves_of(self.kind, key_of(job, work.home))
                     how = job.schedule, job.training, job.seed, facts, reporter

@@ -10,7 +10,7 @@ from ifsl_bench.data.preparing.metadata import fingerprint_of, novel_fingerprint
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import Pretrain, Stage
 from ifsl_bench.experiments.workspace import Workspace
-from ifsl_bench.store import schema as result_file
+from ifsl_bench.store import schema
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths, quarantine
@@ -33,7 +33,7 @@ class CachedResult:
 
 
 def find_cached(job: Job, home: Paths) -> CachedResult:
-    """Return a job's stored result, if it is what the job would make now, or why it is not.
+    """Return a job's stored result if it is current, or the reason why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
     backbone are in the cache to compare with, and so must be the method.
@@ -50,7 +50,7 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
     if not os.path.exists(path):
         return CachedResult()
     try:
-        result = result_file.read(path)
+        result = schema.read(path)
     except CorruptFile as error:
         return CachedResult(None, str(error), True)
     fingerprint = fingerprint_of(job.task.dataset, home)
@@ -76,7 +76,7 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
         "backbone's weights": (begins_with_others(home, key, result.pretraining.get("sha256")), False),
     }
     changed = [name for name, (stored, now) in compared.items() if stored != now]
-    changed += [] if job.has_made(result.provenance) else ["the method's code"]
+    changed += [] if job.matches_code(result.provenance) else ["the method's code"]
     return CachedResult(None, f"changed: {', '.join(changed)}") if changed else CachedResult(result)
 
 
@@ -96,7 +96,7 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 
 def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
-    """Rename what a stage has made, so that it is made again; what jobs share is renamed once.
+    """Rename the models and trials of a stage, so that they are made again; shared ones are renamed once.
 
     Args:
         stage: whose files are renamed.
@@ -104,9 +104,9 @@ def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
         renewed: the files that were renamed before; the files of the stage are added.
     """
     for artefact, path in stage.artefacts(work.home):
-        if path in renewed:  # before the lock, which a worker that was given up may hold
+        if path in renewed:  # before the lock, which an abandoned worker may hold
             continue
         with locked(path, work.reporter.warn):
             if path.exists():
-                work.reporter.say(f"{artefact}: what was there is kept as {quarantine(path, 'replaced')}")
+                work.reporter.say(f"{artefact}: the old one is kept as {quarantine(path, 'replaced')}")
         renewed.add(path)

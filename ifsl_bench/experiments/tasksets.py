@@ -31,7 +31,7 @@ class Images(TorchDataset[Any]):
     Args:
         dataset: a prepared one; a copy in another process opens it again.
         names: of one or two pools.
-        convert: from uint8 [n, C, H, W], or features [n, D], to what tasks hold.
+        convert: from uint8 [n, C, H, W], or features [n, D], to the tensors of tasks.
     """
 
     def __init__(self, dataset: Dataset, names: Sequence[str], convert: Callable[[Tensor], Tensor]) -> None:
@@ -63,7 +63,7 @@ class Images(TorchDataset[Any]):
 
 
 class EpisodeTasks(Taskset):
-    """The episodes of one stream as tasks. Item i is episode i, whatever was asked for before.
+    """The episodes of one stream as tasks. Item i is episode i, in whatever order items are read.
 
     Args:
         dataset: a ``MetaDataset`` of :class:`Images`.
@@ -101,7 +101,7 @@ class EpisodeTasks(Taskset):
         """Support X and y, query X and y of one of these tasks; each in our order, so support is sorted by class.
 
         Args:
-            X: [S + Q, ...], a task's images or what a network made of them.
+            X: [S + Q, ...], a task's images, or a network's outputs on them.
             y: [S + Q], its labels.
 
         Raises:

@@ -39,7 +39,7 @@ class Trained:
 
     Attributes:
         history: validation accuracies, in percent, by step.
-        kept_step: the step whose model was kept.
+        kept_step: the step of the chosen model.
         solves: how the inner solves went, see :class:`Solves`; empty for a method that has none.
         place: the device it ran on, and why there.
     """
@@ -78,7 +78,7 @@ class Model(NamedTuple):
 
 @dataclass
 class Solves:
-    """Counts over all episodes of a meta-training, kept across interruptions in ``counts``.
+    """Counts over all episodes of a meta-training, stored across interruptions in ``counts``.
 
     ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
     ``adjoint_diverged`` whose series grew, ``adjoint_failed`` that missed the tolerance and ``adjoint_indefinite``
@@ -89,7 +89,7 @@ class Solves:
     _unconverged: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, prediction: Prediction) -> None:
-        """Call after the backward pass; what is on an accelerator is counted by :meth:`whole`, so as not to wait."""
+        """Add a prediction after its backward pass; :meth:`whole` reads counts on an accelerator, which would wait."""
         unconverged = prediction.statistics.get("solver_unconverged")
         if unconverged is not None:
             self._count(episodes=len(unconverged), unconverged=0)
@@ -152,8 +152,8 @@ def trained_facts(folder: Path) -> dict[str, Any]:
         CorruptFile: it is damaged.
     """
     info = CheckpointFolder(folder).info()
-    needed = {"method": str, "method_source": str, "options": dict, "train": dict, "seed": int, "pretraining": str,
-              "pretraining_sha256": str, "history": dict}  # fmt: skip
+    texts = dict.fromkeys(("method", "method_source", "pretraining", "pretraining_sha256"), str)
+    needed = {**texts, "seed": int, "options": dict, "train": dict, "history": dict}
     if info is None or needed.keys() - info.keys():
         raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
     check_kinds(CheckpointFolder(folder).json, info, needed)

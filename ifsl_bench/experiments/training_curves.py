@@ -55,7 +55,7 @@ class CsvWriter:
 
 
 class TensorBoardWriter:
-    """A TensorBoard log, which hides what was written beyond the step that a training goes on from."""
+    """A TensorBoard log, which hides points beyond the step that a training goes on from."""
 
     def __init__(self, path: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -76,7 +76,7 @@ KINDS = {"csv": CsvWriter, "tensorboard": TensorBoardWriter}
 
 @dataclass(frozen=True)
 class CurveLogs:
-    """The logs that are asked for.
+    """The kind and folder of the logs that a run writes.
 
     Attributes:
         kind: one of ``KINDS``.
@@ -88,7 +88,7 @@ class CurveLogs:
 
 
 def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> CurveLogs | None:
-    """Find kind and folder of the logs of trainings; None where no logs are asked for.
+    """Return kind and folder of the logs of trainings; None where none are to be written.
 
     Args:
         log: "csv", "tensorboard" or None.
@@ -110,7 +110,7 @@ def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> Curve
 
 
 class Curves(Reporter):
-    """Writes the figures of trainings, stages that tell a loss, by step; hands everything on.
+    """Writes the figures of trainings, the stages with a loss, by step; hands everything on.
 
     A training that is resumed goes on in the same log, and each step beyond the checkpoint is logged once.
     """
@@ -128,17 +128,17 @@ class Curves(Reporter):
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         writer: CsvWriter | TensorBoardWriter | None = None
 
-        def hear(amount: int, figures: Mapping[str, float]) -> None:
+        def advance(amount: int, figures: Mapping[str, float]) -> None:
             nonlocal writer
-            told.advance(amount, **figures)
+            shown.advance(amount, **figures)
             if writer is None and "loss" in figures:
                 with disk_errors(self.path, "--log-dir"):
                     writer = self.open(self.path, done)
             if writer and figures:
                 writer.add(stage.done, figures)
 
-        with self.to.stage(title, total, done) as told:
-            stage = ProgressTask(title, total, done, hear)
+        with self.to.stage(title, total, done) as shown:
+            stage = ProgressTask(title, total, done, advance)
             try:
                 yield stage
             finally:

@@ -60,12 +60,12 @@ def host_threads(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folders where things are kept, the device that computes them, and the reporter that hears of it.
+    """The folders of caches and results, the device that computes, and the reporter of the progress.
 
     Attributes:
         forced: whether everything is computed on ``device``; else :mod:`ifsl_bench.backbones.device` decides which
             stages are, and the others are computed on the host.
-        curves: where trainings write their curves; None where nobody asks for them.
+        curves: where trainings write their curves; None for no curves.
     """
 
     home: Paths = field(default_factory=Paths.locate)
@@ -89,7 +89,7 @@ class Workspace:
         return device_for(kind, self.device, self.forced, episodes, few)
 
     def curves_of(self, kind: str, key: str) -> Reporter:
-        """Return the reporter of a training, which writes its curves where they are asked for.
+        """Return the reporter of a training, which also writes its curves if a run has any.
 
         Args:
             kind: of stage.
@@ -102,7 +102,7 @@ class Workspace:
         return Curves(self.curves, f"{kind}/{key}", self.reporter)
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
-        """Return the task with this pretraining; the last one asked for stays open, its features in memory.
+        """Return the task with this pretraining; the last one stays open, its features in memory.
 
         Args:
             task: to prepare.
@@ -195,7 +195,7 @@ class PreparedTask:
         return self._features[pool, views]
 
     def features_places(self) -> dict[str, str]:
-        """Return the places where the opened features were computed, as far as recorded: one entry, or one a pool."""
+        """Return the devices that computed the opened features, as far as recorded: one entry, or one a pool."""
         places = {}
         for pool, views in self._features:
             origin = self.dataset.origin(pool)
@@ -331,8 +331,10 @@ class PreparedTask:
             write_checksummed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
         elif expected != digest:
             where = "its task file" if task.digest else record
-            raise UserError(f"the test episodes of {task.name} have digest {digest[:16]}, {where} says "
-                            f"{expected[:16]}: they are not those that stored results were measured on")  # fmt: skip
+            raise UserError(
+                f"the test episodes of {task.name} have digest {digest[:16]}, and {expected[:16]} in {where}: stored "
+                "results were measured on other episodes"
+            )
 
     def _recorded(self, record: Path) -> str | None:
         """The digest in the record of this task; None where there is none."""

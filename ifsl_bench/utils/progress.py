@@ -169,6 +169,8 @@ class RichReporter(Reporter):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         title = one_line(title)
+        if done:
+            self.console.print(f"{title}: resumed at {done:,} of {total:,}", markup=False)
         room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - FIGURES - 3
         if apart := len(title) + 1 + NARROW > room:  # on a line above
             self.console.print(title, markup=False)

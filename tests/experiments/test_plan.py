@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import platform
 import re
 import time
 
-import msgspec
 import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.campaign_file import load_configs
 from ifsl_bench.experiments.job import expand
-from ifsl_bench.experiments.logs import Event, log_path
+from ifsl_bench.experiments.logs import SILENT, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks
 from ifsl_bench.experiments.runner import result_key, work_items
-from ifsl_bench.experiments.status import SILENT, read_log
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.utils.locks import is_alive, process_id
 
@@ -97,19 +94,7 @@ def test_a_plan_says_what_is_out_of_date_and_why(campaign, call):
     _, out, _ = call("plan", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu")
     assert "and 1 more: out of date: changed: task" in out
     _, out, _ = call("status", "c.toml", "--method", "protonet", "--seeds", "1")
-    assert "0 of 2 jobs done, 2 out of date" in out
-
-
-def test_a_long_plan_has_tasks_together(campaign, call):
-    options = "plan", "--method", "paper", "--task", "glyphs-?shot,glyphs-shared-?shot", "--seeds", "2", "--rerun"
-    _, out, _ = call(*options, "--device", "cpu")
-    _, full, _ = call(*options, "--device", "cpu", "--full")
-    assert len(out.splitlines()) < 50
-    if "Tasks share lines here; --full has a line for each." in out:
-        assert "lr+a on 4 tasks, seeds 0, 1" in out
-    assert "--full has" not in full
-    assert "lr+a on glyphs-shared-1shot, seeds 0, 1" in full
-    assert out.split("jobs:")[1] == full.split("jobs:")[1]
+    assert "2 jobs: 0 stored, 2 out of date" in out
 
 
 def test_data_that_are_missing_are_planned_by_their_published_numbers(call, tmp_path):
@@ -120,6 +105,7 @@ def test_data_that_are_missing_are_planned_by_their_published_numbers(call, tmp_
     assert "It needs the five files" in out
     assert re.search("protonet on mini-5shot, seed 0 +data missing +data, pretraining, features, evaluation", out)
     (tmp_path / "five").mkdir()
+    (tmp_path / "five" / "miniImageNet_category_split_val.pickle").touch()
     made_from = ("--data", f"mini-imagenet={tmp_path / 'five'}")
     for command in (("plan", *options), ("run", *options, "--dry-run")):
         status, out, _ = call(*command, *made_from)
@@ -127,25 +113,26 @@ def test_data_that_are_missing_are_planned_by_their_published_numbers(call, tmp_
         assert f"data set mini-imagenet: made from {tmp_path / 'five'} first" in out
     assert "unknown data set 'mini' of these tasks" in call("plan", *options, "--data", "mini=x")[2]
     assert "there is no /nowhere" in call("plan", *options, "--data", "mini-imagenet=/nowhere")[2]
-    status, _, err = call("run", *options, "--dry-run")
+    status, out, _ = call("run", *options, "--dry-run")
     assert status == 2, "a run would be refused"
-    assert "It needs the five files" in err
+    assert "1 job: 0 stored, 1 data missing" in out
+    assert "It needs the five files" in out
+    (tmp_path / "other" / "n01532829").mkdir(parents=True)
+    (tmp_path / "other" / "n01532829" / "a.txt").touch()
+    for command in (("plan", *options), ("run", *options, "--dry-run")):
+        status, out, err = call(*command, "--data", f"mini-imagenet={tmp_path / 'other'}")
+        assert (status, out) == (2, "")
+        assert "has none of the forms of data set 'mini-imagenet': it holds n01532829/a.txt" in err
 
 
-def log(path, *events: tuple[str, dict]) -> None:
-    """Writes a log of events, a second apart; another machine's process wrote them, unless they say who."""
+def log(path, *lines: str) -> None:
+    """Write the lines of a log, a second apart, each a kind and a text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    noon = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
-    entries = [Event(noon + datetime.timedelta(seconds=i), kind, **facts) for i, (kind, facts) in enumerate(events)]
-    path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in entries))
+    path.write_text("".join(f"2026-01-31T12:00:{i:02}Z {line}\n" for i, line in enumerate(lines)))
 
 
-def begun(host: str, by: str = "node7.01234567-1-1", title: str = "meta-training lwof") -> tuple[str, dict]:
-    return "begun", {"text": title, "host": host, "writer": by}
-
-
-def at(step: int, **figures: float) -> tuple[str, dict]:
-    return "advance", {"text": "meta-training lwof", "done": step, "total": 20, "figures": figures}
+def begun(host: str, writer: str = "node7.01234567-1-1", title: str = "meta-training lwof") -> str:
+    return f"begun {host} {writer} {title}"
 
 
 def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
@@ -155,26 +142,26 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     training = [job for job in jobs if job.trains]
     paths = [log_path(work.home, result_key(job, work.home)) for job in training]
     machine = process_id().rsplit("-", 2)[0]
-    log(paths[0], begun(platform.node(), process_id()), at(7, loss=2.0))
-    log(paths[1], begun("elsewhere"), ("say", {"text": "the inner solve"}), ("failed", {"text": "it diverged"}))
-    log(paths[2], begun(platform.node(), f"{machine}-999999999-1"), at(3))
-    log(paths[3], begun("elsewhere"), ("failed", {"text": "x"}), begun("node7", title="another"))
+    log(paths[0], begun(platform.node(), process_id()), "-   meta-training lwof: 7/20  loss 2")
+    log(paths[1], begun("elsewhere"), "- the inner solve", "failed it diverged")
+    log(paths[2], begun(platform.node(), f"{machine}-999999999-1"), "-   meta-training lwof: 3/20")
+    log(paths[3], begun("elsewhere"), "failed x", begun("node7", title="another"))
     status, out, err = call("status", "c.toml", "--format", "json")
     assert (status, err) == (0, "")
     document = json.loads(out)
-    assert document["summary"] == "2 of 8 jobs done, 2 running, 1 failed, 3 missing"
+    assert document["summary"] == "8 jobs: 2 stored, 2 running, 1 failed, 3 to do"
     states = {(job["label"], job["task"], job["seed"]): job for job in document["jobs"]}
     of = [states[job.label, job.task.name, job.seed] for job in training]
-    assert [job["state"] for job in of] == ["running", "failed", "missing", "running"]
+    assert [job["state"] for job in of] == ["running", "failed", "to do", "running"]
     assert (of[0]["where"], of[0]["since"]) == (platform.node(), "2026-01-31T12:00:00Z")
-    assert of[0]["last"] == "meta-training lwof: 7/20  loss 2"
+    assert of[0]["why"] == "meta-training lwof: 7/20  loss 2"
     assert of[1]["why"] == "failed: it diverged"
     assert "interrupted" in of[2]["why"], "no process of that number is here"
     assert of[3]["where"] == "node7", "it failed there once, and runs again"
     os.utime(paths[3], (time.time() - 10 * SILENT,) * 2)
     _, out, _ = call("status", "c.toml")
-    assert "no word for 20 min: it may have been killed" in out
-    assert "2 of 8 jobs done, 2 running, 1 failed, 3 missing" in out
+    assert "no line for 20 min: it may have been killed" in out
+    assert "8 jobs: 2 stored, 2 running, 1 failed, 3 to do" in out
     assert str(paths[1]) in out
 
 
@@ -183,10 +170,10 @@ def test_jobs_wait_for_an_item_that_they_share(campaign, call):
     work = api.workspace(device="cpu")
     jobs, _ = expand(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
     (item,) = (item for item in work_items({0: jobs[0]}, work)[1] if item.key.startswith("pretraining"))
-    log(log_path(work.home, item.key), begun("elsewhere"), ("failed", {"text": "no such weights"}))
+    log(log_path(work.home, item.key), begun("elsewhere"), "failed no such weights")
     sharing = [job for job in jobs if (job.method.head, job.seed) == (jobs[0].method.head, jobs[0].seed)]
     _, out, _ = call("status", "c.toml")
-    assert f"0 of 8 jobs done, {len(sharing)} failed" in out
+    assert f"8 jobs: 0 stored, {len(sharing)} failed" in out
 
 
 def test_a_stage_does_not_run_while_the_number_of_its_process_is_anothers(tmp_path):
@@ -204,19 +191,19 @@ def test_plans_and_states_have_every_format(campaign, call):
 
 def test_a_stage_runs_however_long_its_log_has_grown(tmp_path):
     path = tmp_path / "x.log"
-    log(path, begun("h"), *[("say", {"text": "." * 10_000})] * 200)
-    assert read_log(path).begun.host == "h"
+    log(path, begun("h"), *["- " + "." * 10_000] * 200)
+    assert read_log(path).host == "h"
 
 
-def test_a_log_that_is_no_log_says_nothing(tmp_path):
+def test_a_file_that_is_no_log_has_no_state(tmp_path):
     path = tmp_path / "x.log"
-    for content in (b"", b"\xff\xfe\0", b'{"kind":"failed"}\n', b'{"time":"now","kind":"begun"}\n', b"[" * 100_000):
+    for content in (b"", b"\xff\xfe\0", b"now failed it\n", b"now begun here\n", b"[" * 100_000):
         path.write_bytes(content)
         assert read_log(path) is None
     assert read_log(tmp_path / "none.log") is None
-    log(path, begun("h"), ("say", {"text": "\x1b[2J"}))
-    path.write_bytes(path.read_bytes() + b'{"time":"2026-01-31T12:00:0')  # whose process died in the middle of a line
-    assert read_log(path).last == "\\x1b[2J"
+    log(path, begun("h"), "- \x1b[2J")
+    path.write_bytes(path.read_bytes() + b"2026-01-31T12:00:0")  # whose process died in the middle of a line
+    assert read_log(path).line == "\\x1b[2J"
 
 
 @pytest.mark.parametrize("end", ["", "-x-1", "-1-x", f"-{10**30}-1"])

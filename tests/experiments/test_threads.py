@@ -23,11 +23,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from ifsl_bench import api
 from ifsl_bench.backbones.trainer import Trainer
 from ifsl_bench.experiments import workspace as prepared
+from ifsl_bench.experiments.backends import run_packed
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import work_items
-from ifsl_bench.experiments.worker_pools import run_packed
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.solvers import numba_episodes
 from ifsl_bench.utils import threads as processor

@@ -20,8 +20,7 @@ from ifsl_bench.experiments import evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.search import at_edge, rounds_of
-from ifsl_bench.experiments.selection_bootstrap import Tried, best_of, firmness
+from ifsl_bench.experiments.search import TrialRecord, at_edge, best_setting, bootstrap_selection, rounds_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import defaults
 from ifsl_bench.plugin.space import RATE, Choices, Range
@@ -148,7 +147,7 @@ def first_round(job):
 
 def all_of(job, home):
     """Each candidate of a search that was made."""
-    rounds = rounds_of(job, search.kept_accuracies(home))
+    rounds = rounds_of(job, search.stored_accuracies(home))
     return [(candidate.point, candidate.job) for candidates in rounds for candidate in candidates]
 
 
@@ -237,11 +236,14 @@ def test_resamples_choose_among_sound_settings_alone():
     rng = np.random.default_rng(0)
     hits = {name: {"base_joint": rng.integers(0, 9, 40).tolist(), "novel_joint": rng.integers(0, 9, 40).tolist()}
             for name in "abcd"}  # fmt: skip
-    failed = {"b": Tried(99.0, 40, 3, hits={key: [9] * 40 for key in hits["b"]}), "e": Tried(0.0, 40, diverged="far")}
+    failed = {
+        "b": TrialRecord(99.0, 40, 3, hits={key: [9] * 40 for key in hits["b"]}),
+        "e": TrialRecord(0.0, 40, diverged="far"),
+    }
     right = {name: np.add(of["base_joint"], of["novel_joint"]) for name, of in hits.items()}
-    tried = {name: Tried(float(right[name].mean()), 40, hits=of) for name, of in hits.items()} | failed
+    tried = {name: TrialRecord(float(right[name].mean()), 40, hits=of) for name, of in hits.items()} | failed
     best = max("acd", key=lambda name: right[name].sum())
-    choice = firmness(tried, best)
+    choice = bootstrap_selection(tried, best)
     again = [max("acd", key=lambda name: right[name][drawn].sum())
              for drawn in np.random.RandomState(0).randint(40, size=(100, 40))]  # fmt: skip
     assert set(again) == {"a", "c", "d"}
@@ -287,11 +289,16 @@ def test_a_setting_that_diverges_is_passed_over(task, work):
 
 
 def test_the_best_sound_setting_is_chosen():
-    tried = {"a": Tried(50.0, 1000, 1), "b": Tried(60.0, 1000, 2), "c": Tried(55.0, 1000), "d": Tried(55.0, 1000)}
+    tried = {
+        "a": TrialRecord(50.0, 1000, 1),
+        "b": TrialRecord(60.0, 1000, 2),
+        "c": TrialRecord(55.0, 1000),
+        "d": TrialRecord(55.0, 1000),
+    }
     with pytest.warns(UserWarning, match="x: b is passed over: inner solves fail in 2 of 1000 validation episodes"):
-        assert best_of("x", tried, Reporter()) == "c", "the first of equally good ones"
+        assert best_setting("x", tried, Reporter()) == "c", "the first of equally good ones"
     with pytest.raises(UserError, match="none of 1 settings works"), pytest.warns(UserWarning, match="passed over"):
-        best_of("x", {"b": tried["b"]}, Reporter())
+        best_setting("x", {"b": tried["b"]}, Reporter())
 
 
 def test_what_has_nothing_to_choose_is_the_same_in_every_setting(task, work):

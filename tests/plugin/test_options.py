@@ -11,7 +11,7 @@ import torch
 from ifsl_bench.methods.attractor import Attractor
 from ifsl_bench.methods.static_attractor import StaticAttractor
 
-from ifsl_bench.experiments.job import each_once, make_jobs
+from ifsl_bench.experiments.job import make_jobs, without_duplicates
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import Method, Prediction
@@ -145,7 +145,7 @@ def jobs(options=None, **train):
 def test_options_and_training_of_one_name_have_labels_of_their_own():
     (first,), (second,) = jobs({"steps": 20}), jobs(steps=20)
     assert (first.label, second.label) == ("Stepping.steps=20", "Stepping.train.steps=20")
-    assert each_once([first, second, *jobs({"steps": "20"})]) == [first, second]
+    assert without_duplicates([first, second, *jobs({"steps": "20"})]) == [first, second]
 
 
 def test_two_choices_with_one_label_are_refused():
@@ -154,4 +154,4 @@ def test_two_choices_with_one_label_are_refused():
     assert first.label == second.label
     message = "two settings share the name 'Stepping.text=x.more=y': text 'x.more=y', and text 'x', more 'y'; change"
     with pytest.raises(UserError, match=message):
-        each_once([first, second])
+        without_duplicates([first, second])

@@ -16,7 +16,7 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.experiments.selection_bootstrap import Tried, read_trial, write_trial
+from ifsl_bench.experiments.search import TrialRecord, read_trial, write_trial
 from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.table import FORMATS, READERS
@@ -379,7 +379,7 @@ def test_changed_images_and_features_are_noticed_before_anything_is_made_of_them
     "change", [{"accuracy": 101.0}, {"accuracy": "high"}, {"episodes": 0}, {"unconverged": -1}, {"diverged": 1}]
 )
 def test_an_impossible_trial_is_tried_again(tmp_path, change):
-    path, tried = tmp_path / "trial.json", Tried(50.0, 10, hits={"base_joint": [3] * 10})
+    path, tried = tmp_path / "trial.json", TrialRecord(50.0, 10, hits={"base_joint": [3] * 10})
     write_trial(path, tried, "abc", "a job", {})
     assert read_trial(path, "abc", lambda _: True) == tried
     assert read_trial(path, "other weights", lambda _: True) is None

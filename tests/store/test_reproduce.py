@@ -97,6 +97,13 @@ def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work
     assert call(*arguments, "--within", "2")[0] == 0
 
 
+def test_counts_of_sequences_are_called_that(call, work):
+    result = api.run("imprint", "tiny-features-sessions", episodes=3, work=work)
+    path = result_file.path_of(work.home.results, result)
+    status, out, err = call("reproduce", str(path), "--device", "cpu", "--home", str(work.home.cache))
+    assert (status, "identical, all counts of 3 sequences (Acc." in out) == (0, True), (out, err)
+
+
 def test_another_choice_with_the_same_counts_is_said_with_status_1(call, clusters, work, monkeypatch):
     """The stored row is edited, as if it had come of another search; the counts stay those of the run."""
     home, task = clusters / "home", clusters / "clusters.toml"

@@ -42,6 +42,17 @@ def test_the_time_left_is_by_the_pace_after_the_first_step(monkeypatch):
     ]
 
 
+def test_a_terminal_has_a_line_for_a_stage_that_is_resumed():
+    out, reporter = io.StringIO(), RichReporter()
+    reporter.console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with reporter.stage("training", 5000, 1200) as stage:
+        stage.advance(3800)
+    with reporter.stage("evaluating", 10):
+        pass
+    assert "training: resumed at 1,200 of 5,000" in out.getvalue().splitlines()[0]
+    assert out.getvalue().count("resumed") == 1
+
+
 @pytest.mark.parametrize("rich", [False, True])
 def test_the_title_of_a_stage_steers_no_terminal(rich, capsys):
     reporter = RichReporter() if rich else LogReporter()

@@ -119,6 +119,24 @@ def prepare(
     )
 
 
+def check_files(name: str, path: Path) -> None:
+    """Check by the names of its files that a data set could be made from a folder or archive.
+
+    Args:
+        name: Of the data set.
+        path: The folder or archive.
+
+    Raises:
+        UserError: It has none of the forms of that data set.
+    """
+    known = name in registry.names(registry.DATASETS)
+    source = datasets.dataset_source(name) if known else OwnData(name, OwnOptions())
+    with open_tree(path) as tree:
+        _check_form(source, tree)
+        if source.layouts:
+            source.required_layout(tree)
+
+
 def prepare_objects(
     home: Paths, objects: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
 ) -> Dataset:

@@ -17,7 +17,7 @@ from ifsl_bench.data.published_splits import columns
 from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.search import kept_choice
+from ifsl_bench.experiments.search import stored_choice
 from ifsl_bench.experiments.stages import MetaTrain, backbone_of, data_stage_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method import masked_logits
@@ -99,7 +99,7 @@ def is_trained(job: Job, home: Paths) -> bool:
         return False
     if not job.trains:
         return True  # options that are chosen without training take seconds
-    best = kept_choice(job, home)
+    best = stored_choice(job, home)
     return best is not None and MetaTrain(best).cached(home)
 
 
