@@ -97,7 +97,7 @@ class CEC(Method):
             out: [E, M] bool, classes that are left out of the attention.
             h: the queries, [E, Q, D].
         """
-        size, eps = h.shape[-1], 1e-5  # that of PyTorch's layer normalisation
+        size, eps = h.shape[-1], 1e-5  # as in PyTorch's layer normalisation
         value = self.to_output @ self.to_value
         asks, keys, values = (means @ m.T for m in (self.to_query, self.to_key, value))  # of classes, [E, M, D]
         own_values = h @ value.T  # of queries, [E, Q, D]

@@ -80,7 +80,7 @@ class UpperBound(Method):
         return Prediction(torch.stack(logits), {name: torch.cat([of[name] for of in numbers]) for name in numbers[0]})
 
     def _fit(self, images: Tensor, y: Tensor, classes: int) -> Fit:
-        """The mean [D] and the solution [1, C, D + 1] on images [n, D] with labels [n].
+        """Return the mean [D] and the solution [1, C, D + 1] on images [n, D] with labels [n].
 
         Sequences of a list hold the same images in other orders, so these are fitted once.
         """
@@ -93,7 +93,7 @@ class UpperBound(Method):
 
 
 def _places(x: Tensor, novel: Tensor, ways: int) -> Tensor:
-    """The place [N] of each novel class among them by its sum of features: the same in whatever order they come."""
+    """Return the place [N] of each novel class in the order of their sums of features, whatever order they come in."""
     sums = x.new_zeros(ways, dtype=torch.float64).index_add_(0, novel, x.double().sum(1))
     return sums.argsort().argsort()
 

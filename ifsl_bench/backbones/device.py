@@ -44,7 +44,7 @@ class Accelerator:
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
     def free_memory(self, device: torch.device) -> int:
-        """Return the bytes that a new tensor could take: free at the driver, or kept unused by the allocator."""
+        """Return the bytes that a new tensor could take: free at the driver, or unused in the allocator."""
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
 

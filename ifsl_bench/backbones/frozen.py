@@ -45,10 +45,10 @@ MEAN = "features.mean"  # the tensor's name
 class Preprocess:
     """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's size.
 
-    Resizing is that of 8-bit images, with antialiasing, as Pillow does it. Grey images get three equal channels.
+    8-bit images are resized with antialiasing, as Pillow does it. Grey images get three equal channels.
 
     Args:
-        about: says size, resize, interpolation, mean and standard deviation.
+        about: has size, resize, interpolation, mean and standard deviation.
         device: where the batches are.
     """
 
@@ -131,7 +131,7 @@ def pretrain_frozen(
     def train() -> Pretrained:
         _announce(about, task, dataset, reporter)
         tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
-        # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
+        # The checksum of the backbone is one of the tensors: their checksum then tells which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
         return restored(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
 

@@ -172,7 +172,7 @@ class Checkpoint:
 
     Args:
         folder: where its state is stored.
-        task: says which backbone it is.
+        task: names the backbone.
         dataset: the images.
         head: "linear" or "cosine".
         seed: of the pretraining.

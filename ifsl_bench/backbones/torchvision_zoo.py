@@ -18,7 +18,7 @@ OWN_TRAINING = "IMAGENET1K_V"  # other weights begin with those from elsewhere, 
 class Torchvision(Frozen):
     """``torchvision:MODEL.WEIGHTS``: torchvision's models, frozen, without the last linear layer of each.
 
-    Resize, crop and normalisation are those of the weights.
+    Resize, crop and normalisation come with the weights.
     """
 
     libraries = ("torchvision",)

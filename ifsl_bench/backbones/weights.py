@@ -7,7 +7,7 @@ results name: a file that passes :func:`read_weights` holds the weights with tha
 
 The folder ``weights`` of this package has one file for each pretraining that comes with it, ``KEY.safetensors``. A home
 that has nothing of a pretraining copies it, once; from then on everything works as if it had been trained there. With
-:func:`disable_packaged` a home trains it instead; a note in the folder of the pretraining says so.
+:func:`disable_packaged` a home trains it instead; a note in the folder of the pretraining records it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ifsl_bench.backbones.pretrained import DISABLED, in_percent, is_offered, pa
 from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
-from ifsl_bench.utils.files import Paths, open_file, quarantine, read_errors, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, open_file, parse_json, quarantine, read_errors, sha256_json, write_bytes
 from ifsl_bench.utils.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.utils.locks import locked
 from ifsl_bench.utils.progress import Reporter
@@ -178,26 +178,16 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         if file_size < 8 or size > file_size - 8:
             raise CorruptFile(f"{path} is no safetensors file, or is cut short; get another copy")
         WEIGHTS_HEADER.check(size, str(path), CorruptFile)
-        header = _parsed(path, file.read(size))
+        header = parse_json(file.read(size), f"the header of {path}")
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or not all(isinstance(metadata.get(name), str) for name in (OURS, "header")):
         raise CorruptFile(f"{path} does not say its pretraining; files that do come from 'ifsl-bench weights export'")
     return header, size
 
 
-def _parsed(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} is damaged: its header is no JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CorruptFile(f"{path} is damaged: its header is no JSON object")
-    return value
-
-
 def _metadata(path: Path, header: Mapping[str, Any]) -> Weights:
     """Check the metadata: the key follows from the definition, and every text can be printed."""
-    facts = _parsed(path, header["__metadata__"][OURS].encode())
+    facts = parse_json(header["__metadata__"][OURS].encode(), f"the header of {path}")
     if facts.get("format") != FORMAT:
         raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORMAT}")
     if facts.pop("checksum", None) != sha256_json(facts):
@@ -313,41 +303,11 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
         write_checksummed(folder / DISABLED, {"key": key})
 
 
-def export_weights(home: Paths, key: str, definition: Mapping[str, Any], to: Path) -> Weights | None:
-    """Write the weights that runs in a home begin with into one file; the package's where the home has none.
-
-    Args:
-        home: where weights are kept.
-        key: of the pretraining.
-        definition: everything that determines the weights.
-        to: the file.
-
-    Returns:
-        The metadata; None where there are no finished weights.
-
-    Raises:
-        UserError: the file is there already, its folder is not, or the weights are not whole.
-    """
-    if os.path.exists(to):  # a name may be too long
-        raise UserError(f"{to} is there already; remove it or choose another name with --to FILE")
-    if not os.path.isdir(to.parent):
-        raise UserError(f"there is no folder {to.parent}; make it, or choose another with --to FILE")
-    store = CheckpointFolder(home.pretrained / key)
-    info, path = store.info(), packaged_file(key)
-    if info is None and path is not None:
-        write_bytes(to, path.read_bytes())
-    elif info is not None and info["finished"] is True:
-        write_weights(to, store.content(info), definition, {"processes": [1], "key": key, **info})
-    else:
-        return None
-    return read_weights(to)[0]  # checked as others will check it
-
-
 def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = False) -> tuple[Weights, bool]:
     """Copy the weights of an exported file into the home, where runs find them.
 
     Args:
-        file: as :func:`export_weights` writes it.
+        file: as 'weights export' writes it.
         home: where weights are kept.
         reporter: hears of weights that are replaced.
         force: replace others of the same pretraining, finished or not; they are kept under another name.

@@ -10,7 +10,14 @@ from typing import get_args
 from ifsl_bench.backbones import weights
 from ifsl_bench.backbones.contract import check_backbone, is_frozen
 from ifsl_bench.backbones.device import choose_device
-from ifsl_bench.backbones.pretrained import HeadKind, Pretrained, definition, pretraining_key, shares_linear_backbone
+from ifsl_bench.backbones.pretrained import (
+    HeadKind,
+    Pretrained,
+    definition,
+    packaged_file,
+    pretraining_key,
+    shares_linear_backbone,
+)
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared
 from ifsl_bench.data.preparing.metadata import fingerprint_of
@@ -20,8 +27,9 @@ from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError, unknown
-from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.files import Paths, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 
@@ -104,7 +112,8 @@ def export_weights(
         to: the file or its folder; by default the current folder, and a name after the key of the pretraining.
 
     Raises:
-        UserError: as of :func:`ifsl_bench.backbones.weights.export_weights`; or they are from elsewhere, or not here.
+        UserError: the weights are from elsewhere, not here or not whole; or the file is there already, or its folder
+            is not.
     """
     chosen, kind = one_task(find(task, home=home), task), head_kind(head)
     if is_frozen(chosen.pretraining):
@@ -121,11 +130,23 @@ def export_weights(
     key = pretraining_key(chosen, fingerprint, kind, seed)
     path = to or Path()
     path = path / f"{key}.safetensors" if os.path.isdir(path) else path
-    exported = weights.export_weights(home, key, definition(chosen, fingerprint, kind, seed), path)
-    if exported is None:
-        command = f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}"
-        raise UserError(f"{key} is not here, or not finished, in {home.pretrained}; first: {command}")
-    return path, exported
+    if os.path.exists(path):  # a name may be too long
+        raise UserError(f"{path} is there already; remove it or choose another name with --to FILE")
+    if not os.path.isdir(path.parent):
+        raise UserError(f"there is no folder {path.parent}; make it, or choose another with --to FILE")
+    folder, packaged = CheckpointFolder(home.pretrained / key), packaged_file(key)
+    info = folder.info()
+    if info is None and packaged is not None:
+        write_bytes(path, packaged.read_bytes())
+    elif info is not None and info["finished"] is True:
+        made_from = definition(chosen, fingerprint, kind, seed)
+        weights.write_weights(path, folder.content(info), made_from, {"processes": [1], "key": key, **info})
+    else:
+        raise UserError(
+            f"{key} is not here, or not finished, in {home.pretrained}; first: "
+            f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}"
+        )
+    return path, weights.read_weights(path)[0]  # checked as others will check it
 
 
 def head_kind(head: str) -> HeadKind:

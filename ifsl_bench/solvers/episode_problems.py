@@ -34,12 +34,8 @@ from ifsl_bench.utils.deprecated import RenamedAttribute
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, -1))  # 1e-13 ... 1e-1, to choose from
-STRONG_WEIGHT_DECAYS = (
-    0.316,
-    1.0,
-    3.16,
-    10.0,
-)  # in sessions, where one chosen for episodes takes too many base queries
+# In sessions, where one chosen for episodes takes too many base queries.
+STRONG_WEIGHT_DECAYS = (0.316, 1.0, 3.16, 10.0)
 
 Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, base_logsumexp [E, S]
 
@@ -230,9 +226,8 @@ class Unrolled:
         return Solved(solution.value, {**statistics(solution), "step_rate": rate}, solution.adjoint)
 
 
-Meta = (
-    Converged | Unrolled
-)  # finds the fast weights, from a start where it is unrolled, and passes gradients through that
+# Finds the fast weights, from a start where it is unrolled, and passes gradients through that.
+Meta = Converged | Unrolled
 
 
 def statistics(solution: Solution) -> dict[str, Tensor]:

@@ -52,43 +52,23 @@ class WhitenedNetwork:
     scale: Tensor  # [S + H+1] ones, and P_1^(-1/2)
 
     @staticmethod
-    def of(
-        kernels: tuple[Tensor, Tensor],
-        gram: Tensor,
-        hidden_0: Tensor,
-        skip_0: Tensor,
-        base_logsumexp: Tensor,
-        labels: Tensor,
-        centres: Tensor,
-        inverse: Tensor,
-    ) -> WhitenedNetwork:
-        """Return the coordinates of episodes.
-
-        Args:
-            kernels: of the hidden and of the skip layer, [E, S, S] each.
-            gram: over X X^T, [E, S, S].
-            hidden_0: hidden inputs at the centre, [E, H, S].
-            skip_0: skip scores there, [(E,) N, S].
-            base_logsumexp: [E, S].
-            labels: [E, S].
-            centres: of [W b], [(E,) N, H+1].
-            inverse: precisions of [W b], inverted, [H+1].
-        """
-        episodes, size = base_logsumexp.shape
-        ways, units = skip_0.shape[-2], inverse.shape[0]
-        hot = one_hot(labels, ways + 1)
+    def of(space: DualSpace) -> WhitenedNetwork:
+        """Return the coordinates of the episodes of a space."""
+        (episodes, size), args = space.args.base_logsumexp.shape, space.args
+        hot = one_hot(args.labels, space.shape.ways + 1)
+        base_logsumexp = args.base_logsumexp
         return WhitenedNetwork(
-            triangular_root(kernels[0]),
-            triangular_root(kernels[1]),
-            gram,
-            pad(hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
-            torch.cat([skip_0.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
-            pad(centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
-            labels[:, None],
+            triangular_root(space.kernel_2),
+            triangular_root(space.kernel_3),
+            space.gram,
+            pad(space.hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
+            torch.cat([space.skip_0.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
+            pad(args.output_centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
+            args.labels[:, None],
             hot.to(base_logsumexp.dtype),
-            torch.zeros_like(skip_0[..., :1, :1]).masked_fill(hot, -torch.inf),
-            base_logsumexp.new_zeros(episodes, size + units),
-            pad(inverse.sqrt(), (size, 0), value=1.0),
+            torch.zeros_like(space.skip_0[..., :1, :1]).masked_fill(hot, -torch.inf),
+            base_logsumexp.new_zeros(episodes, size + len(space.inverse_1)),
+            pad(space.inverse_1.sqrt(), (size, 0), value=1.0),
         )
 
     def into(self, z: Tensor) -> Tensor:
@@ -124,9 +104,7 @@ class WhitenedNetwork:
 
     def norm(self, g: Tensor) -> Tensor:
         b, beta, output = self._dual(g)
-        ones, large = b.sum(2), output / self.scale[self.gram.shape[1] :].square()
-        square = dot(b, b @ self.gram) + dot(ones, ones) + dot(beta, beta @ self.gram) + dot(large, large)
-        return square.clamp_min(0).sqrt()
+        return large_norm(b, beta, output / self.scale[self.gram.shape[1] :].square(), self.gram)
 
     def take(self, index: Tensor) -> WhitenedNetwork:
         some = {f.name: getattr(self, f.name).index_select(0, index) for f in fields(self) if f.name != "scale"}
@@ -149,10 +127,24 @@ class WhitenedNetwork:
         return b, beta, output * self.scale[self.gram.shape[1] :]
 
 
-def triangular_root(k: Tensor) -> Tensor:
-    """Return L with L L^T = k [E, S, S], up to rounding.
+def large_norm(b: Tensor, beta: Tensor, output: Tensor, gram: Tensor) -> Tensor:
+    """Return the norm [E] in the large form of a gradient that is given in dual numbers.
 
-    Of its size is what is added for kernels that equal rows make singular.
+    Args:
+        b: B, [E, H, S].
+        beta: [E, N, S].
+        output: in [W b], of the large form, [E, N, H+1].
+        gram: X X^T, [E, S, S].
+    """
+    ones = b.sum(2)
+    square = dot(b, b @ gram) + dot(ones, ones) + dot(beta, beta @ gram) + dot(output, output)
+    return square.clamp_min(0).sqrt()
+
+
+def triangular_root(k: Tensor) -> Tensor:
+    """Return L with L L^T = k [E, S, S], up to an amount of the size of rounding.
+
+    It is added for kernels that equal rows make singular.
     """
     least = k.shape[1] * torch.finfo(k.dtype).eps * k.diagonal(dim1=1, dim2=2).amax(1)
     return torch.linalg.cholesky_ex(k + torch.diag_embed(least[:, None].expand(-1, k.shape[1])))[0]
@@ -295,9 +287,8 @@ class DualSpace:
         da = (output[..., :-1].mT @ df) * (1 - t.square())
         r_b, r_beta = b + da, beta + df
         r_output = moved + self.inverse_1 * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
-        ones, large = r_b.sum(2), r_output / self.inverse_1
-        square = dot(r_b, r_b @ self.gram) + dot(ones, ones) + dot(r_beta, r_beta @ self.gram) + dot(large, large)
-        return value, self.join(r_b, r_beta, r_output), square.clamp_min(0).sqrt()
+        norm = large_norm(r_b, r_beta, r_output / self.inverse_1, self.gram)
+        return value, self.join(r_b, r_beta, r_output), norm
 
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         return self.with_penalty(_curvature(*self._activations(z), self.args))
@@ -320,17 +311,7 @@ class DualSpace:
         return product
 
     def whitened(self) -> WhitenedNetwork:
-        args = self.args
-        return WhitenedNetwork.of(
-            (self.kernel_2, self.kernel_3),
-            self.gram,
-            self.hidden_0,
-            self.skip_0,
-            args.base_logsumexp,
-            args.labels,
-            args.output_centres,
-            self.inverse_1,
-        )
+        return WhitenedNetwork.of(self)
 
     def take(self, index: Tensor) -> DualSpace:
         return DualSpace.of(self.shape, self.args.take(index))

@@ -2,7 +2,7 @@
 
 Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
 any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
-tensors and one of itself, see :mod:`ifsl_bench.utils.serialization`. Whoever saves holds the folder's lock.
+tensors and one of itself, see :mod:`ifsl_bench.utils.serialization`. The caller of `save` holds the folder's lock.
 """
 
 from __future__ import annotations

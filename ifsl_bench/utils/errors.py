@@ -12,7 +12,7 @@ import re
 import traceback
 from collections.abc import Iterable
 
-# Characters that end a line, steer a terminal or turn the direction of writing, those that nobody sees, by which two
+# Characters that end a line, steer a terminal or turn the direction of writing, invisible ones, by which two
 # names look alike, and halves of characters, which no terminal can show; the name of a file, and what a file holds, may
 # have them. The joiners U+200C and U+200D are not among them: Persian, and the signs for people, are written with them.
 STEERING = re.compile(

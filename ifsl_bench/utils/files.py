@@ -2,7 +2,7 @@
 
 Nothing is ever half-written under its final name: content goes to a temporary sibling, is flushed to the disk, and is
 renamed; see :mod:`ifsl_bench.utils.locks` for folders. A process killed at any point leaves at most a temporary file or
-folder whose name starts with ``.partial-``; those of a build are removed by the next one, the others by
+folder whose name starts with ``.partial-``; the next build removes those of a build, the others go with
 ``ifsl-bench cache prune``.
 """
 
@@ -289,12 +289,25 @@ def read_json(path: Path, most: Limit | None = None) -> Any:
         content = file.read(most.most + 1 if most else -1)
     if most:
         most.check(len(content), str(path), CorruptFile)
+    return parse_json(content, str(path))
+
+
+def parse_json(content: bytes, where: str) -> dict[str, Any]:
+    """Return the JSON object in a text.
+
+    Args:
+        content: the text.
+        where: its name in errors.
+
+    Raises:
+        CorruptFile: it is no JSON object.
+    """
     try:
         value = msgspec.json.decode(content)
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} is not valid JSON ({error})") from error
+        raise CorruptFile(f"{where} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise CorruptFile(f"{path} holds {type(value).__name__} where a JSON object was expected")
+        raise CorruptFile(f"{where} holds {type(value).__name__} where a JSON object was expected")
     return value
 
 

@@ -11,7 +11,7 @@ from typing import IO
 
 from ifsl_bench.utils.errors import one_line
 
-RATE = "learning rate"  # a figure that the schedule says, for logs and not for lines
+RATE = "learning rate"  # comes from the schedule: shown in logs, not beside the bar
 FIGURES = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
 NARROW = 6  # columns of the shortest bar
 
@@ -33,11 +33,11 @@ class ProgressTask:
     """A running stage; ``advance`` it as work gets done.
 
     Attributes:
-        done: units of ``total``, those of an earlier run among them.
+        done: units of ``total``, with the units of an earlier run.
         figures: the last loss, accuracy in percent, ...
 
     Args:
-        hear: is told of each advance: how many units, and its figures.
+        on_advance: called at each advance with the number of units and its figures.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class ProgressTask:
         title: str = "",
         total: int = 0,
         done: int = 0,
-        hear: Callable[[int, Mapping[str, float]], None] = lambda amount, figures: None,
+        on_advance: Callable[[int, Mapping[str, float]], None] = lambda amount, figures: None,
     ) -> None:
-        self.title, self.total, self.done, self._hear = title, total, done, hear
+        self.title, self.total, self.done, self._on_advance = title, total, done, on_advance
         self.figures: dict[str, float] = {}
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Record that ``amount`` units are done; ``figures`` are shown next to the bar."""
         self.done += amount
         self.figures |= figures
-        self._hear(amount, figures)
+        self._on_advance(amount, figures)
 
 
 class Reporter:
@@ -97,7 +97,7 @@ class LogReporter(Reporter):
         try:
             print(text, file=self.out, flush=True)
         except ConnectionError as error:
-            raise ConsumerDisconnected("nobody listens") from error
+            raise ConsumerDisconnected("its reader is gone") from error
 
     def say(self, text: str) -> None:
         if self.verbose:
@@ -114,7 +114,7 @@ class LogReporter(Reporter):
         start = last = time.monotonic()
         since, then = 0.0, done  # when the first units were done, and how many: what compiles comes before them
 
-        def hear(amount: int, figures: Mapping[str, float]) -> None:
+        def on_advance(amount: int, figures: Mapping[str, float]) -> None:
             nonlocal last, since, then
             now = time.monotonic()
             if not since:
@@ -124,7 +124,7 @@ class LogReporter(Reporter):
                 left = f", {pace * (total - stage.done):.0f} s left" if stage.done > then else ""
                 self.line(f"  {stage.title}: {stage.done}/{total}{left}{_shown(stage)}")
 
-        stage = ProgressTask(one_line(title), total, done, hear)
+        stage = ProgressTask(one_line(title), total, done, on_advance)
         self.line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")
         yield stage
         self.line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_shown(stage)}")
@@ -187,9 +187,9 @@ class RichReporter(Reporter):
         with bar:
             task = bar.add_task(title, total=total, completed=done, figures="")
 
-            def hear(amount: int, figures: Mapping[str, float]) -> None:
+            def on_advance(amount: int, figures: Mapping[str, float]) -> None:
                 bar.update(task, advance=amount)
                 if words := "  ".join(figures_in_words(figures)):
                     bar.update(task, figures=words)
 
-            yield ProgressTask(title, total, done, hear)
+            yield ProgressTask(title, total, done, on_advance)

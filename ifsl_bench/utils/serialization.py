@@ -22,7 +22,7 @@ FORMAT = 2  # of JSON files with a checksum
 COUNT_KINDS = ("u1", "u2", "u3", "u4")
 ARRAY_KINDS = (*COUNT_KINDS, "i8", "f2", "f4", "f8")
 _PACKED = re.compile(r"([uif][1-8]) (0|[1-9][0-9]{0,9}) ([A-Za-z0-9+/]*={0,2})")
-_LONGEST_HEADER = 1024  # bytes of a .npy header; those of our arrays have 118
+_LONGEST_HEADER = 1024  # bytes of a .npy header; our arrays have headers of 118
 _RELEASED_AT_ONCE = 1 << 26  # bytes
 
 
@@ -138,7 +138,7 @@ def unpack_array(text: str, most: int, kinds: Collection[str] = ARRAY_KINDS) -> 
     except (ValueError, zlib.error) as error:  # the former of base64
         raise ValueError(f"it is damaged ({error})") from None
     if len(raw) != n * size or not stream.eof or stream.unused_data:
-        raise ValueError(f"it does not hold the {n:,} numbers that it says")
+        raise ValueError(f"it does not hold the {n:,} numbers that it states")
     planes = np.frombuffer(raw, dtype=np.uint8).reshape(size, n)
     if kind[0] == "u":
         return sum((planes[i].astype(np.int64) << 8 * i for i in range(size)), np.zeros(n, dtype=np.int64))

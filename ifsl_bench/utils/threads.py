@@ -1,10 +1,10 @@
 """Numbers of threads, which depend on the work and never on the process that happens to do it.
 
 Sums that several threads share are added up in another order than on one, so that digits depend on their number.
-Work that uses a number of threads therefore says which, and has it set where it runs. Two numbers are of the process:
+Work that uses a number of threads therefore sets it where it runs. A process has two numbers:
 
-* :func:`cores`, for work that takes the whole machine: what OMP_NUM_THREADS says, else what PyTorch finds; a worker is
-  told the number of the process that hands out the work, so that both compute the same.
+* :func:`cores`, for work that takes the whole machine: OMP_NUM_THREADS, else what PyTorch finds; a worker gets the
+  number of the process that hands out the work, so that both compute the same.
 * :func:`share`, how many of them the process may keep busy with work whose digits do not depend on it: a part of them,
   where several processes share the machine.
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import operator
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +85,7 @@ def validate(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[s
         raise UserError(f"{where}: {message[:300]} - at `{place or 'its top level'}`"[:600]) from error
 
 
-def _path(message: str, raw: Mapping[str, Any], kind: Any) -> list[str | int]:
+def _path(message: str, raw: Any, kind: Any) -> list[str | int]:
     """Return the keys that lead to the place of a msgspec message, which has ``[...]`` for a key of a dict."""
     place = re.search(r" - at `\$(.*)`$", message)
     parts: list[str | int] = []
@@ -91,7 +93,7 @@ def _path(message: str, raw: Mapping[str, Any], kind: Any) -> list[str | int]:
         if key or number:
             parts.append(key or int(number))
             continue
-        table = _at(raw, parts)
+        table = functools.reduce(operator.getitem, parts, raw)
         for name in table if isinstance(table, Mapping) else ():
             try:
                 msgspec.convert(_with(raw, parts, {name: table[name]}), kind, strict=True)
@@ -102,12 +104,6 @@ def _path(message: str, raw: Mapping[str, Any], kind: Any) -> list[str | int]:
         else:
             parts.append("...")
     return parts
-
-
-def _at(raw: Any, path: Sequence[str | int]) -> Any:
-    for part in path:
-        raw = raw[part]
-    return raw
 
 
 def _with(raw: Any, path: Sequence[str | int], value: Any) -> Any:
