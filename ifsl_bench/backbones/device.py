@@ -71,9 +71,9 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not supported; available: {choices}")
     count = ACCELERATORS[device.type].count()
     if not count:
-        raise UserError(f"device {name!r} was asked for, but PyTorch sees no CUDA device here; use --device cpu")
+        raise UserError(f"there is no device {name!r}: PyTorch sees no CUDA device here; use --device cpu")
     if (device.index or 0) >= count:
-        raise UserError(f"device {name!r} was asked for, but there are only {count} such devices here")
+        raise UserError(f"there is no device {name!r}: only {count} such devices are here")
     return device
 
 

@@ -65,7 +65,7 @@ class Preprocess:
         resize = self.about.resize
         size = [resize] if isinstance(resize, int) else list(resize)
         images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.about.size))
-        # Without a copy of what is repeated until the arithmetic is done.
+        # The repeated channels are copied only by the arithmetic.
         return ((images / 255).expand(-1, 3, -1, -1) - self.mean) / self.std
 
 

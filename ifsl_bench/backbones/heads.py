@@ -35,7 +35,7 @@ def fit_head(
     """Minimise cross-entropy by L-BFGS (SciPy's), from the class means, in float64.
 
     Of a linear classifier ``decay / 2 * |W|^2`` is added, as SGD with that weight decay has it: the problem is convex,
-    and its minimum that of the schedule. It is solved for features that are centred and scaled by their standard
+    and SGD would end at the same minimum. It is solved for features that are centred and scaled by their standard
     deviation, which moves no minimum and shortens the way. A cosine classifier does not change with the length of its
     weights, so that decay is of its temperature s alone, ``decay / 2 * s^2``, without which s would grow where classes
     can be separated; its problem is not convex. Single precision would end the line search early.
@@ -49,7 +49,7 @@ def fit_head(
         device: where to compute.
 
     Returns:
-        The classifier on the CPU, and what is recorded: steps, the largest entry of the gradient, whether it converged.
+        The classifier on the CPU, and a record: steps, the largest entry of the gradient, whether it converged.
     """
     from scipy.optimize import minimize
 
@@ -66,7 +66,7 @@ def fit_head(
         start = np.append(unit(sums).double().cpu().numpy().ravel(), TEMPERATURE)
 
     def logits(v: Tensor, x: Tensor) -> Tensor:
-        """From weights and biases [K (D + 1)], or from weights and one temperature [K D + 1]."""
+        """Return logits from weights and biases [K (D + 1)], or from weights and one temperature [K D + 1]."""
         if kind == "linear":
             w = v.reshape(classes, -1)
             return F.linear(x, w[:, :-1], w[:, -1])
@@ -183,7 +183,7 @@ def fit_cosine_head(
     folder = home.pretrained / key
 
     def cached() -> Pretrained | None:
-        """The classifier that was fitted on these very weights; None where there is none."""
+        """Read the classifier that was fitted on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
         return restored(state) if state and state.info.get("features_sha256") == linear.sha256 else None
 

@@ -175,7 +175,7 @@ class HostFeed:
 
 
 class DeviceFeed:
-    """Feeds a network on an accelerator, which gathers, crops and normalises; what was drawn is copied once an epoch.
+    """Feeds a network on an accelerator, which gathers, crops and normalises; rows and crops are copied once an epoch.
 
     Args:
         pool: the images to train on.

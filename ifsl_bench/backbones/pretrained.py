@@ -51,7 +51,7 @@ class Pretrained:
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
         head: the base classifier.
         normalise: images of a pool, uint8 [B, H, W, C], -> input of the network.
-        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, the type that weights
+        info: the record: accuracy on base/val and base/test, precision, device, seconds, the type that weights
             were rounded to, and the number of processes, one after the other where a resumed one had others.
         mean: of the features of base/train, float32 [D], which is subtracted from all features; None where nothing is.
     """

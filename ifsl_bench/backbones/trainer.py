@@ -1,7 +1,7 @@
 """Pretraining on base/train: network and base classifier are trained together by cross-entropy, then frozen for good.
 
 The parts of the training are apart: :func:`~ifsl_bench.backbones.images.draw_epoch` draws the batches and their
-augmentation, :meth:`Trainer.loss` is what is minimised, :attr:`Trainer.optimiser` and the task's schedule say how, and
+augmentation, :meth:`Trainer.loss` is minimised, :attr:`Trainer.optimiser` and the task's schedule say how, and
 :meth:`Trainer.train` is the loop, with a checkpoint after each epoch.
 """
 

@@ -191,7 +191,7 @@ def _metadata(path: Path, header: Mapping[str, Any]) -> Weights:
     if facts.get("format") != FORMAT:
         raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORMAT}")
     if facts.pop("checksum", None) != sha256_json(facts):
-        raise CorruptFile(f"{path} is damaged: what it says of its pretraining is not what was written")
+        raise CorruptFile(f"{path} is damaged: its description of the pretraining is not what was written")
     info = facts.get("info", {})
     try:
         definition, recorded = msgspec.convert(facts.get("definition"), dict[str, Any]), msgspec.convert(info, Recorded)

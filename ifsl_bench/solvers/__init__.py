@@ -27,7 +27,7 @@ A `Learner` puts these together for the episodes of a method; see `episode_probl
 solved by code that Numba compiles (`numba_*.py`), on one core each and in double precision: a torch operation on the
 numbers of one episode costs several times what it computes. `numba_backend` passes tensors to it.
 
-Names are imported when first used: linear methods need no networks, and compiled code needs no torch.
+Names are imported when first used: a linear method loads no network.
 """
 
 import warnings

@@ -27,7 +27,7 @@ from ifsl_bench.solvers.softmax import (
 )
 from ifsl_bench.solvers.tree import State, chosen, column, dot, doubled, iterate, patience
 
-FORCING = 1e-2  # what is left of a Newton step's system, where there are enough steps for that
+FORCING = 1e-2  # the residual of a Newton step's system, where there are enough steps for that
 LOOK = 4  # Newton steps before the first look at how far the episodes have come
 
 
@@ -197,11 +197,11 @@ def _conjugate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Make `count` steps of conjugate gradients for (1 + M K) w = b in the metric of K.
 
-    Returns w [E, N, S], the square of what is left of b [E], and the steps [E] until that was `tolerance` of b.
+    Returns w [E, N, S], the square of the residual [E], and the steps [E] until the residual was `tolerance` of b.
 
     `linear.conjugate_gradient` for an operator that is at least 1: the curvature along a direction is at least the
-    residual's square. Steps of episodes that are done have no length, and what that is costs no look; look: after so
-    many steps it is looked whether all are done. b_image is b K, and `square` its product with b.
+    residual's square. Steps of episodes that are done have length 0; look: after so many steps the host checks whether
+    all are done. b_image is b K, and `square` its product with b.
     """
     shares = pi / pi.shape[2]
     residual, p, image = b, b, b_image

@@ -191,7 +191,7 @@ class LBFGS:
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
     lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
 
-    max_steps: evaluations of the objective for each episode. history: pairs kept, twice as many in long searches.
+    max_steps: evaluations of the objective for each episode. history: pairs in memory, twice as many in long searches.
     max_trials: evaluations in one line search.
 
     Raises:
@@ -300,7 +300,7 @@ class _Search(State):
     longer: Tensor  # [] what the next step is multiplied by where one was good, and where not
     shorter: Tensor
     history: History
-    accepted: Tensor  # [E] steps, and those of episodes that are done
+    accepted: Tensor  # [E] steps, also those after an episode is done
     steps: Tensor  # [E] accepted steps
     goal: Tensor  # [E] what the norm is to come down to
     late: Tensor  # [E] turns since the gradient was first small enough

@@ -197,7 +197,7 @@ class NetworkHessian(Operator):
         z, steps, indefinite = self_adjoint_solve(apply, space.image, b, image, tolerance or 1e-10, max_steps)
         correction = space.expand(z, centred=False)
         u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
-        # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.
+        # The residual of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.
         product = NetworkHessian(self.shape, v, args).product(u)
         precisions = (1 / space.inverse_1, 1 / space.inverse_3, 1 / space.inverse_2)
         parts = list(zip(product, rhs, u, precisions, strict=True))

@@ -8,8 +8,8 @@ ended the process, half of these without a Python error. Numba looks at the time
 kernel is made of functions from six. And it counts machine code from 1 in each process: where two compile a kernel for
 different processors in a shared home, the index of one may name the other's code.
 
-Here a folder is named after the source of all kernels, and a file after what was compiled. What is damaged, or cannot
-be read, is compiled again and replaced.
+Here a folder is named after the source of all kernels, and a file after its kernel and types. A file that is damaged or
+cannot be read is compiled again and replaced.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class KernelCache:
         self.cache_path, self._name = folder, name
 
     def load_overload(self, signature: Any, context: Any) -> Any | None:
-        """Return what was compiled for these types and this processor; None where it is missing or damaged.
+        """Return the code for these types and this processor; None where it is missing or damaged.
 
         Args:
             signature: the types of the arguments.
@@ -120,7 +120,7 @@ class KernelCache:
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Store what was compiled; a full disk is no reason to stop, since this process has it.
+        """Store the code; a full disk is no reason to stop, since this process has it.
 
         Args:
             signature: the types of the arguments.

@@ -22,7 +22,7 @@ FOLDER = code_folder()
 
 
 class _Announcer(event.Listener):
-    """Announces what is compiled, not what is loaded."""
+    """Announces compilations, not the loading of cached code."""
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):

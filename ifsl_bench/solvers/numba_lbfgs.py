@@ -135,7 +135,7 @@ def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
             image(data, new_g, new_g_image)
             slot = (newest + 1) % m
             s, y, s_image, y_image = pairs[0, slot], pairs[1, slot], pairs[2, slot], pairs[3, slot]
-            if count == m:  # what is overwritten below is the oldest, gone in any case
+            if count == m:  # the oldest pair is overwritten below
                 count = m - 1
             for i in range(n):
                 s[i], s_image[i] = t * d[i], t * d_image[i]

@@ -102,7 +102,7 @@ def solve(begin: int, end: int, problems: tuple, start_from: tuple, options: tup
 
 @part
 def _opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """Return the data of an episode; this and the next functions are those of `hessian_kernels`."""
+    """Return the data of an episode; `hessian_kernels` describes this function and the next ones."""
     x, labels, base_logsumexp, _, precisions, ways, units = problems
     size, both = x.shape[1], units + ways
     width = width_of(precisions.shape[0], units, ways)

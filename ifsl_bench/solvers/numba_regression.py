@@ -306,7 +306,7 @@ def solve(
 
 @part
 def _opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """Return the data of an episode; this and the next functions are those of `hessian_kernels`."""
+    """Return the data of an episode; `hessian_kernels` describes this function and the next ones."""
     x, labels, base_logsumexp, _, precisions, ways = problems
     size = x.shape[1]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
@@ -391,7 +391,7 @@ def inverse(
         np.dot(w.reshape(ways, size), rows, slope.reshape(ways, features))
         for i in range(count):
             u[e, i] = reciprocal[i] * (rhs[e, i] - slope[i])
-        # What is left of H u = rhs bounds u's error.
+        # The residual of H u = rhs bounds u's error.
         np.dot(u[e].reshape(ways, features), rows.T, wide[2])
         weigh(p, wide[2], wide[3], spare)
         add(wide[3].reshape(-1), -1.0, w)

@@ -161,7 +161,7 @@ class RegressionHessian(Operator):
         return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
 
     def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
-        """Make u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in the norm of P."""
+        """Make u of w [E, N, S]; the residual of H u = rhs in the norm of P^-1 bounds u's error in the norm of P."""
         x = self.args.features.double()
         u = inverse_p * (rhs - spread(w, x))
         gap = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)

@@ -1,6 +1,6 @@
 """Scores, probabilities and losses of support sets, and the arguments of softmax regression.
 
-Features [E, S, D] stand for rows x_i that end in a one, the bias. Activations are kept as [E, N, S] in this package:
+Features [E, S, D] stand for rows x_i that end in a one, the bias. Activations have the shape [E, N, S] in this package:
 products with the S x S kernel and sums over classes are cheap that way round.
 """
 

@@ -36,7 +36,7 @@ def check_arguments(
         priors: one for each group of the unknowns.
 
     Raises:
-        ValueError: names what is wrong.
+        ValueError: a shape, a type or a number is wrong; it is named.
     """
     if features.dim() != 3 or labels.shape != features.shape[:2] or base_logsumexp.shape != labels.shape:
         raise ValueError(

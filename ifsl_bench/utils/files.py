@@ -149,7 +149,7 @@ def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
     """Turn the operating system's refusals (full disk, no permission) into a :class:`UserError` of one line.
 
     Args:
-        path: what is written, where the system does not name it.
+        path: the file or folder, where the system does not name it.
         chosen_by: options by which the user chooses another folder.
     """
     try:

@@ -139,7 +139,7 @@ def image_bytes() -> Limit:
     """Return the limit on an encoded image and other files that are read whole: 256 MB, unless the environment sets it.
 
     Raises:
-        UserError: the environment gives what is no whole number of MB.
+        UserError: the environment variable is no whole number of MB.
     """
     setting = os.environ.get(IMAGE_SETTING, "256")
     if not (setting.isascii() and setting.isdigit() and int(setting[:9]) >= 1 and len(setting) < 10):

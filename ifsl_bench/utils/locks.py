@@ -1,7 +1,7 @@
 """Folders that one process makes while the others wait: locks, atomic creation, and the identity of processes.
 
-A folder is filled under another name and gets its own by one rename, so that it appears whole. Reading what is complete
-needs no lock. A file system without locks is used all the same.
+A folder is filled under another name and gets its own by one rename, so that it appears whole. Reading a complete
+folder needs no lock. A file system without locks is used all the same.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def get_or_create(
     """Read the content of a folder, or make it under the folder's lock.
 
     Args:
-        folder: what is read or made.
-        read: returns None where there is nothing to use; raises :class:`CorruptFile` for what is damaged, which is then
+        folder: the folder to read or make.
+        read: returns None where there is nothing to use; raises :class:`CorruptFile` if it is damaged; it is then
             quarantined with a warning.
         make: fills the folder and returns what ``read`` would.
         warn: called with the warning.
@@ -181,7 +181,7 @@ def remove(path: Path) -> None:
     except FileNotFoundError:
         return
     if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside, ignore_errors=True)  # what is open elsewhere stays, on a network file system
+        shutil.rmtree(aside, ignore_errors=True)  # open files stay, on a network file system
     else:
         with contextlib.suppress(OSError):
             aside.unlink()
