@@ -6,7 +6,7 @@ import torch
 
 from ifsl_bench.solvers import NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
 from ifsl_bench.solvers.network_space import DualSpace
-from ifsl_bench.solvers.softmax import indicator, kernel, probabilities, scores, weigh
+from ifsl_bench.solvers.softmax import kernel, one_hot, probabilities, scores, weigh
 
 N, S, D, H = 3, 6, 4, 5
 
@@ -43,7 +43,7 @@ def test_in_dual_numbers_scores_penalty_and_gradient_need_the_kernel_alone():
     torch.testing.assert_close(scores(v, args.features), f)
     penalty = (args.precisions * (v - args.centres).square()).sum() / 2
     torch.testing.assert_close(penalty, (a * (a @ k)).sum() / 2)
-    r = a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.base_logsumexp)) / S
+    r = a - (one_hot(LABELS, N).double() - probabilities(f, args.base_logsumexp)) / S
     point = v.clone().requires_grad_()
     (slope,) = torch.autograd.grad(SoftmaxRegression().value(point, args).sum(), point)
     torch.testing.assert_close(r @ x, slope)
@@ -56,7 +56,7 @@ def test_the_hessian_in_dual_numbers_is_one_plus_m_k():
 
     def representer(a):
         f = scores(args.centres, args.features) + a @ k
-        return a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.base_logsumexp)) / S
+        return a - (one_hot(LABELS, N).double() - probabilities(f, args.base_logsumexp)) / S
 
     _, moved = torch.autograd.functional.jvp(representer, a, s)
     pi = probabilities(scores(args.centres, args.features) + a @ k, args.base_logsumexp)
