@@ -85,12 +85,15 @@ def _private_home(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _packaged_results_are_read_once() -> Iterator[None]:
     """Hundreds of tests ask for the rows of a few tasks; nothing changes those that come with the package."""
     from ifsl_bench.analysis import task_results
+    from ifsl_bench.store import published
 
     load_board, packaged_root = task_results.load_board, task_results.packaged_root
+    published_root = published.packaged_root
     nothing_else = functools.lru_cache(maxsize=12)(lambda task: load_board(task, Path("no results")))
 
     def load_once(task: Task, results: Path) -> TaskResults:
-        alone = task_results.packaged_root is packaged_root and not results.exists()
+        packaged = task_results.packaged_root is packaged_root and published.packaged_root is published_root
+        alone = packaged and not results.exists()
         return nothing_else(task) if alone else load_board(task, results)
 
     with pytest.MonkeyPatch.context() as patch:
