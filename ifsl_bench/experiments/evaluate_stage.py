@@ -24,10 +24,11 @@ from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, che
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
+from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.loader import Evaluated, Loader, evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
-from ifsl_bench.store.schema import SCHEMA, Calibration, Result, summary_entry
+from ifsl_bench.store.schema import SCHEMA, Calibration, Result, StoredImageHits, summary_entry
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
@@ -91,7 +92,9 @@ class EvaluationContext:
         margins = evaluate(self.method, self.job.name, loader, episodes, reporter, title, called=called).margins
         return protocol.find_bias(margins) if margins else None
 
-    def evaluate(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Evaluated:
+    def evaluate(
+        self, episodes: range, bias: Bias | None, reporter: Reporter, title: str, loader: Loader | None = None
+    ) -> Evaluated:
         """Evaluate some of the job's test episodes; margins are not kept, so that memory is for the counts alone.
 
         Args:
@@ -99,11 +102,12 @@ class EvaluationContext:
             bias: on the novel logits, to count hits with it too.
             reporter: receives the progress.
             title: of the progress.
+            loader: of the test episodes; a new one by default.
         """
         return evaluate(
             self.method,
             self.job.name,
-            self.loader("test"),
+            loader or self.loader("test"),
             episodes,
             reporter,
             title,
@@ -154,16 +158,24 @@ class Evaluate(Stage):
         count = min(FIRST, self.job.episodes)
         protocol_of(self.job.task).check_contract(self.job.name, context.method, context.loader("test"), count)
         bias = context.find_bias(work.reporter)
-        start = time.perf_counter()
-        evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
+        start, loader = time.perf_counter(), context.loader("test")
+        loader.tally = ImageTally()
+        evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}", loader)
         seconds = time.perf_counter() - start
         check_repeated(first, answers)  # all that lies between must have left no trace
         remarks = *evaluated.remarks(), *(context.trained.remarks() if context.trained else ())
         for remark in remarks:
             work.reporter.warn(f"{self.job}: {remark}")
-        return self._result(context, evaluated, seconds, work)
+        return self._result(context, evaluated, loader.image_hits(self.job.calibrated), seconds, work)
 
-    def _result(self, context: EvaluationContext, evaluated: Evaluated, seconds: float, work: Workspace) -> Result:
+    def _result(
+        self,
+        context: EvaluationContext,
+        evaluated: Evaluated,
+        images: ImageHits | None,
+        seconds: float,
+        work: Workspace,
+    ) -> Result:
         job, prepared, trained = context.job, context.prepared, context.trained
         counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.choice
         if self.job.searched and self.model is None:
@@ -208,6 +220,7 @@ class Evaluate(Stage):
             novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.partial,
             calibration=Calibration.of(calibrated, self.job.calibrated) if calibrated else None,
+            images=StoredImageHits.of(images) if images else None,
             transductive=job.method.transductive,
             places={
                 "pretraining": backbone.info["device"],

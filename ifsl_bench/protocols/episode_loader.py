@@ -26,6 +26,7 @@ from ifsl_bench.plugin.method import (
     masked_logits,
 )
 from ifsl_bench.protocols.calibration import Bias, Margins
+from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, PoolHits
 from ifsl_bench.protocols.loader import Batch, Evaluated, Evaluator, Loader
 from ifsl_bench.protocols.metrics import COUNTS, Counts
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
@@ -89,6 +90,8 @@ class EpisodeLoader(Loader):
         """Evaluate those episodes of a block that are asked for."""
         spec = self.sampler.shape
         outcome = hits(name, predict(method, name, batch, numbers=False), batch, spec.base_queries)
+        if self.tally is not None:
+            self._count_images(self.tally, batch, outcome, asked, bias)
         arrays = {key: value[asked] for key, value in outcome.counts.items()}
         counts = Counts(**arrays, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
         # A view would keep its batch.
@@ -102,6 +105,35 @@ class EpisodeLoader(Loader):
         biased = bias.applied(margins)
         counts = replace(counts, calibrated_base=biased.base_joint, calibrated_novel=biased.novel_joint)
         return Evaluated(counts, statistics, None, biased)
+
+    def _count_images(self, tally: ImageTally, batch: Batch, outcome: Hits, asked: slice, bias: Bias | None) -> None:
+        """Count the queries of each image and its hits, apart in even and odd episodes."""
+        assert batch.images is not None
+        rows, novel = (x[asked].cpu().numpy() for x in (batch.images, batch.novel))
+        half = (batch.start + np.arange(len(batch)))[asked, None] % 2
+        joint, alone = (right[asked] for right in outcome.right)
+        for name, pool, of_pool in (("base", self.base, ~novel), ("novel", self.novel, novel)):
+            places = (half * pool.images + rows)[of_pool]
+            flags = {"asked": np.ones_like(places, bool), "joint": joint[of_pool], "alone": alone[of_pool]}
+            if bias is not None and outcome.margins is not None:
+                margins: np.ndarray = getattr(outcome.margins, name)[asked].reshape(-1)
+                exact = np.array([bias.value])  # see Margins.joint_hits
+                flags["calibrated"] = margins < exact if name == "novel" else margins >= exact
+            for what, which in flags.items():
+                tally.count(f"{name} {what}", 2 * pool.images, places[which])
+
+    def image_hits(self, biased: bool) -> ImageHits | None:
+        if self.tally is None or not self.tally.sums:
+            return None
+        pools = {}
+        for name, pool in (("base", self.base), ("novel", self.novel)):
+            sums = {key.split()[1]: x.reshape(2, -1) for key, x in self.tally.sums.items() if key.split()[0] == name}
+            asked = sums.pop("asked")
+            if biased:
+                sums["joint"] = sums["calibrated"]
+            if asked.any():
+                pools[name] = PoolHits(np.diff(pool.starts), 1, asked, sums)
+        return ImageHits(pools, shares=False).fitting()
 
     def joint_answers(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
@@ -142,6 +174,8 @@ class EpisodeLoader(Loader):
             drawn.query_labels,
             drawn.query_novel,
             self.joint,
+            drawn.query,
+            start,
         )
 
     def _views(self, drawn: EpisodeIndices) -> tuple[Tensor, Tensor]:
@@ -221,12 +255,14 @@ class Hits(NamedTuple):
         statistics: the method's own numbers, name -> [E].
         margins: of the queries; None where there are no base queries, as are the pairs.
         pairs: [E], see :meth:`Margins.pairs`.
+        right: bool [2, E, Q], queries that are right among all classes, and among the classes of their kind.
     """
 
     counts: dict[str, np.ndarray]
     statistics: dict[str, np.ndarray]
     margins: Margins | None
     pairs: np.ndarray | None
+    right: np.ndarray
 
 
 def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> Hits:
@@ -242,13 +278,13 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
         NonFinite: logits that are NaN or +inf.
     """
     count = _by_kernel if kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
-    counts, statistics, margins, pairs, bad = count(prediction, batch, base_queries)
+    counts, statistics, margins, pairs, right, bad = count(prediction, batch, base_queries)
     check_numbers(name, int(bad.sum()), len(batch))
     by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
-    return Hits(*by_name, margins, pairs) if base_queries else Hits(*by_name, None, None)
+    return Hits(*by_name, margins, pairs, right) if base_queries else Hits(*by_name, None, None, right)
 
 
-Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndarray]
+Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
@@ -263,9 +299,9 @@ def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Count
         raise ValueError(f"every episode needs {base_queries} base queries among its {queries}")
     counts, pairs = np.empty((4, episodes), np.int64), np.empty(episodes, np.int64)
     margins = (np.empty((episodes, size), np.float32) for size in (base_queries, queries - base_queries))
-    both, bad = Margins(*margins), np.empty(episodes, np.bool_)
-    each(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad)
-    return [*counts], to_host([*prediction.statistics.values()]), both, pairs, bad
+    both, bad, right = Margins(*margins), np.empty(episodes, np.bool_), np.empty((2, *labels.shape), np.bool_)
+    each(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad, right)
+    return [*counts], to_host([*prediction.statistics.values()]), both, pairs, right, bad
 
 
 def _in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
@@ -277,18 +313,14 @@ def _in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> Counte
     logits = masked_logits(prediction, batch.masked)  # [E, Q, K + N]
     base, base_at = logits[..., :classes].max(-1)  # [E, Q]
     novel, novel_at = logits[..., classes:].max(-1)
-    base_right = ~batch.novel & (base_at == batch.labels)
-    novel_right = batch.novel & (novel_at + classes == batch.labels)
-    counts = [
-        (base_right & (base >= novel)).sum(1),
-        base_right.sum(1),
-        (novel_right & (novel > base)).sum(1),
-        novel_right.sum(1),
-    ]
-    margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float()
-    margin = margin.masked_fill(~(base_right | novel_right), torch.nan)
-    values = (bad_episodes(prediction), margin, batch.novel, *counts, *prediction.statistics.values())
-    bad, margin_values, is_novel, *rest = to_host(values)
+    alone = torch.where(batch.novel, novel_at + classes, base_at) == batch.labels
+    joint = alone & torch.where(batch.novel, novel > base, base >= novel)
+    counts = [(right & of_side).sum(1) for of_side in (~batch.novel, batch.novel) for right in (joint, alone)]
+    margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float().masked_fill(~alone, torch.nan)
+    right = torch.stack([joint, alone])
+    values = (bad_episodes(prediction), margin, batch.novel, right, *counts, *prediction.statistics.values())
+    bad, margin_values, is_novel, right_values, *rest = to_host(values)
     sides = (margin_values[of_side].reshape(len(margin_values), -1) for of_side in (~is_novel, is_novel))
     margins = Margins(*sides)
-    return [x.astype(np.int64) for x in rest[:4]], rest[4:], margins, margins.pairs() if base_queries else bad, bad
+    pairs = margins.pairs() if base_queries else bad
+    return [x.astype(np.int64) for x in rest[:4]], rest[4:], margins, pairs, right_values, bad

@@ -21,6 +21,7 @@ from ifsl_bench.backbones.device import free_memory
 from ifsl_bench.plugin.method import Method, Query, Support
 from ifsl_bench.protocols import calibration
 from ifsl_bench.protocols.calibration import Bias, Calibrated, Margins
+from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.metrics import HitCounts, estimate
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.threads import evaluating, share, stoppable, threads
@@ -116,6 +117,8 @@ class Batch:
         labels: [E, Q] joint labels.
         novel: [E, Q] bool, which queries are of a novel class.
         joint: whether base classes are in the softmax; not in regular few-shot learning.
+        images: [E, Q] the queries' images in their pools; None for queries that are not counted by image.
+        start: the number of the first episode.
     """
 
     support: Support
@@ -123,6 +126,8 @@ class Batch:
     labels: Tensor
     novel: Tensor
     joint: bool = True
+    images: Tensor | None = None
+    start: int = 0
 
     @property
     def masked(self) -> Tensor:
@@ -159,9 +164,11 @@ class Loader(ABC):
         novel_classes: of an episode or sequence, in all.
         device: of the features.
         cpu_bytes: on the CPU, where more at once are no faster: features and logits of a block.
+        tally: adds up the hits of each test image while evaluators run; None where they are not counted.
     """
 
     cpu_bytes: ClassVar[int] = CPU_BYTES
+    tally: ImageTally | None = None
     sampler: Any
     ways: int
     classes: int
@@ -204,6 +211,17 @@ class Loader(ABC):
             bias: on the novel logits, to count hits with it too; then no margins are kept.
             keep_margins: of the queries.
         """
+
+    def image_hits(self, biased: bool) -> ImageHits | None:
+        """Return the hits of the test images of all episodes so far, from :attr:`tally`.
+
+        Args:
+            biased: whether the bias is part of the row, so that hits with it are its hits.
+
+        Returns:
+            None where a protocol does not count them.
+        """
+        return None
 
     @abstractmethod
     def joint_answers(

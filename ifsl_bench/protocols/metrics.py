@@ -85,6 +85,14 @@ class HitCounts(ABC):
         """
         return {name: values.tolist() for name, values in self.columns().items()}
 
+    def image_totals(self) -> dict[str, dict[str, int | None]]:
+        """Return what the hits of single images add up to; see :class:`~.image_counts.ImageHits`.
+
+        Returns:
+            Pool -> "asked" and names of hits -> their sum over all queries; None for what no count gives.
+        """
+        return {}
+
     def table(self) -> dict[str, Any]:
         """Return columns with a value for each episode, or for each sequence and session, for data frames."""
         return {"episode": np.arange(len(self)), **self.columns(), "acc": self.value("acc")}
@@ -194,6 +202,15 @@ class Counts(HitCounts):
             base, novel = margins.joint_hits(bias)
             counts = replace(self, calibrated_base=base, calibrated_novel=novel)
         return {name: values.tolist() for name, values in counts.columns().items()}
+
+    def image_totals(self) -> dict[str, dict[str, int | None]]:
+        totals: dict[str, dict[str, int | None]] = {}
+        for pool, queries in (("base", self.base_queries), ("novel", self.novel_queries)):
+            columns = {"joint": f"{pool}_joint", "alone": f"{pool}_alone", "calibrated": f"calibrated_{pool}"}
+            sums = {what: int(self.column(name).sum()) for what, name in columns.items() if name in self.columns()}
+            if queries:
+                totals[pool] = {"asked": len(self) * queries, **sums}
+        return totals
 
     def table(self) -> dict[str, Any]:
         """Return a row for each episode: counts of right queries, and ``acc``, percent of all queries.

@@ -30,6 +30,7 @@ from ifsl_bench.plugin.method import (
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.episode_loader import take_images, take_rows
+from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, of_sessions
 from ifsl_bench.protocols.loader import SEQUENCE_BYTES, Batch, Evaluated, Evaluator, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_rows
@@ -164,6 +165,12 @@ class SequenceLoader(Loader):
 
     def evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> Evaluator:
         return partial(SessionEvaluator(method, name, self).evaluate, bias=bias, keep_margins=keep_margins)
+
+    def image_hits(self, biased: bool) -> ImageHits | None:
+        if self.tally is None or not self.tally.sums:
+            return None
+        base_sizes = np.bincount(self.sampler.base_labels.cpu().numpy(), minlength=self.classes)
+        return of_sessions(self.tally.sums, biased, base_sizes, np.diff(self.novel.starts), self.ways)
 
     def joint_answers(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
@@ -358,12 +365,32 @@ class SessionEvaluator:
         answers = Answers(*(part[asked] for part in answered.answers))
         statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
         supports = self.loader.sampler.shape.supports
+        tally = self.loader.tally
+        if tally is not None:
+            self._count_images(tally, answers, batch.novel_rows[asked], bias)
         counts = count(answers, self.classes, self.ways)
         counts = replace(counts, state_bytes=answered.state_bytes, supports=supports)
         if bias is None:
             return Evaluated(counts, statistics, answers.margins() if keep_margins else None)
         counts = counts.with_bias(count(answers, self.classes, self.ways, bias.value))
         return Evaluated(counts, statistics, None, bias.applied_to_sequences(answers.margins(), self.sessions))
+
+    def _count_images(self, tally: ImageTally, answers: Answers, rows: Tensor, bias: Bias | None) -> None:
+        """Count the queries of each image and its hits after each session; ``rows`` [E, T N q] are the novel ones."""
+        images, there = self.loader.novel.images, answers.novel_there  # [E, T, M]
+        session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
+        tally.add("base asked", answers.base_there.sum(0).cpu().numpy())
+        tally.count("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
+        counted = _met(answers.novel).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
+        for kind, value in [("", 0.0), *([("calibrated ", bias.value)] if bias else [])]:
+            limit = _single(value)
+            base = (answers.base >= limit) & answers.base_right
+            base = torch.cat([answers.first.unsqueeze(1), base], 1) & answers.base_there.unsqueeze(1)
+            tally.add(f"{kind}base", base.sum(0, dtype=torch.int32).cpu().numpy())  # [T + 1, B]
+            right = ((answers.novel < limit) & answers.novel_right & counted).flatten(2)  # [E, T, T M]
+            sums = rows.new_zeros(images, self.sessions, dtype=torch.int32)
+            sums.index_add_(0, rows.flatten(), right.mT.flatten(0, 1).int())
+            tally.add(f"{kind}novel", sums.mT.cpu().numpy())  # [T, images]
 
     def answered(self, method: Method, batch: SequenceBatch) -> Answered:
         """Return the method's answers after all sessions of a batch of sequences.

@@ -191,6 +191,15 @@ class SessionCounts(HitCounts):
     def selection_hits(self, margins: Margins | None, bias: float | None) -> dict[str, list[int]]:
         return {"hits": self.hits.sum(1, dtype=np.int64).tolist()}
 
+    def image_totals(self) -> dict[str, dict[str, int | None]]:
+        hits, queries = self._square.sum(0), self.queries.sum(0, dtype=np.int64)
+        more = {"acc": None, "gacc": None, **({} if self.calibrated_hits is None else {"calibrated": None})}
+        base, novel = int(hits[-1, 0]), int(hits[-1, 1:].sum())
+        return {
+            "base": {"asked": int(queries[0]), "first": int(hits[0, 0]), "last": base, **more},
+            "novel": {"asked": int(queries[1:].sum()), "last": novel, **more},
+        }
+
     def table(self) -> dict[str, Any]:
         """Return a row for each sequence and session t, with all that is measured after it, in percent.
 

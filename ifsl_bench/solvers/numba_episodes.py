@@ -172,6 +172,7 @@ def count(
     novel_margins: Array,
     pairs: Indices,
     wrong: Flags,
+    right: Flags,
 ) -> None:
     """Count hits in episodes with joint logits.
 
@@ -187,6 +188,7 @@ def count(
         novel_margins: of the novel queries, [E, Q - B].
         pairs: [E], as `ifsl_bench.protocols.calibration` defines them.
         wrong: whether an episode has logits that are none, [E].
+        right: whether each query is right among all classes, and among the classes of its kind, [2, E, Q].
     """
     queries, classes = logits.shape[1], masked.shape[1]
     shown = np.empty(classes, logits.dtype)
@@ -201,17 +203,20 @@ def count(
             base, novel, label = largest(shown), largest(row[classes:]), labels[e, q]
             margin = np.float32(np.inf) if novel == -np.inf else np.float32(base - novel)
             if of_novel[e, q]:
-                right = first(row[classes:], novel, label - classes)
-                novel_alone += right
-                novel_joint += right and novel > base
-                novel_margins[e, novel_at] = margin if right else np.float32(np.nan)
+                alone = first(row[classes:], novel, label - classes)
+                joint = alone and novel > base
+                novel_alone += alone
+                novel_joint += joint
+                novel_margins[e, novel_at] = margin if alone else np.float32(np.nan)
                 novel_at += 1
             else:
-                right = first(shown, base, label)
-                base_alone += right
-                base_joint += right and base >= novel
-                base_margins[e, base_at] = margin if right else np.float32(np.nan)
+                alone = first(shown, base, label)
+                joint = alone and base >= novel
+                base_alone += alone
+                base_joint += joint
+                base_margins[e, base_at] = margin if alone else np.float32(np.nan)
                 base_at += 1
+            right[0, e, q], right[1, e, q] = joint, alone
         hits[0, e], hits[1, e], hits[2, e], hits[3, e] = base_joint, base_alone, novel_joint, novel_alone
         total = 0
         for i in range(base_margins.shape[1]):

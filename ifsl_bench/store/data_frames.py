@@ -117,3 +117,31 @@ def episodes(result: Result) -> pandas.DataFrame:
     """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
     columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.counts().table()}
     return pandas_module().DataFrame(columns)
+
+
+def images(result: Result) -> pandas.DataFrame:
+    """Return a row for each test image, or group of neighbouring images of a class: how often its answers are right.
+
+    ``image`` is the index of the first one in its pool, and ``images`` their number; ``half`` is 0 for even episodes
+    and 1 for odd ones. Answers are counted as in :class:`ifsl_bench.protocols.image_counts.ImageHits`, in percent of
+    the queries ``asked``. Without rows where a result does not record them.
+    """
+    if result.images is None:
+        return pandas_module().DataFrame()
+    hits, frames = result.images.hits(), []
+    for name, pool in hits.pools.items():
+        label = np.repeat(np.arange(len(pool.sizes)), pool.groups)
+        place = (np.arange(len(label)) - pool.starts[label]) * pool.step
+        of_pool = {
+            "task": result.task,
+            "method": result.label,
+            "seed": result.seed,
+            "pool": name,
+            "class": label,
+            "image": (np.cumsum(pool.sizes) - pool.sizes)[label] + place,
+            "images": np.minimum(pool.step, pool.sizes[label] - place),
+        }
+        for half, asked in enumerate(pool.asked):
+            of_half = {what: 100 * share[half] for what, share in hits.shares_of(name).items()}
+            frames.append(pandas_module().DataFrame({**of_pool, "half": half, "asked": asked, **of_half}))
+    return pandas_module().concat(frames, ignore_index=True)

@@ -26,14 +26,16 @@ import numpy as np
 from msgspec import Meta
 
 from ifsl_bench.protocols.calibration import RESAMPLES, Calibrated
+from ifsl_bench.protocols.image_counts import LEVELS, ImageHits, PoolHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts
-from ifsl_bench.protocols.protocol import Hits, Protocol, StoredCounts
+from ifsl_bench.protocols.protocol import MOST_NUMBERS, Hits, Protocol, StoredCounts
 from ifsl_bench.protocols.registry import stored_form
 from ifsl_bench.protocols.tasks.contamination import SEEN
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, unpack_array
 
 if TYPE_CHECKING:
     import pandas
@@ -125,6 +127,67 @@ class Choice(Section, frozen=True):
     test_hits: dict[str, list[Hits]] = {}
 
 
+# -- hits of single images
+
+
+class StoredPoolHits(Section, frozen=True):
+    """Hits of the images of a pool; see :class:`ifsl_bench.protocols.image_counts.PoolHits`.
+
+    Attributes:
+        sizes: images of each class, in the order of the pool; a packed array, as are all others.
+        step: neighbouring images of a class that are counted together.
+        asked: how often each group of so many images was a query, group by group; in episodes of the even episodes,
+            then of the odd ones.
+        right: name -> how often each of these was right, or what share of its queries.
+    """
+
+    sizes: str
+    step: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    asked: str
+    right: dict[str, str]
+
+
+class StoredImageHits(Section, frozen=True):
+    """Hits of the test images; see :class:`ifsl_bench.protocols.image_counts.ImageHits`.
+
+    Attributes:
+        shares: whether ``right`` has shares in 1/255, as in sessions, and not counts.
+        pools: "base" and "novel" -> the images that base and novel queries are drawn from.
+    """
+
+    shares: bool
+    pools: dict[Literal["base", "novel"], StoredPoolHits]
+
+    @classmethod
+    def of(cls, hits: ImageHits) -> StoredImageHits:
+        """Make the section of some hits."""
+        pools = {}
+        for name, pool in hits.pools.items():
+            texts = pool.texts
+            pools[name] = StoredPoolHits(
+                sizes=pack_array(pool.sizes), step=pool.step, asked=texts.pop("asked"), right=texts
+            )
+        return cls(shares=hits.shares, pools=pools)  # type: ignore[arg-type]
+
+    def hits(self) -> ImageHits:
+        """Return the hits as arrays.
+
+        Raises:
+            ValueError: a text that holds no such array, or arrays that differ in length.
+        """
+        pools = {}
+        for name, pool in self.pools.items():
+            sizes, parts = unpack_array(pool.sizes, MOST_NUMBERS, COUNT_KINDS), 1 if self.shares else 2
+            numbers = parts * int((-(-sizes // pool.step)).sum())
+            texts = {"asked": pool.asked, **pool.right}
+            arrays = {key: unpack_array(text, MOST_NUMBERS, COUNT_KINDS) for key, text in texts.items()}
+            if not numbers or any(len(values) != numbers for values in arrays.values()):
+                raise ValueError(f"{name} does not have {numbers:,} numbers throughout")
+            right = {key: values.reshape(parts, -1) for key, values in arrays.items()}
+            pools[str(name)] = PoolHits(sizes, pool.step, right.pop("asked"), right)
+        return ImageHits(pools, self.shares)
+
+
 # -- the file
 
 
@@ -147,6 +210,7 @@ class Result(Section, frozen=True):
         rounds: the number of settings that each round of the search tried; empty where nothing was searched.
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
         choice: None where nothing was chosen, and where it is not recorded.
+        images: hits of single test images; None where they are not recorded.
     """
 
     schema: int
@@ -177,6 +241,7 @@ class Result(Section, frozen=True):
     places: dict[str, str]
     rounds: list[int] = msgspec.field(default_factory=list)
     choice: Choice | None = None
+    images: StoredImageHits | None = None
 
     @property
     def trials(self) -> int:
@@ -228,6 +293,12 @@ class Result(Section, frozen=True):
         from ifsl_bench.store.data_frames import episodes
 
         return episodes(self)
+
+    def images_to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each test image, see :func:`ifsl_bench.store.data_frames.images`."""
+        from ifsl_bench.store.data_frames import images
+
+        return images(self)
 
     def __repr__(self) -> str:
         from ifsl_bench.store.data_frames import line
@@ -433,6 +504,8 @@ def _contradictions(result: Result) -> Iterator[str]:
         if solves.get(kind, 0) > solves.get(total, 0):
             yield f"training.solves has {kind} in more episodes than the {total}"
     yield from result.protocol.contradictions(counts, result)
+    if result.images:
+        yield from (f"images: {reason}" for reason in _odd_images(result.images, counts.image_totals()))
     expected = summary_entry(counts.summary())
     for name in dict.fromkeys((*expected, *result.summary)):
         of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
@@ -442,6 +515,29 @@ def _contradictions(result: Result) -> Iterator[str]:
                 yield f"summary.{name}.{part} does not follow from the counts"
             elif not math.isclose(stored, of_counts[part], rel_tol=0, abs_tol=2e-6):
                 yield f"summary.{name}.{part} is {stored}, the counts give {of_counts[part]}"
+
+
+def _odd_images(images: StoredImageHits, totals: Mapping[str, Mapping[str, int | None]]) -> Iterator[str]:
+    """Yield why these are not the hits of single images of counts with these totals."""
+    try:
+        hits = images.hits()
+    except ValueError as error:
+        yield str(error)
+        return
+    if totals.keys() != hits.pools.keys():
+        yield f"queries are of the pools {', '.join(totals)}, not {', '.join(hits.pools)}"
+    for name, pool in hits.pools.items():
+        if totals[name].keys() != {"asked", *pool.right}:
+            yield f"{name} has {', '.join(pool.right)} beside asked, its counts have {', '.join(totals[name])}"
+        if any((values > (LEVELS if images.shares else pool.asked)).any() for values in pool.right.values()):
+            yield f"{name} has an image that is right more often than it is a query"
+        for what, total in totals[name].items():
+            shares = images.shares and what != "asked"
+            values = pool.asked if what == "asked" else pool.right[what]
+            found = float((values * pool.asked).sum()) / LEVELS if shares else int(values.sum())
+            rounded = float(pool.asked.sum()) / LEVELS * pool.step.bit_length() if shares else 0
+            if total is not None and abs(found - total) > rounded / 2:
+                yield f"{name} has {what} {found:,.0f} times in all, its counts give {total:,}"
 
 
 def read(path: Path) -> Result:
