@@ -168,12 +168,16 @@ def _note_enlarged(context: BuildContext, pools: Mapping[str, ImageFiles], spec:
     )
 
 
-def note_duplicates(context: BuildContext, pools: Mapping[str, ImageFiles]) -> None:
-    """Report and record which images are equal to another, pixel by pixel; they are kept.
+def note_duplicates(
+    context: BuildContext, pools: Mapping[str, ImageFiles], what: str = "images", how: str = "pixel by pixel"
+) -> None:
+    """Report and record which images are equal to another; they stay in their pools.
 
     Args:
         context: State of the build.
-        pools: Pool -> class -> images.
+        pools: Pool -> class -> images, in the order of the digests in the pool's side file.
+        what: Images or rows of features, in messages.
+        how: How they are compared, in messages.
     """
     paths = [(name, path) for name, files in pools.items() for group in files.values() for path in group]
     digests = np.concatenate([np.load(context.writer.side_file(name)) for name in pools])
@@ -183,17 +187,21 @@ def note_duplicates(context: BuildContext, pools: Mapping[str, ImageFiles]) -> N
     pairs = [(paths[order[i]], paths[order[i + 1]]) for i in same]
     if not pairs:
         return
-    across = [pair for pair in pairs if _side(pair[0][0]) != _side(pair[1][0])]
-    within = [pair for pair in pairs if _side(pair[0][0]) == _side(pair[1][0])]
-    shown = ", ".join(f"{a[1]} = {b[1]}" for a, b in (across or within)[:3])
+    pools_differ = [a[0] != b[0] for a, b in pairs]
+    sides_differ = [_side(a[0]) != _side(b[0]) for a, b in pairs]
+    worst_first = sorted(range(len(pairs)), key=lambda i: (not sides_differ[i], not pools_differ[i]))
+    shown = [pairs[i] for i in worst_first[:LISTED]]
+    names = ", ".join(f"{a[1]} = {b[1]}" for a, b in shown[:3])
     message = (
-        f"{len(pairs):,} images repeat another one pixel by pixel, {len(across)} of them on another side ({shown})"
+        f"{len(pairs):,} {what} repeat another one {how}, {sum(pools_differ):,} of them in another pool and "
+        f"{sum(sides_differ):,} on another side ({names}); they are kept"
     )
-    (context.reporter.warn if across else context.reporter.say)(f"{message}; they are kept")
+    (context.reporter.warn if any(pools_differ) else context.reporter.say)(message)
     context.about["duplicates"] = {
         "images": len(pairs),
-        "across_sides": len(across),
-        "first": [[str(a[1]), str(b[1])] for a, b in [*across, *within][:LISTED]],
+        "across_sides": sum(sides_differ),
+        "across_pools": sum(pools_differ),
+        "first": [[str(a[1]), str(b[1])] for a, b in shown],
     }
 
 

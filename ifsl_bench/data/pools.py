@@ -91,6 +91,11 @@ class Dataset:
         return len(self.shape) == 3 and "features_of" not in self.manifest.get("about", {})
 
     @property
+    def items(self) -> str:
+        """The word for what it holds: images, or features."""
+        return "images" if self.pictures else "features"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """(H, W, C) of an image, or (D,) of a feature vector."""
         return tuple(next(iter(self.manifest["pools"].values()))["shape"][1:])

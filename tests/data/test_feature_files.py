@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import shutil
 import tempfile
+import unicodedata
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +165,7 @@ NEW = np.arange(60) % 5 + 1000  # labels of classes that no other pool has
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks 'labels'"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 9)), labels=np.arange(3)), "9 features a row"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.arange(3)), "same classes"),
-        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), 1e300), labels=NEW), "infinity"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), np.inf), labels=NEW), "infinity in 60"),
         (lambda f: (f / "base-test.npz").unlink(), "base-test.npz is missing; .* six files: .* each .npz or"),
         (lambda f: shutil.copy(f / "base-val.npz", f / "base-val.pt"), "holds base-val.npz and base-val.pt; leave one"),
         (lambda f: keep(f / "novel-val.npz", lambda y: y < 204), "5 novel classes, novel/val has 4"),
@@ -177,6 +179,157 @@ def test_bad_features_and_too_little_are_found_when_they_are_prepared(change, me
     change(features_folder)
     refused(home, "mine", features_folder, message)
     assert not home.tasks.exists()
+
+
+# -- intact files of another type
+
+
+@pytest.mark.parametrize(
+    ("convert", "remedy"),
+    [
+        (lambda x, y: (x, y.astype(object)), r"'labels' of .* Python objects.* save labels\.astype\(str\)"),
+        (lambda x, y: (x.astype(object), y), r"'features' of .* features\.astype\('float32'\) for numbers"),
+        (lambda x, y: (x, y.astype("M8[s]")), r"an array of type datetime64\[s\]; .* save labels"),
+        (lambda x, y: (x.astype("f2").view("V2"), y), r"an array of type \|V2; .* save features"),
+        (lambda x, y: (x, np.char.encode(y.astype(str))), r"found \|S\d+; save numpy\.char\.decode\(labels\)"),
+        (lambda x, y: (x.astype(int), y), r"found features int64\[98, 16\], .* save features\.astype\('float32'\)"),
+    ],
+)
+def test_arrays_of_another_type_are_refused_with_the_conversion(convert, remedy, features_folder, home):
+    path = features_folder / "novel-test.npz"
+    with np.load(path) as file:
+        features, labels = convert(file["features"], file["labels"])
+    np.savez(path, features=features, labels=labels)
+    assert "damaged" not in refused(home, "mine", features_folder, remedy)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "remedy"),
+    [
+        (torch.eye(5, 16).to_sparse(), [1, 2], r"'features' of .* a sparse tensor; save features\.to_dense\(\)"),
+        (torch.eye(5, 16).to_sparse_csr(), [1, 2], r"a sparse tensor; save features\.to_dense\(\)"),
+        (torch.quantize_per_tensor(torch.eye(5, 16), 0.1, 0, torch.qint8), [1], r"save features\.dequantize\(\)"),
+        (torch.nested.nested_tensor([torch.eye(2)]), [1], r"a nested tensor; save features\.to_padded_tensor"),
+        (torch.eye(5, 16, device="meta"), [1], "on the device 'meta', which has no numbers"),
+        (torch.eye(5, 16).tolist(), [1, 2, 3, 4, 5], "features list.* save an array or a tensor"),
+        (torch.eye(2, 16), [b"a", b"b"], r"a list of bytes; save \[label\.decode\(\)"),
+        (
+            torch.eye(2, 16),
+            np.array(["a", "b"], object),
+            "refused by torch.load.*: Can only build Tensor.*; save a dict",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of torch, on sparse and nested tensors
+def test_tensors_of_another_type_are_refused_with_the_conversion(features, labels, remedy, features_folder, home):
+    (features_folder / "novel-test.npz").unlink()
+    torch.save({"features": features, "labels": labels}, features_folder / "novel-test.pt")
+    assert "damaged" not in refused(home, "mine", features_folder, remedy)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("suffix", [".pth", ".PT", ".safetensors"])
+def test_narrow_floats_and_other_suffixes_are_read(kind, suffix, features_folder, home):
+    (features_folder / "novel-test.npz").unlink()
+    content = {"features": torch.randn(60, 16).to(kind), "labels": torch.arange(60) // 12 + 900}
+    (save_file if suffix == ".safetensors" else torch.save)(content, features_folder / f"novel-test{suffix}")
+    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    np.testing.assert_array_equal(pool.images, content["features"].float().numpy())
+
+
+def test_names_of_files_may_have_underscores_and_capitals(features_folder, home):
+    first = prepare(home, "first", features_folder, False, Reporter())
+    for path in features_folder.iterdir():
+        path.rename(features_folder / path.name.replace("-", "_").title())
+    assert prepare(home, "again", features_folder, False, Reporter()).fingerprint == first.fingerprint
+    shutil.copy(features_folder / "Base_Val.Npz", features_folder / "base-val.npz")
+    refused(home, "mine", features_folder, "holds Base_Val.Npz and base-val.npz; leave one of them there")
+
+
+# -- numbers and labels that pass by the form of the files
+
+
+@pytest.mark.parametrize(
+    ("scale", "factor"),
+    [(1e30, "2.0**-10"), (1e18, "2.0**-6"), (1e-20, "2.0**6"), (1e-60, "2.0**19"), (1e200, "2.0**-66")],
+)
+def test_features_whose_squares_float32_cannot_hold_are_refused(scale, factor, features_folder, home):
+    for path in features_folder.glob("*.npz"):
+        with np.load(path) as file:
+            content = {"features": file["features"].astype(np.float64) * scale, "labels": file["labels"]}
+        np.savez(path, **content)
+    message = refused(home, "mine", features_folder, "base-train.npz: in 192 of 192 rows .* float32 cannot hold")
+    assert factor in message
+    power = float(message.partition("2.0**")[2].partition(",")[0])
+    for path in features_folder.glob("*.npz"):
+        with np.load(path) as file:
+            content = {"features": file["features"] * 2.0**power, "labels": file["labels"]}
+        np.savez(path, **content)
+    prepare(home, "mine", features_folder, False, Reporter())
+
+
+@pytest.mark.parametrize("exponent", [-49, 47])
+def test_cosines_of_all_features_that_are_read_are_those_of_float64(exponent, features_folder, home):
+    """The nearest class mean by cosine, in float32 as methods compute it and in float64 from the file."""
+    path = features_folder / "novel-test.npz"
+    with np.load(path) as file:
+        features, labels = np.ldexp(file["features"].astype(np.float64), exponent), file["labels"]
+    np.savez(path, features=features, labels=labels)
+    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    order = np.argsort(labels, kind="stable")
+
+    def nearest(rows: np.ndarray) -> np.ndarray:
+        means = np.stack([rows[pool.labels == label].mean(0) for label in range(len(pool.classes))])
+        means = means / np.sqrt(np.square(means).sum(1, keepdims=True))
+        return (rows / np.sqrt(np.square(rows).sum(1, keepdims=True)) @ means.T).argmax(1)
+
+    assert pool.images.dtype == np.float32
+    np.testing.assert_array_equal(nearest(np.asarray(pool.images)), nearest(features[order]))
+
+
+def test_accents_may_be_written_in_two_ways(features_folder, home, messages):
+    def written(forms: dict[str, tuple[str, str]]) -> None:
+        for path in features_folder.glob("*.npz"):
+            with np.load(path) as file:
+                features, numbers = file["features"], [int(re.sub(r"\D", "", str(v))) for v in file["labels"]]
+            pair = forms.get(path.stem, ("NFC", "NFC"))
+            labels = [unicodedata.normalize(pair[row % 2], f"é{number}") for row, number in enumerate(numbers)]
+            np.savez(path, features=features, labels=np.array(labels))
+
+    written({})
+    first = prepare(home, "first", features_folder, False, messages)
+    written({"base-val": ("NFD", "NFD")})
+    assert prepare(home, "again", features_folder, False, messages).fingerprint == first.fingerprint
+    assert not messages.warned
+    written({"base-train": ("NFC", "NFD")})
+    assert prepare(home, "mixed", features_folder, False, messages).fingerprint == first.fingerprint
+    (warning,) = messages.warned
+    assert "base-train.npz: 8 labels differ from others only in how Unicode writes accents" in warning
+    keep(features_folder / "base-test.npz", lambda y: y != "é3")
+    refused(home, "fewer", features_folder, "class 'é3' is in base-train.npz alone")
+
+
+def test_rows_that_repeat_and_rows_of_zeros_are_counted(features_folder, home, messages):
+    with np.load(features_folder / "base-train.npz") as file:
+        features, labels = file["features"], file["labels"]
+    features[:7] = 0
+    np.savez(features_folder / "base-train.npz", features=features, labels=labels)
+    np.savez(features_folder / "base-test.npz", features=features[5:], labels=labels[5:])
+    prepare(home, "mine", features_folder, False, messages)
+    repeated, zeros = messages.warned
+    assert f"{len(labels) - 7} rows of features repeat another one number by number" in repeated
+    assert f"{len(labels) - 7} of them in another pool and 0 on another side" in repeated
+    assert "7 of base/train, 2 of base/test: rows of features that are all zero" in zeros
+
+
+def test_large_features_are_reported_before_a_classifier_fails_on_them(features_folder, home, messages):
+    for path in features_folder.glob("*.npz"):
+        with np.load(path) as file:
+            content = {"features": file["features"] * 64, "labels": file["labels"]}
+        np.savez(path, **content)
+    prepare(home, "mine", features_folder, False, messages)
+    (warning,) = messages.warned
+    assert "multiply the features of all files by one number, such as 2.0**-6" in warning
 
 
 def test_less_is_taken_where_it_suffices_or_is_allowed(features_folder, home, messages):
@@ -213,6 +366,9 @@ def test_a_data_set_of_features_has_tasks_and_they_run(features_folder, home, ca
     assert lines["base/train"][:3] == ["8", "192", "24"]
     assert lines["novel/train"] == ["=", "base/train"]
     assert lines["novel/test"][:3] == ["7", "98", "14"]
+    assert "features per class" in out
+    assert re.search(r"mine: \d+ features, .* features/s", err)
+    assert "images" not in out + err
     assert "300, 301, 302 and 4 more" in out
     (task,) = find("mine-5shot")
     assert (task.shots, task.protocol, task.pretraining.backbone) == (5, "shared", "none")

@@ -235,7 +235,7 @@ def remove_data(home: Paths, name: str) -> None:
 
 
 def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
-    """Return a row for each pool: classes, images, and the first names of classes."""
+    """Return a row for each pool: classes, images or features, and the first names of classes."""
     rows = []
     for pool, (classes, images, each), entry in _pools_of(dataset):
         names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
@@ -243,8 +243,8 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
             {
                 "pool": pool,
                 "classes": classes,
-                "images": images,
-                "images per class": each,
+                dataset.items: images,
+                f"{dataset.items} per class": each,
                 "first classes": first_few(names),
             }
         )
@@ -279,7 +279,14 @@ def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, li
         facts = entry.get("statistics", {})
         moments = {key: ", ".join(f"{value:.2f}" for value in facts.get(key, ())) for key in ("mean", "std")}
         rows.append(
-            {"Classes": part, "Purpose": side, "N. Cls": classes, "N. Img": images, "images per class": each, **moments}
+            {
+                "Classes": part,
+                "Purpose": side,
+                "N. Cls": classes,
+                "N. Img" if dataset.pictures else "N. Feat": images,
+                f"{dataset.items} per class": each,
+                **moments,
+            }
         )
     mark = ", partial" if dataset.partial else ""
     return [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]

@@ -356,13 +356,15 @@ def _reporting_kept_pools(folder: Path, context: BuildContext) -> Iterator[None]
 def _say_speed(dataset: Dataset, context: BuildContext, complete: Container[str], seconds: float) -> None:
     """Report the speed; pools of an unfinished import that was resumed do not count."""
     entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
-    images = sum(entry["shape"][0] for entry in entries)
+    count = sum(entry["shape"][0] for entry in entries)
     written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
-    speed = f"{images / seconds:,.0f} images/s, {written / seconds:,.1f} MB/s written"
+    speed = f"{count / seconds:,.0f} {dataset.items}/s, {written / seconds:,.1f} MB/s written"
     if context.bytes_read:
         speed += f", {context.bytes_read / 1e6 / seconds:,.1f} MB/s read"
     mark = ", partial" if dataset.partial else ""
-    context.reporter.say(f"{dataset.name}{mark}: {images:,} images, {written:,.1f} MB, in {seconds:.1f} s ({speed})")
+    context.reporter.say(
+        f"{dataset.name}{mark}: {count:,} {dataset.items}, {written:,.1f} MB, in {seconds:.1f} s ({speed})"
+    )
 
 
 def downloadable(name: str) -> Downloadable:

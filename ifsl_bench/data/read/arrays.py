@@ -66,13 +66,24 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
             raise UserError(f"{where} lacks {', '.join(map(repr, missing))}; it has {has}")
         arrays: dict[str, np.ndarray] = {}
         for name in names:
+            what = f"{name!r} of {where}"
             # The copy's name is gone afterwards, its mapped content is not.
-            with open_member(archive, infos[name], f"{name!r} of {where}") as member, temporary_file() as copy:
+            with open_member(archive, infos[name], what) as member, temporary_file() as copy:
                 while block := member.read(1 << 20):
                     append(copy, block)
-                arrays[name] = np.lib.format.open_memmap(copy.name, mode="r")
-            if arrays[name].dtype.kind not in "biufcSU":
-                raise ValueError("an array of records or of Python objects; only numbers and strings are read")
+                try:
+                    array = np.lib.format.open_memmap(copy.name, mode="r")
+                    kind = None if array.dtype.kind in "biufcSU" else f"type {array.dtype}"
+                except ValueError as error:
+                    if "Python objects" not in str(error):
+                        raise
+                    kind = "Python objects, as pandas keeps texts"
+            if kind is not None:
+                raise UserError(
+                    f"{what} is an array of {kind}; only numbers and texts are read: save {name}.astype(str) for "
+                    f"texts, {name}.astype('float32') for numbers"
+                )
+            arrays[name] = array
     return arrays
 
 
@@ -92,7 +103,7 @@ def safetensors(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
     if head[8:9] != b"{":
         raise UserError(f"{where} is no readable .safetensors file: it is {what_is(head)}; download or copy it again")
     with _reading_file(".safetensors", where):
-        return {name: _array(tensor) for name, tensor in load(head + file.read()).items()}
+        return {name: _array(tensor, name, where) for name, tensor in load(head + file.read()).items()}
 
 
 def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
@@ -119,26 +130,45 @@ def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
             with torch.serialization.safe_globals(names):
                 value = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:  # its first lines advise to trust the file
-            reason = str(error).rpartition("WeightsUnpickler error: ")[2].partition(" was not")[0]
+            reason = str(error).rpartition("WeightsUnpickler error: ")[2].partition(" was not")[0].strip()
             raise UserError(
                 f"{where} is refused by torch.load(..., weights_only=True): {reason.splitlines()[0]:.100}; save a dict "
-                f"of tensors, arrays, lists, texts and numbers"
+                f"of tensors, arrays of numbers or texts, lists, texts and Python's own numbers, as tolist() gives them"
             ) from error
         if not isinstance(value, Mapping):
             raise UserError(f"{where} holds a {type(value).__name__}, expected a dict of tensors")
         return {
-            str(name): list(item) if isinstance(item, (list, tuple)) else _array(item)
+            str(name): list(item) if isinstance(item, (list, tuple)) else _array(item, str(name), where)
             for name, item in value.items()
             if isinstance(item, (torch.Tensor, np.ndarray, list, tuple))
         }
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any, name: str, where: str) -> np.ndarray:
+    """Return a tensor as an array; floating-point types that NumPy lacks become float32.
+
+    Args:
+        value: A tensor or an array.
+        name: Of the tensor in the file.
+        where: Name of the file in messages.
+
+    Raises:
+        UserError: It has no plain numbers in memory.
+    """
     import torch
 
     if isinstance(value, np.ndarray):
         return value
+    kinds = {
+        f"a nested tensor; save {name}.to_padded_tensor(0.0)": value.is_nested,
+        f"a sparse tensor; save {name}.to_dense()": value.layout != torch.strided,
+        f"a quantized tensor; save {name}.dequantize()": value.is_quantized,
+        "a tensor on the device 'meta', which has no numbers; save it from another device": value.is_meta,
+    }
+    for kind, applies in kinds.items():
+        if applies:
+            raise UserError(f"{name!r} of {where} is {kind}")
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():  # written out it may fill the memory
         raise ValueError(f"a tensor {list(value.shape)} in a storage of {value.untyped_storage().nbytes():,} bytes")
-    tensor = value.detach()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
+    tensor = value.detach().resolve_conj().resolve_neg()
+    return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()

@@ -1,4 +1,4 @@
-"""Frozen features of the user's own: six files, .npz, .safetensors or .pt."""
+"""Frozen features of the user's own: six files, .npz, .safetensors, .pt or .pth."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.archive import Entry, FileTree, nfc
 from ifsl_bench.data.read.arrays import npz_arrays, safetensors, torch_file
+from ifsl_bench.data.read.images import digest_of
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import LABEL
@@ -18,6 +20,11 @@ from ifsl_bench.utils.limits import LABEL
 ALIKE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
 _LOOKED_AT = 5000  # rows, at least, where there are so many
 _WHOLE = 2.0**53  # up to which float64 tells whole numbers apart
+# The largest feature of a row lies in this range or is 0: squares, and sums of a million of them, have all digits in
+# float32, which ranges from 2**-126 to 2**128. Others are refused, not scaled: weight decay depends on the scale.
+_SMALLEST, _LARGEST = 2.0**-50, 2.0**50
+# The root mean square beyond which the base classifier, which begins at weights of one size, was seen to learn little.
+_LARGE = 20.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class _FeaturePool:
 
 
 class FeatureFiles(Layout):
-    """Files ``base-train.npz`` ..., or ``.safetensors`` or ``.pt``, with ``features`` and ``labels``.
+    """Files ``base-train.npz`` ..., or ``.safetensors``, ``.pt`` or ``.pth``, with ``features`` and ``labels``.
 
     Features are [n, D], labels [n] any whole numbers or strings; a class is the same in two pools if its label is.
     novel-train may be missing for tasks with the shared protocol.
@@ -47,26 +54,45 @@ class FeatureFiles(Layout):
         self.check = check
 
     def matches(self, tree: FileTree) -> bool:
-        names = {f"{_stem(pool)}{suffix}" for pool in POOLS for suffix in READERS}
-        return not names.isdisjoint(entry.name for entry in tree.entries)
+        return any(_pool_and_suffix(entry) is not None for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
-        pools = _surveyed(context.files)
+        pools, rows = _surveyed(context), dict[str, dict[str, list[ListItem]]]()
         try:
             self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
         except UserError as error:
             context.require_complete(str(error), f"{error}; make smaller episodes, of a task file of your own")
         with context.reporter.stage(f"importing features from {context.files.path.name}", len(pools)) as stage:
             for name, pool in pools.items():
+                order = np.argsort(pool.ids, kind="stable")
+                rows[name] = {pool.entry.name: [ListItem(pool.entry.name, row) for row in order.tolist()]}
                 if not context.writer.has(name):
                     features = _features(context.files, pool.entry)
                     context.bytes_read += pool.entry.size
-                    order = np.argsort(pool.ids, kind="stable")
                     facts = {"mean_cosine": mean_cosine(features)} if name == "base/train" else {}
+                    if zeros := int((~features.any(axis=1)).sum()):
+                        facts["zero_rows"] = zeros
                     shape = (pool.width,)
                     with context.writer.pool(name, pool.ids[order], pool.classes, shape, "float32", facts) as out:
                         out[:] = features[order]
+                        digests = [digest_of(row) if row.any() else 0 for row in out]  # rows of zeros are counted apart
+                        np.save(context.writer.side_file(name), np.array(digests, np.uint64))
                 stage.advance(1)
+        note_duplicates(context, rows, "rows of features", "number by number")
+        zeros = {name: context.writer.pools[name].get("zero_rows", 0) for name in pools}
+        if any(zeros.values()):
+            counts = ", ".join(f"{count:,} of {name}" for name, count in zeros.items() if count)
+            context.reporter.warn(
+                f"{counts}: rows of features that are all zero. They have no direction, so methods that compare by "
+                "cosine guess their class; look for images that could not be read, or for a layer whose units are dead"
+            )
+        moments = context.writer.pools["base/train"]["statistics"]
+        size = float(np.hypot(moments["mean"], moments["std"]).max())
+        if size > _LARGE:
+            context.reporter.warn(
+                f"features of base/train have a root mean square of {size:.3g}, for which the base classifier may "
+                f"learn little; multiply the features of all files by one number, such as 2.0**{-round(np.log2(size))}"
+            )
         if (cosine := context.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE:
             context.reporter.warn(
                 f"features of base/train have a mean pairwise cosine of {cosine:.2f}: they are not centred, as those "
@@ -84,26 +110,39 @@ def mean_cosine(features: np.ndarray) -> float:
     return round(float((np.square(units.sum(0)).sum() - np.square(units).sum()) / max(1, count * (count - 1))), 4)
 
 
-def _surveyed(tree: FileTree) -> dict[str, _FeaturePool]:
-    """Reads all that the files say but the features themselves.
+def _surveyed(context: BuildContext) -> dict[str, _FeaturePool]:
+    """Read labels and widths of all files, by pool.
 
     Raises:
-        UserError: a file is missing, is there in two formats, or does not fit the others.
+        UserError: A file is missing, is there in two formats, or does not fit the others.
     """
+    tree = context.files
     pools: dict[str, _FeaturePool] = {}
     for pool in POOLS:
         entry = _file(tree, pool)
         if entry is None:
             continue
         where = tree.where(entry)
-        features, labels = _read(tree, entry)
-        names, ids = np.unique(_labels(labels, where), return_inverse=True)
-        pools[pool] = surveyed = _FeaturePool(entry, features.shape[1], ids, tuple(map(str, names)))
+        features, stored = _read(tree, entry)
+        values, ids = np.unique(_labels(stored, where), return_inverse=True)
+        names = np.array([nfc(value) for value in values.tolist()]) if values.dtype.kind == "U" else values
+        names, merged = np.unique(names, return_inverse=True)  # in order of their numbers, if they are numbers
+        if len(names) < len(values):
+            context.reporter.warn(
+                f"{where}: {len(values) - len(names)} labels differ from others only in how Unicode writes accents "
+                f"(NFC or NFD); they are taken as the same class"
+            )
+        pools[pool] = surveyed = _FeaturePool(entry, features.shape[1], merged[ids], tuple(map(str, names)))
         first = pools["base/train"]
         if surveyed.width != first.width:
             raise UserError(f"{where} has {surveyed.width} features a row, {first.entry.name} has {first.width}")
         if pool.startswith("base/") and surveyed.classes != first.classes:
-            raise UserError(f"{where} does not have the same classes as {first.entry.name}")
+            lone = sorted({*surveyed.classes} ^ {*first.classes})[0]
+            has = first if lone in first.classes else surveyed
+            raise UserError(
+                f"{where} does not have the same classes as {first.entry.name}: class {lone!r} is in {has.entry.name} "
+                "alone"
+            )
         for earlier_name, earlier in pools.items():
             both = set(surveyed.classes) & set(earlier.classes)
             if both and earlier_name != pool and not (pool.startswith("base/") and earlier_name.startswith("base/")):
@@ -119,9 +158,16 @@ def _stem(pool: str) -> str:
     return pool.replace("/", "-")
 
 
+def _pool_and_suffix(entry: Entry) -> tuple[str, str] | None:
+    """Return the pool and the format of a file named like ``base-train.npz`` or ``Base_Train.NPZ``; None for others."""
+    stem, dot, suffix = entry.name.lower().replace("_", "-").rpartition(".")
+    pool = stem.replace("-", "/")
+    return (pool, dot + suffix) if pool in POOLS and dot + suffix in READERS else None
+
+
 def _file(tree: FileTree, pool: str) -> Entry | None:
-    """The file of a pool; None where novel/train has none."""
-    entries = [entry for suffix in READERS if (entry := tree.named(f"{_stem(pool)}{suffix}"))]
+    """Return the file of a pool; None where novel/train has none."""
+    entries = [entry for entry in tree.entries if (_pool_and_suffix(entry) or ("",))[0] == pool]
     if len(entries) > 1:
         raise UserError(f"{tree.path} holds {' and '.join(e.path for e in entries)}; leave one of them there")
     if not entries and pool != "novel/train":
@@ -141,6 +187,7 @@ READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
     ".npz": lambda file, where: npz_arrays(file, where, "features", "labels"),
     ".safetensors": safetensors,
     ".pt": torch_file,
+    ".pth": torch_file,
 }
 
 
@@ -154,54 +201,76 @@ def _read(tree: FileTree, entry: Entry) -> tuple[np.ndarray, Values]:
     with tree.readable(entry):
         raw = tree.open(entry)
     with raw:
-        stored = READERS[f".{entry.name.rpartition('.')[2]}"](raw, where)
+        stored = READERS[f".{entry.name.rpartition('.')[2].lower()}"](raw, where)
     if missing := [repr(name) for name in ("features", "labels") if name not in stored]:
         has = ", ".join(name[:40] for name in list(stored)[:6]) or "nothing"
         raise UserError(f"{where} lacks {', '.join(missing)}; it has {has}")
     features, labels = stored["features"], stored["labels"]
     rows = (len(labels),) if isinstance(labels, list) else labels.shape
-    fits = not isinstance(features, list) and features.dtype.kind == "f" and len(features.shape) == 2
-    if not fits or not all(features.shape) or features.shape[:1] != rows:
+    fits = not isinstance(features, list) and len(features.shape) == 2 and all(features.shape)
+    if not fits or features.dtype.kind != "f" or features.shape[:1] != rows:
+        remedy = ""
+        if isinstance(features, list):
+            remedy = "; save an array or a tensor of them"
+        elif fits and features.shape[:1] == rows and features.dtype.kind in "iub":
+            remedy = "; save features.astype('float32'), or features.float() of a tensor"
         raise UserError(
-            f"{where}: expected floating features [n, D] and labels [n], found features {_shape(features)}, "
-            f"labels {_shape(labels)}"
+            f"{where}: expected floating-point features [n, D] and labels [n], found features {_shape(features)}, "
+            f"labels {_shape(labels)}{remedy}"
         )
     return features, labels
 
 
 def _shape(values: Values) -> str:
-    """Type and shape in words."""
+    """Return type and shape in words."""
     return f"list[{len(values)}]" if isinstance(values, list) else f"{values.dtype}{list(values.shape)}"
 
 
 def _features(tree: FileTree, entry: Entry) -> np.ndarray:
-    """Float32 [n, D]."""
+    """Return the features of a file, float32 [n, D].
+
+    Raises:
+        UserError: They are not finite, or float32 cannot hold their squares.
+    """
+    features = _read(tree, entry)[0]
     with np.errstate(over="ignore"):
-        features = _read(tree, entry)[0].astype(np.float32)
-    if not np.isfinite(features).all():
-        rows = int((~np.isfinite(features)).any(1).sum())
-        raise UserError(f"{tree.where(entry)}: features contain NaN or infinity (as float32) in {rows} rows")
-    return features
+        largest = np.maximum(features.max(axis=1), -features.min(axis=1)).astype(np.float64)  # [n]
+    if not np.isfinite(largest).all():
+        rows = int((~np.isfinite(largest)).sum())
+        raise UserError(f"{tree.where(entry)}: features contain NaN or infinity in {rows:,} rows")
+    beyond = (largest != 0) & ((largest < _SMALLEST) | (largest > _LARGEST))
+    if beyond.any():
+        exponent = -round(float(np.median(np.log2(largest[largest != 0]))))
+        raise UserError(
+            f"{tree.where(entry)}: in {int(beyond.sum()):,} of {len(largest):,} rows the largest feature is as "
+            f"{largest[beyond].min():.1e} or {largest[beyond].max():.1e}, whose squares float32 cannot hold; between "
+            f"{_SMALLEST:.0e} and {_LARGEST:.0e} it can. Multiply the features of all files by one number, such as "
+            f"2.0**{exponent}, and leave out rows that are still beyond; cosines stay what they are"
+        )
+    return features.astype(np.float32)
 
 
 def _labels(stored: Values, where: str) -> np.ndarray:
-    """Labels [n] as whole numbers or text.
+    """Return labels [n] as whole numbers or text.
 
     Raises:
-        UserError: they are neither; whole numbers may be written as floats.
+        UserError: They are neither; whole numbers may be written as floats.
     """
     if isinstance(stored, list):
         kinds = {type(value) for value in stored}
         if kinds not in ({int}, {str}, {float}) or (kinds == {int} and any(abs(v) >= 1 << 62 for v in stored)):
             names = " and ".join(sorted(kind.__name__ for kind in kinds))
-            raise UserError(f"{where}: labels must be integers or strings, found a list of {names}")
+            remedy = "; save [label.decode() for label in labels]" if kinds == {bytes} else ""
+            raise UserError(f"{where}: labels must be integers or strings, found a list of {names}{remedy}")
         if longest := max((len(value) for value in stored if isinstance(value, str)), default=0):
             LABEL.check(longest, f"a label of {where}")
         labels = np.array(stored)
     else:
         labels = stored
         if labels.dtype.kind not in "iuUf":
-            raise UserError(f"{where}: labels must be integers or strings, found {labels.dtype}")
+            remedies = {"S": "; save numpy.char.decode(labels)", "b": "; save labels.astype(int)"}
+            remedy = remedies.get(labels.dtype.kind, "")
+            raise UserError(f"{where}: labels must be integers or strings, found {labels.dtype}{remedy}")
     if labels.dtype.kind == "f":
         whole = np.isfinite(labels) & (np.abs(labels) < _WHOLE)
         whole[whole] = labels[whole] == np.round(labels[whole])
