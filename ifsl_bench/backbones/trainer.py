@@ -222,6 +222,34 @@ class Trainer(Checkpoint):
         return int(hits) / len(pool)
 
 
+def seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: float = 1.0) -> float:
+    """Measure how long a step of pretraining takes, with the network and the images that it will have.
+
+    The first step is left out if there is another. Nothing is stored.
+
+    Args:
+        task: Defines how to train.
+        dataset: The images.
+        device: Where to train.
+        most: Seconds after which no further step is begun; there are at most ten.
+    """
+    spec = task.pretraining
+    trainer = Trainer(Path(), task, dataset, "linear", task.pretraining_seed(0), device)
+    pool = dataset.pool("base/train")
+    batch, steps_per_epoch = spec.epoch(len(pool))
+    model = _Classifier(trainer.network, trainer.head, choose_precision(device)).train()
+    drawn = draw_epoch(pool, spec, 0, 0, batch, min(steps_per_epoch, 10))
+    seconds: list[float] = []
+    with closing(make_feed(pool, trainer.normalise, device).batches(drawn)) as loaded:
+        for images, labels in loaded:
+            start = time.perf_counter()
+            trainer._step(model, images, labels, 0)  # whose loss is read, so that the device is waited for
+            seconds.append(time.perf_counter() - start)
+            if sum(seconds) > most:
+                break
+    return float(np.median(seconds[1:] or seconds))
+
+
 def pretrain(
     home: Paths,
     task: Task,

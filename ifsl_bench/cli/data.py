@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +24,13 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.cli.output import show_tables, warn
 from ifsl_bench.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from ifsl_bench.data.pools import Dataset
+    from ifsl_bench.utils.files import Paths
+    from ifsl_bench.utils.progress import Reporter
+
+REHEARSAL = 20  # seconds of pretraining in a rehearsal
 
 
 @click.group(
@@ -63,6 +71,7 @@ def data_list(home: str | None, style: str) -> None:
 @click.option("--split-seed", type=Whole(0), help="Images of your own: divide the classes at random [0].")
 @click.option("--size", type=Whole(16, 512), help="Images of your own: height and width [84].")
 @click.option("--depth", type=Whole(1, 9), help="Images of your own: nested folders that name a class [1].")
+@click.option("--white", type=Whole(1), help="Images of your own, over 8 bits: the number that is white [65535].")
 @click.option("--force", is_flag=True, help="Build it again even if it is there.")
 @home_option
 @quiet_option
@@ -76,6 +85,7 @@ def data_prepare(
     split_seed: int | None,
     size: int | None,
     depth: int | None,
+    white: int | None,
     force: bool,
     home: str | None,
     quiet: bool,
@@ -97,7 +107,7 @@ def data_prepare(
 
     if split and split_seed is not None:
         raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")
-    own = OwnOptions(Path(os.path.expanduser(split)) if split else None, split_seed, size, depth)
+    own = OwnOptions(Path(os.path.expanduser(split)) if split else None, split_seed, size, depth, white)
     if download and source:
         raise UserError("--download fetches the files, --from says where they are; leave one of them out")
     folders, reporter = folders_of(home), reporter_for(quiet, verbose)
@@ -117,6 +127,40 @@ def data_prepare(
 
         tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]
         warn(infeasible_tasks(dataset, tasks))
+    if not quiet and dataset.pictures:
+        _say_duration(folders, dataset, reporter)
+
+
+def _say_duration(folders: Paths, dataset: Dataset, reporter: Reporter) -> None:
+    """Say how long the pretraining of the user's own tasks takes on this machine, and how to rehearse a run."""
+    from ifsl_bench.protocols.tasks.task_files import own
+
+    task = own(folders).get(f"{dataset.name}-5shot")
+    if task is None:
+        return
+    from ifsl_bench.backbones.device import choose_device, describe_device
+    from ifsl_bench.backbones.trainer import seconds_per_step
+
+    device, steps = choose_device("auto"), task.pretraining.steps
+    pace = seconds_per_step(task, dataset, device)
+    line = (
+        f"a run on {task.name} first pretrains {task.pretraining.backbone}: about {_duration(steps * pace)} on "
+        f"{describe_device(device)} ({steps:,} steps of {pace:.2g} s, as just measured)"
+    )
+    few = max(1, round(REHEARSAL / pace))
+    if few < steps // 2:
+        line += (
+            f"; to rehearse a run in {_duration(few * pace)} of pretraining: ifsl-bench run --method imprint --task "
+            f"{task.name} --pretraining-steps {few}"
+        )
+    reporter.say(line)
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 @data.command("verify", epilog=examples("data verify", "data verify glyphs"))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.images import Bad, Decoded, ImageSpec, Item, decode_into, tree_items
+from ifsl_bench.data.read.images import Bad, ImageSpec, Item, decode_into, tree_items
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import ProgressTask
@@ -110,7 +110,7 @@ def import_images(
         if skipped := context.writer.pools[name].get("skipped"):
             context.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
     note_duplicates(context, pools)
-    _note_enlarged(context, pools, spec)
+    _report_facts(context, pools, spec)
 
 
 class _BadImagesError(Exception):
@@ -130,7 +130,7 @@ def _import_pool(
             context.bytes_read += done.bytes_read
             if done.bad:
                 raise _BadImagesError
-            facts |= _enlarged(done)
+            facts |= done.facts
             np.save(context.writer.side_file(name), done.digests)
     except _BadImagesError:
         if not context.allow_partial:
@@ -142,7 +142,7 @@ def _import_pool(
     if lost := set(range(len(files))) - set(labels[good].tolist()):
         raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad[0][2]})")
     listed = [[path, why] for _, path, why in done.bad[:LISTED]]
-    facts = {"skipped": {"images": len(done.bad), "first": listed}, **_enlarged(done)}
+    facts = {"skipped": {"images": len(done.bad), "first": listed}, **done.facts}
     # Once more without them: rare, and simpler than moving the rows that follow.
     with context.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
         if again := decode_into(images, read(name, [paths[row] for row in good]), spec).bad:
@@ -151,21 +151,28 @@ def _import_pool(
     return []
 
 
-def _enlarged(done: Decoded) -> dict[str, Any]:
-    """Return the manifest's record of enlarged images."""
-    return {"enlarged": {"images": done.enlarged, "smallest": done.smallest}} if done.enlarged else {}
-
-
-def _note_enlarged(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
-    """Warn of enlarged images, in pools of an interrupted import too."""
-    entries = [entry for name in pools if (entry := context.writer.pools[name].get("enlarged"))]
-    if not entries:
-        return
+def _report_facts(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
+    """Warn of images that were enlarged, not turned or are dark, in pools of an interrupted import too."""
     total = sum(context.writer.pools[name]["shape"][0] for name in pools)
-    context.reporter.warn(
-        f"{sum(entry['images'] for entry in entries):,} of {total:,} images were enlarged to {spec.size} x {spec.size} "
-        f"pixels; the smallest had a side of {min(entry['smallest'] for entry in entries)}"
-    )
+    for fact in ("enlarged", "not_turned", "dark"):
+        entries = [entry for name in pools if (entry := context.writer.pools[name].get(fact))]
+        if not entries:
+            continue
+        images = f"{sum(entry['images'] for entry in entries):,} of {total:,} images"
+        if fact == "enlarged":
+            smallest = min(entry["smallest"] for entry in entries)
+            context.reporter.warn(
+                f"{images} were enlarged to {spec.size} x {spec.size} pixels; the smallest had a side of {smallest}"
+            )
+        elif fact == "not_turned":
+            context.reporter.warn(f"{images} have an orientation (EXIF) that cannot be read; they are not turned")
+        else:
+            brightest = max(entry["brightest"] for entry in entries)
+            white = (1 << brightest.bit_length()) - 1
+            context.reporter.warn(
+                f"{images} have 16 bits and use less than a tenth of them, up to {brightest:,} of 65,535, so they are "
+                f"nearly black. If {white:,} is their white, make the data set again with --white {white} --force"
+            )
 
 
 def note_duplicates(

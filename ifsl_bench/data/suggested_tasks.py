@@ -57,13 +57,20 @@ def _reason(dataset: Dataset, task: Task) -> str | None:
 
 def _remedy(dataset: Dataset, task: Task) -> str:
     """Return the nearest feasible task in words: as many ways as possible, and then as many queries."""
-    shape = task.episode
-    for ways, queries in itertools.product(range(shape.ways, 1, -1), range(shape.novel_queries, 0, -1)):
-        if _reason(dataset, changed(task, Change(ways=ways, queries=queries))) is None:
-            options = {"--ways": (ways, shape.ways), "--queries": (queries, shape.novel_queries)}
-            flags = [f"{option} {value}" for option, (value, old) in options.items() if value != old]
+    if task.sessions is None:
+        ways, queries = task.episode.ways, task.episode.novel_queries
+    else:  # where sessions name no number of queries, they have as many as a base class has images
+        ways, queries = task.sessions.ways, task.sessions.queries or _images_of_a_class(dataset, "base/test")
+    for fewer_ways, fewer_queries in itertools.product(range(ways, 1, -1), range(queries, 0, -1)):
+        if _reason(dataset, changed(task, Change(ways=fewer_ways, queries=fewer_queries))) is None:
+            flags = [f"--ways {fewer_ways}"] * (fewer_ways < ways) + [f"--queries {fewer_queries}"]
             return f"; within reach with {' '.join(flags)}"
     return "; no number of --ways or --queries would do"
+
+
+def _images_of_a_class(dataset: Dataset, pool: str) -> int:
+    facts = dataset.manifest["pools"][pool]["statistics"]
+    return int(facts["images"] // facts["classes"])
 
 
 def suggested(dataset: Dataset) -> dict[str, Any]:
@@ -125,6 +132,9 @@ def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str
     }
     text = task_text({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
     if lines := infeasible_tasks(dataset, [task for task in parse(text, name) if task.name == f"{name}-sessions"]):
-        reporter.say(f"{lines[0]}; it is left out")
+        reporter.say(
+            f"{lines[0]}; it is left out. With options that suffice, --task {name}-{SHOTS}shot --sessions {count} has "
+            "its sessions"
+        )
         return task_text(episodes, head)
     return text

@@ -20,20 +20,19 @@ from ifsl_bench.utils.limits import TOML_FILE, TOML_LINE, Limit, read_text
 T = TypeVar("T")
 
 
-def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE, encoding: str = "utf-8") -> str:
-    """Return a file's text.
+def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE) -> str:
+    """Return a file's text, without the byte order mark that some editors put before it.
 
     Args:
         path: the file.
         what: the kind of file in errors, "task file".
         limit: the most characters.
-        encoding: UTF-8, or "utf-8-sig" where a byte order mark may come first.
 
     Raises:
         UserError: it cannot be read, is no UTF-8 text, or is too long.
     """
     try:
-        return read_text(path, limit, encoding)
+        return read_text(path, limit, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read the {what} {path}: {reason}") from error

@@ -21,7 +21,9 @@ from safetensors.torch import save_file
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.arrays import npz_arrays
 from ifsl_bench.data.sets.feature_files import mean_cosine
+from ifsl_bench.data.suggested_tasks import infeasible_tasks
 from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.variants import Change, changed
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import refused
 
@@ -330,6 +332,19 @@ def test_large_features_are_reported_before_a_classifier_fails_on_them(features_
     prepare(home, "mine", features_folder, False, messages)
     (warning,) = messages.warned
     assert "multiply the features of all files by one number, such as 2.0**-6" in warning
+
+
+def test_sessions_out_of_reach_name_options_that_suffice(tmp_path, write_features, home, messages):
+    counts = {"base": 8, "novel/train": 9, "novel/val": 7, "novel/test": 10}
+    dataset = prepare(home, "mine", write_features(tmp_path / "f", classes=counts), False, messages)
+    (line,) = (line for line in messages.said if "mine-sessions is out of reach" in line)
+    # Sessions have as many queries as a base class has images in base/test, 14; so many has a novel class in all.
+    assert "need 19 images of a novel class (5 shots + 14 queries)" in line
+    assert "within reach with --queries 9; it is left out" in line
+    assert "--task mine-5shot --sessions 2" in line
+    task = find("mine-5shot", home=home)[0]
+    assert infeasible_tasks(dataset, [changed(task, Change(sessions=2, queries=9))]) == []
+    assert len(infeasible_tasks(dataset, [changed(task, Change(sessions=2, queries=10))])) == 1
 
 
 def test_less_is_taken_where_it_suffices_or_is_allowed(features_folder, home, messages):

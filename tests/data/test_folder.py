@@ -13,6 +13,7 @@ from PIL import Image
 from ifsl_bench.data import suggested_tasks as own_task
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
+from ifsl_bench.protocols.tasks.task_files import own
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
@@ -96,16 +97,43 @@ def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
 
 def test_seeded_sides():
     names = [f"class {i}" for i in range(100)]
-    sides = seeded_sides(names, 0)
+
+    def sides_of(names: list[str], seed: int, images: int = 20) -> dict[str, str]:
+        return seeded_sides({name: range(images) for name in names}, seed)
+
+    sides = sides_of(names, 0)
     assert {side: list(sides.values()).count(side) for side in set(sides.values())} == {
         "base": 64, "novel/val": 16, "novel/test": 20,
     }  # fmt: skip
-    assert sides == seeded_sides(names[::-1], 0)
-    assert sides != seeded_sides(names, 1)
-    fewer = seeded_sides(names[:-1], 0)
+    assert sides == sides_of(names[::-1], 0)
+    assert sides != sides_of(names, 1)
+    fewer = sides_of(names[:-1], 0)
     assert sum(sides[name] != fewer[name] for name in fewer) <= 3
-    small = list(seeded_sides(names[:20], 0).values())
-    assert (small.count("base"), small.count("novel/val"), small.count("novel/test")) == (10, 5, 5)
+    for count, images, expected in (
+        (20, 20, (10, 5, 5)),  # no two sessions with 10 base classes
+        (27, 20, (17, 5, 5)),  # two sessions would leave 12 base classes, with 24 queries in all, one too few
+        (28, 20, (13, 5, 10)),
+        (30, 20, (15, 5, 10)),
+        (30, 14, (19, 5, 6)),
+        (60, 20, (38, 10, 12)),
+    ):
+        small = list(sides_of(names[:count], 0, images).values())
+        assert (small.count("base"), small.count("novel/val"), small.count("novel/test")) == expected
+
+
+def test_thirty_classes_have_sessions_and_the_division_is_reported(tmp_path, home, messages):
+    folder = tmp_path / "photos"
+    for number in range(30):
+        (folder / f"class {number}").mkdir(parents=True)
+        for i in range(20):
+            Image.new("L", (16, 16), (number * 7 + i) % 256).save(folder / f"class {number}" / f"{i}.png")
+    prepare(home, "mine", folder, False, messages, own=OwnOptions(size=16))
+    assert any(
+        "15 on base, 5 on novel/val, 10 on novel/test; novel/test has 10 in place of 6, for two sessions of 5" in line
+        for line in messages.said
+    )
+    sessions = own(home)["mine-sessions"].sessions
+    assert (sessions.count, sessions.ways) == (2, 5)
 
 
 @pytest.mark.parametrize(

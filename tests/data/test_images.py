@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 
 from ifsl_bench.data.read import images
 from ifsl_bench.data.read.archive import open_tree
@@ -102,6 +103,51 @@ def test_rotation_recorded_by_a_camera():
     content = encoded(pixels, "PNG", exif=exif)
     np.testing.assert_array_equal(decode(content, ImageSpec(24, upright=True)), np.rot90(pixels, -1))
     np.testing.assert_array_equal(decode(content, EXACT), pixels)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_that_of_pillow_even_beside_a_malformed_entry(orientation):
+    pixels = picture(24, 24)
+    width_as_text = struct.pack("<HHL4s", 256, 2, 4, b"abc")
+    entry = struct.pack("<HHLHH", 274, 3, 1, orientation, 0)
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + width_as_text + entry + bytes(4)
+    sound = Image.Exif()
+    sound[274] = orientation
+    with Image.open(io.BytesIO(encoded(pixels, "JPEG", exif=sound))) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    result, finding = images.decode(encoded(pixels, "JPEG", exif=exif), ImageSpec(24, upright=True))
+    np.testing.assert_array_equal(result, expected)
+    assert finding.turned
+
+
+@pytest.mark.parametrize("kind", ["text", "beyond"])
+def test_an_image_whose_orientation_cannot_be_read_is_used_as_it_is(kind):
+    text, beyond = struct.pack("<HHL4s", 274, 2, 4, b"abc"), struct.pack("<HHLHH", 274, 3, 1, 99, 0)
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + (text if kind == "text" else beyond) + bytes(4)
+    content = encoded(picture(24, 24), "JPEG", exif=exif)
+    result, finding = images.decode(content, ImageSpec(24, upright=True))
+    np.testing.assert_array_equal(result, decode(content, EXACT))
+    assert not finding.turned
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_images_of_more_than_8_bits_are_scaled_to_what_is_white(form):
+    wide = np.arange(576, dtype=np.uint16).reshape(24, 24) * 7  # up to 4,025, as of a microscope with 12 bits
+    content = encoded(Image.fromarray(wide), form)
+    dark, finding = images.decode(content, EXACT)
+    assert finding.brightest == 4025
+    assert dark.max() == 15
+    bright, finding = images.decode(content, ImageSpec(24, white=4095))
+    assert finding.brightest is None
+    np.testing.assert_array_equal(bright[..., 0], np.rint(wide / 4095 * 255))
+    assert images.decode(encoded(Image.fromarray(wide * 2), form), EXACT)[1].brightest is None  # more than a tenth
+    clipped = decode(content, ImageSpec(24, white=2000))
+    np.testing.assert_array_equal(clipped[..., 0], np.rint(np.minimum(wide / 2000, 1) * 255))
+    if form == "TIFF":
+        floats = encoded(Image.fromarray(wide.astype(np.float32)), form)
+        np.testing.assert_array_equal(decode(floats, ImageSpec(24, white=4095)), bright)
+        with pytest.raises(BadImage, match="some of its pixels are no numbers"):
+            decode(encoded(Image.fromarray(wide * np.float32("nan")), form), ImageSpec(24, white=4095))
 
 
 def test_fits():
@@ -220,7 +266,7 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
     out = np.zeros((len(sizes), 24, 24, 3), np.uint8)
     result = decode_into(out, map(item, range(len(sizes)), contents), ImageSpec(24, "stretch"))
     assert result.bad == []
-    assert (result.enlarged, result.smallest) == (40, 20)
+    assert result.facts["enlarged"] == {"images": 40, "smallest": 20}
     assert 900 < budget.most_held <= 2_000
     assert budget.available == 2_000
     for row, content in enumerate(contents):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import unicodedata
 import zipfile
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -112,6 +115,66 @@ def test_names_are_the_same_however_their_accents_are_written(tmp_path):
     (tmp_path / "split.csv").write_text(f"class,split\n{APART},base\n{COMPOSED},val\n", encoding="utf-8")
     with pytest.raises(UserError, match=f"line 3: class '{COMPOSED}' is there twice"):
         read_sides(tmp_path / "split.csv")
+
+
+def test_two_folders_whose_accents_alone_differ_are_one_class_with_a_warning(photos, home, messages):
+    for name in (COMPOSED, APART):
+        written(photos, [name], images=6)
+    if len(list(photos.glob("Gr*"))) < 2:
+        pytest.skip("this file system writes names in one form")
+    dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
+    assert sum(COMPOSED in dataset.manifest["pools"][pool]["classes"] for pool in POOLS if dataset.has(pool)) in (1, 3)
+    assert any(f"how Unicode writes accents (NFC or NFD): {COMPOSED}" in line for line in messages.warned)
+
+
+@pytest.mark.parametrize("name", [" class 3", "class 3 ", "\xa0class 3"])
+def test_a_class_whose_name_has_spaces_at_its_ends_can_be_listed(name, photos, home, messages, tmp_path):
+    (photos / "class 3").rename(photos / name)
+    sides = {each: "base" if int(each[6:]) < 14 else "val" if int(each[6:]) < 19 else "test" for each in CLASSES}
+    rows = [f'"{name if each == "class 3" else each}",{side}' for each, side in sides.items()]
+    (tmp_path / "split.csv").write_text("\n".join(["class,split", *rows]), encoding="utf-8")
+    dataset = prepare(home, "mine", photos, False, messages, own=OwnOptions(tmp_path / "split.csv", size=16))
+    assert name in dataset.manifest["pools"]["base/train"]["classes"]
+    (tmp_path / "split.csv").write_text("class , split\n a , base\n b,val ", encoding="utf-8")
+    assert read_sides(tmp_path / "split.csv") == {"a": "base", "b": "novel/val"}
+
+
+@pytest.mark.parametrize(("mark", "word"), [(";", "semicolons"), ("\t", "tabs")])
+def test_another_separator_is_named(mark, word, tmp_path):
+    (tmp_path / "split.csv").write_text(f"class{mark}split\na{mark}base\n")
+    with pytest.raises(UserError, match=f"separated by {word}, save it with commas"):
+        read_sides(tmp_path / "split.csv")
+
+
+def test_images_that_are_dark_or_not_turned_are_counted(photos, home, messages):
+    for i in range(5):
+        wide = np.arange(256, dtype=np.uint16).reshape(16, 16) * 16 + i
+        Image.fromarray(wide).save(photos / "class 0" / f"{i}.png")
+    text = struct.pack("<HHL4s", 274, 2, 4, b"abc")
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + text + bytes(4)
+    Image.new("RGB", (16, 16)).save(photos / "class 1" / "x.jpg", exif=exif)
+    dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
+    warned = "\n".join(messages.warned)
+    assert "5 of 481 images have 16 bits and use less than a tenth of them, up to 4,084 of 65,535" in warned
+    assert "--white 4095 --force" in warned
+    assert "1 of 481 images have an orientation (EXIF) that cannot be read; they are not turned" in warned
+    again = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=16, white=4095))
+    assert again.fingerprint != dataset.fingerprint
+    assert "have 16 bits" not in "\n".join(messages.warned[len(warned.splitlines()) :])
+
+
+def test_what_a_run_takes_is_measured_and_how_to_rehearse_it(photos, home, call):
+    arguments = ("data", "prepare", "mine", "--from", str(photos), "--size", "16", "--home", str(home.cache))
+    status, _, err = call(*arguments)
+    assert status == 0, err
+    found = re.search(
+        r"first pretrains resnet10-stempool: about (\d+) (s|minutes) on .*\((\d+) steps of ([\d.]+) s", err
+    )
+    assert found, err
+    total = int(found[1]) * {"s": 1, "minutes": 60}[found[2]]
+    assert total == pytest.approx(int(found[3]) * float(found[4]), rel=0.3, abs=1.1)  # both are rounded
+    assert int(found[3]) == own(home)["mine-5shot"].pretraining.steps
+    assert "first pretrains" not in call(*arguments, "--quiet")[2]
 
 
 def test_an_error_is_one_line_whatever_a_file_is_called(photos, call):
@@ -233,7 +296,7 @@ def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home):
 def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
     root = written(tmp_path / "x", [*chain(*USUAL.values())])
     dataset = prepare(home, "seeded", root, False, messages, own=OwnOptions(size=16, split_seed=4))
-    sides = seeded_sides(sorted(names([*chain(*USUAL.values())])), 4)
+    sides = seeded_sides({name: range(20) for name in names([*chain(*USUAL.values())])}, 4)
     assert set(dataset.pool("novel/test").classes) == {name for name, side in sides.items() if side == "novel/test"}
     assert any("--split-seed divides the classes, not the folders test, train, val" in line for line in messages.warned)
     lines = [f"{name},{'test' if side == 'val' else 'val' if side == 'test' else 'base'}"

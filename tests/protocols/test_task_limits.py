@@ -24,6 +24,12 @@ HOSTILE = {
 }
 
 
+def test_a_byte_order_mark_is_no_part_of_a_task_file(tmp_path):
+    text = '[dataset]\nname = "mine"\n[pretraining]\nbackbone = "none"\nsteps = 1\n[pretraining.schedule]\nrate = 0.1\n'
+    (tmp_path / "t.toml").write_text(f"{text}[tasks.mine-5shot]\nshots = 5\n", encoding="utf-8-sig")
+    assert [task.name for task in find(str(tmp_path / "t.toml"))] == ["mine-5shot"]
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_toml_is_refused_in_one_line(name):

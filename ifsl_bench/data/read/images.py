@@ -17,7 +17,7 @@ from typing import Literal
 
 import loky
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ifsl_bench.data.read.archive import Entry, FileTree, what_is
 from ifsl_bench.utils.errors import UserError
@@ -27,6 +27,16 @@ from ifsl_bench.utils.serialization import releasing
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TIFF_BYTES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+FULL = 65_535  # of 16 bits
+TURNS = {  # EXIF's orientation -> what makes the image upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class BadImage(Exception):
@@ -69,15 +79,32 @@ class ImageSpec:
         filter: "cubic" is Pillow's, which averages when it shrinks; "cubic-opencv" is cv2.INTER_CUBIC, which does
             not: four taps (a = -0.75) at any scale, as in the released preparation of tiered-ImageNet.
         upright: whether a rotation recorded by the camera (EXIF) is applied.
+        white: the number that is white in images of more than 8 bits; None for 65,535, which 16 bits can hold.
     """
 
     size: int
     fit: Literal["exact", "stretch", "crop"] = "exact"
     filter: Literal["cubic", "cubic-opencv"] = "cubic"
     upright: bool = False
+    white: int | None = None
 
 
-def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
+@dataclass(frozen=True)
+class Finding:
+    """Facts of a decoded image of which an import reports the number.
+
+    Attributes:
+        side: the shorter side in pixels, before it was resized.
+        turned: False if the camera's orientation was to be applied and cannot be read.
+        brightest: the largest number of an image of 16 bits that uses less than a tenth of its range; else None.
+    """
+
+    side: int
+    turned: bool = True
+    brightest: int | None = None
+
+
+def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, Finding]:
     """Decode an image; greyscale, palette and CMYK become RGB, and transparent pixels are laid on white.
 
     Args:
@@ -85,7 +112,7 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
         spec: Size and fit.
 
     Returns:
-        The image, uint8 [size, size, 3], and the shorter side of the decoded one in pixels.
+        The image, uint8 [size, size, 3], and what an import reports of it.
 
     Raises:
         BadImage: It cannot be decoded, or has the wrong size.
@@ -105,9 +132,15 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
             # A progressive JPEG is in memory at its full size, however small it comes out.
             with _pixels.hold(whole if image.info.get("progressive") else pixels):
                 image.load()
-                turned = ImageOps.exif_transpose(image) if spec.upright else image
+                brightest = int(np.asarray(image).max()) if _is_wide(image, image.format) and not spec.white else FULL
+                coloured = rgb(image, image.format, spec.white)
+                turned = True
+                if spec.upright:
+                    coloured, turned = _upright(image, coloured)
                 # A JPEG that is decoded at a part of its size is at least twice as large as it will be.
-                return _fitted(rgb(turned, image.format), spec), min(image.width, image.height)
+                side = min(image.width, image.height)
+                finding = Finding(side, turned, brightest if 0 < brightest < FULL // 10 else None)
+                return _fitted(coloured, spec), finding
     except UnidentifiedImageError:
         raise BadImage(f"it is no image but {what_is(content[:512])}") from None
     except Image.DecompressionBombError:
@@ -118,29 +151,59 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
         raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
 
 
-def rgb(image: Image.Image, form: str | None = None) -> Image.Image:
+def _upright(image: Image.Image, pixels: Image.Image) -> tuple[Image.Image, bool]:
+    """Turn pixels as the camera recorded it; return them, and False if the record cannot be read.
+
+    Args:
+        image: As it was opened, with its metadata.
+        pixels: Its pixels, perhaps converted.
+    """
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # of damaged metadata: Pillow may raise anything
+        return pixels, False
+    if orientation in TURNS:
+        return pixels.transpose(TURNS[orientation]), True
+    return pixels, orientation in (0, 1)  # unknown, and upright
+
+
+def _is_wide(image: Image.Image, form: str | None) -> bool:
+    """Return whether an image has 16 bits a pixel; PNG has no more, TIFF may."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and form == "PNG")
+
+
+def rgb(image: Image.Image, form: str | None = None, white: int | None = None) -> Image.Image:
     """Convert an image of any mode to RGB.
 
     Args:
         image: The image.
         form: Format of its file, such as "PNG".
+        white: The number that is white in an image of more than 8 bits; None for all that 16 bits can hold.
 
     Raises:
         BadImage: The range of its numbers is unknown.
     """
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I;16") or (image.mode == "I" and form == "PNG"):  # PNG has no more than 16 bits
-        wide = np.asarray(image)
-        if 0 < wide.max() < 256:
-            raise BadImage(f"its 16-bit pixels go to {wide.max()} of 65,535, so they seem to have another range")
-        return Image.fromarray((wide >> 8).astype(np.uint8)).convert("RGB")  # the upper 8 bits
-    if image.mode in ("I", "F"):
-        kind = "32-bit" if image.mode == "I" else "floating-point"
-        raise BadImage(f"its pixels are {kind} numbers of unknown range")
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        numbers = np.asarray(image)
+        if white is not None:
+            if not np.isfinite(numbers).all():
+                raise BadImage("some of its pixels are no numbers")
+            bytes_ = np.rint(np.clip(numbers.astype(np.float64) * (255 / white), 0, 255)).astype(np.uint8)
+            return Image.fromarray(bytes_).convert("RGB")
+        if not _is_wide(image, form):
+            kind = "32-bit" if image.mode == "I" else "floating-point"
+            raise BadImage(f"its pixels are {kind} numbers of unknown range; --white N says which number is white")
+        if 0 < numbers.max() < 256:
+            raise BadImage(
+                f"its 16-bit pixels go to {numbers.max()} of 65,535, so they seem to have another range; --white N "
+                f"says which number is white"
+            )
+        return Image.fromarray((numbers >> 8).astype(np.uint8)).convert("RGB")  # the upper 8 bits
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+        page = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(page, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
 
 
@@ -227,8 +290,8 @@ class Decoded:
     digests: np.ndarray  # uint64 [n], of the pixels
     bad: list[Bad] = field(default_factory=list)  # images that could not be used; their rows hold zeros
     bytes_read: int = 0  # encoded bytes
-    enlarged: int = 0  # number of images with a side shorter than it is now
-    smallest: int = 0  # the shortest of these sides, in pixels; 0 if there is none
+    # Facts of images to be reported, for the manifest: name -> {"images": their number, ...}.
+    facts: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def digest_of(image: np.ndarray) -> int:
@@ -248,14 +311,14 @@ def decode_into(
         advance: Called with numbers of finished images, from this thread.
     """
     result, written = Decoded(np.zeros(len(out), np.uint64)), releasing(out)
-    sizes, sides = np.zeros(len(out), np.int64), np.full(len(out), spec.size)  # bytes, and the shorter one in pixels
+    sizes, findings = np.zeros(len(out), np.int64), [Finding(spec.size)] * len(out)
     Image.init()  # while there is one thread
 
     def work(chunk: Sequence[Item]) -> int:
         for row, name, read in chunk:
             try:
                 content = read()
-                out[row], sides[row] = decode(content, spec)
+                out[row], findings[row] = decode(content, spec)
             except BadImage as error:
                 out[row] = 0
                 result.bad.append((row, name, str(error)))
@@ -273,10 +336,14 @@ def decode_into(
                     advance(count)
     finally:
         pool.shutdown(cancel_futures=True)
-    enlarged = sides[sides < spec.size]
     result.bad.sort()
-    result.bytes_read, result.enlarged = int(sizes.sum()), len(enlarged)
-    result.smallest = int(enlarged.min(initial=spec.size)) if len(enlarged) else 0
+    result.bytes_read = int(sizes.sum())
+    if enlarged := [finding.side for finding in findings if finding.side < spec.size]:
+        result.facts["enlarged"] = {"images": len(enlarged), "smallest": min(enlarged)}
+    if not_turned := sum(not finding.turned for finding in findings):
+        result.facts["not_turned"] = {"images": not_turned}
+    if dark := [finding.brightest for finding in findings if finding.brightest is not None]:
+        result.facts["dark"] = {"images": len(dark), "brightest": max(dark)}
     return result
 
 

@@ -79,9 +79,9 @@ class FeatureFiles(Layout):
                         np.save(context.writer.side_file(name), np.array(digests, np.uint64))
                 stage.advance(1)
         note_duplicates(context, rows, "rows of features", "number by number")
-        zeros = {name: context.writer.pools[name].get("zero_rows", 0) for name in pools}
-        if any(zeros.values()):
-            counts = ", ".join(f"{count:,} of {name}" for name, count in zeros.items() if count)
+        zero_rows = {name: context.writer.pools[name].get("zero_rows", 0) for name in pools}
+        if any(zero_rows.values()):
+            counts = ", ".join(f"{count:,} of {name}" for name, count in zero_rows.items() if count)
             context.reporter.warn(
                 f"{counts}: rows of features that are all zero. They have no direction, so methods that compare by "
                 "cosine guess their class; look for images that could not be read, or for a layer whose units are dead"

@@ -41,6 +41,7 @@ SPELLED = {
     "test": "novel/test",
 }
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
+TEST_SHARE, VAL_SHARE = 0.2, 0.16  # of the classes, where no file or folder divides them
 _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
 
 
@@ -54,21 +55,33 @@ class OwnOptions:
         split_seed: Divides the classes 64/16/20 into base, val and test, if there is no such file.
         size: Height and width of the images; the middle of an image that is not square is taken.
         depth: Number of nested folders in the name of a class; one by default.
+        white: The number that is white in images of more than 8 bits; 65,535 by default.
     """
 
     split: Path | None = None
     split_seed: int | None = None
     size: int | None = None
     depth: int | None = None
+    white: int | None = None
 
     def flags(self) -> list[str]:
         """Return the options that were given, as on the command line."""
-        options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size, "--depth": self.depth}
+        options = {
+            "--split": self.split,
+            "--split-seed": self.split_seed,
+            "--size": self.size,
+            "--depth": self.depth,
+            "--white": self.white,
+        }
         return [name for name, value in options.items() if value is not None]
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON, for the manifest."""
-        common = {"size": self.size or SIZE, **({"depth": self.depth} if self.depth not in (None, 1) else {})}
+        common = {"size": self.size or SIZE}
+        if self.depth not in (None, 1):
+            common["depth"] = self.depth
+        if self.white is not None:
+            common["white"] = self.white
         if self.split is not None:
             return {"split": sha256_json(read_sides(self.split))[:16], **common}
         return {"split_seed": self.split_seed or 0, **common}
@@ -92,6 +105,11 @@ class ImageFolder(Layout):
         folders = find_class_folders(context.files, depth)
         if warning := _nested_warning(folders, depth):
             context.reporter.warn(warning)
+        if folders.respelled:
+            context.reporter.warn(
+                f"{len(folders.respelled):,} classes have several folders, whose names differ only in how Unicode "
+                f"writes accents (NFC or NFD): {first_few(folders.respelled)}; the images in them are taken together"
+            )
         classes, where = folders.classes, "the seeded split"
         sides: Mapping[str, str] | None = None
         if options.split is not None:
@@ -106,10 +124,11 @@ class ImageFolder(Layout):
             context.about["over_folders"] = True
         classes = large_enough(context, {name: classes[name] for name in sides or classes})
         if sides is None:
-            sides = seeded_sides(list(classes), options.split_seed or 0)
+            sides = seeded_sides(classes, options.split_seed or 0)
+            context.reporter.say(f"{where} divides the classes: {_counts(sides)}{_sessions_note(sides)}")
         sides = {name: side for name, side in sides.items() if name in classes}
         check_sides(sides, classes, where)
-        spec = ImageSpec(options.size or SIZE, fit="crop", upright=True)
+        spec = ImageSpec(options.size or SIZE, fit="crop", upright=True, white=options.white)
         import_images(context, divide(classes, sides), spec)
 
 
@@ -122,12 +141,14 @@ class ClassFolders:
         sides: Class -> side of the data set, if the folders above the classes are called after sides.
         folders: These folders, in natural order.
         inner: Class -> the folders of its images, for each class without images outside of them.
+        respelled: Classes in several folders whose names differ only in how Unicode writes accents.
     """
 
     classes: Mapping[str, list[str]]
     sides: Mapping[str, str]
     folders: Sequence[str]
     inner: Mapping[str, Sequence[str]]
+    respelled: Sequence[str] = ()
 
 
 def is_image(path: str) -> bool:
@@ -174,12 +195,15 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
     classes: dict[str, list[str]] = {}
     sides: dict[str, str] = {}
     inner: dict[str, dict[str, None]] = {}
+    spellings: dict[str, set[str]] = {}
     for path, folders in zip(paths, parts, strict=True):
         if len(folders) < start + depth:
             raise UserError(
                 f"{tree.where(path)} lies beside the folders of the classes, not in one; the layout is {form}/<image>"
             )
-        name = nfc("/".join(folders[start : start + depth]))
+        spelling = "/".join(folders[start : start + depth])
+        name = nfc(spelling)
+        spellings.setdefault(name, set()).add(spelling)
         if by_side and sides.setdefault(name, side := SPELLED[nfc(folders[root]).lower()]) != side:
             raise UserError(
                 f"class {name!r} is in several of the folders {', '.join(tops)} of {tree.path}, and novel classes must "
@@ -193,6 +217,7 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
         {name: sides[name] for name in names} if by_side else {},
         tops if by_side else (),
         {name: sorted(inner[name], key=natural) for name in names if "" not in inner[name] and len(inner[name]) > 1},
+        [name for name in names if len(spellings[name]) > 1],
     )
 
 
@@ -241,7 +266,7 @@ def read_sides(path: Path) -> dict[str, str]:
     Raises:
         UserError: There is no such file, column or side, or a class is there twice.
     """
-    text = read_user_file(path, "split", SPLIT_FILE, "utf-8-sig")
+    text = read_user_file(path, "split", SPLIT_FILE)
     content = text.lstrip()  # blank lines may come first
     above = text[: len(text) - len(content)].count("\n")
     reader = csv.DictReader(io.StringIO(content), skipinitialspace=True)
@@ -254,13 +279,18 @@ def read_sides(path: Path) -> dict[str, str]:
     kind = next((columns[c] for c in _CLASS_COLUMNS if c in columns), None)
     side_column = next((columns[c] for c in _SIDE_COLUMNS if c in columns), None)
     if kind is None or side_column is None:
+        separators = {";": "semicolons", "\t": "tabs", "|": "strokes"}
+        other = next((word for mark, word in separators.items() if len(fields) == 1 and mark in fields[0]), None)
+        remedy = f"; it is separated by {other}, save it with commas" if other else ""
         raise UserError(
             f"{path}: its first line must name the columns 'class' and 'split', it is "
-            f"{', '.join(repr(name) for name in fields) or 'empty'}"
+            f"{', '.join(repr(name) for name in fields) or 'empty'}{remedy}"
         )
     sides: dict[str, str] = {}
     for line, row in rows:
-        name, side = nfc(row[kind] or "").strip(), (row[side_column] or "").strip()
+        name, side = nfc(row[kind] or ""), (row[side_column] or "").strip()
+        if f'"{row[kind]}"' not in content:  # in quotes, spaces at the ends of a name belong to it
+            name = name.strip()
         where = f"{path}, line {line}"
         if not name:
             raise UserError(f"{where}: the class is missing")
@@ -304,20 +334,34 @@ def large_enough(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[
     return {name: paths for name, paths in classes.items() if name not in small}
 
 
-def seeded_sides(names: Sequence[str], seed: int) -> dict[str, str]:
+def seeded_sides(classes: Mapping[str, Sequence[object]], seed: int) -> dict[str, str]:
     """Return a side for each class: 20% test, 16% val (at least 5 classes each), the others base.
 
-    Classes are ordered by a hash of seed and name, so a class that is added or removed moves few others.
+    Test has ten classes, which make two sessions, if enough base classes and images are left for episodes. Classes are
+    ordered by a hash of seed and name, so a class that is added or removed moves few others.
 
     Args:
-        names: Of the classes.
+        classes: Class -> its images.
         seed: Of the hash.
     """
-    order = sorted(names, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    test, val = (max(WAYS, round(share * len(names))) for share in (0.2, 0.16))
-    side = ["novel/test"] * test + ["novel/val"] * val + ["base"] * max(0, len(names) - test - val)
-    drawn = dict(zip(order, side, strict=False))
-    return {name: drawn[name] for name in names}
+    order = sorted(classes, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
+    val, test = (_share(len(classes), share) for share in (VAL_SHARE, TEST_SHARE))
+    for novel in (max(test, 2 * WAYS), test):
+        base = order[novel + val :]
+        if len(base) >= 2 * WAYS and sum(len(classes[name]) // 10 for name in base) >= BASE_QUERIES:
+            break
+    sides = {**dict.fromkeys(order[:novel], "novel/test"), **dict.fromkeys(order[novel : novel + val], "novel/val")}
+    return {name: sides.get(name, "base") for name in classes}
+
+
+def _share(classes: int, share: float) -> int:
+    return max(WAYS, round(share * classes))
+
+
+def _sessions_note(sides: Mapping[str, str]) -> str:
+    """Return why novel/test has more classes than its share, for a message; empty if it has not."""
+    usual, novel = _share(len(sides), TEST_SHARE), sum(side == "novel/test" for side in sides.values())
+    return f"; novel/test has {novel} in place of {usual}, for two sessions of {WAYS}" if novel > usual else ""
 
 
 def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]], where: str) -> None:

@@ -46,7 +46,7 @@ class OwnData(DatasetSource):
 
     def recipe(self) -> str:
         divided_by = [self.options.settings(), self.options.split_seed is None]  # else folders may divide the classes
-        return f"data of one's own, 1, {sha256_json(divided_by)[:16]}"
+        return f"data of one's own, 2, {sha256_json(divided_by)[:16]}"
 
     def build(self, context: BuildContext) -> None:
         self.check_name()
@@ -131,7 +131,7 @@ class OwnData(DatasetSource):
         *others, last = tasks
         reporter.say(
             f"tasks {', '.join(others)} and {last} are in {path}; try: ifsl-bench run --method imprint --task "
-            f"{tasks[1]} (with --dry-run it says how long that takes)"
+            f"{tasks[1]} (--dry-run lists what it would do)"
         )
         if not dataset.has("novel/train"):
             reporter.say(
