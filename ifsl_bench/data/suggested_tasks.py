@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,15 +41,28 @@ def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
     return lines
 
 
-def _reason(dataset: Dataset, task: Task) -> str | None:
+def check_feasible(
+    task: Task,
+    starts: Callable[[str], np.ndarray],
+    classes: Callable[[str], Sequence[str]] = lambda pool: (),
+) -> None:
+    """Raise UserError if episodes or sequences of a task cannot be drawn for training, validation or testing.
+
+    Args:
+        task: The task.
+        starts: Of a pool by name, int64 [C + 1]; images of class c are ``starts[c]:starts[c + 1]``.
+        classes: Of a pool by name, the names of its classes.
+    """
     from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
 
-    def starts(pool: str) -> np.ndarray:
-        return dataset.pool(pool).starts
+    for side in SIDES:
+        task_stream(task, side, 0, starts, classes=classes)
 
+
+def _reason(dataset: Dataset, task: Task) -> str | None:
+    """Return why a task is not feasible, or None."""
     try:
-        for side in SIDES:
-            task_stream(task, side, 0, starts, classes=lambda pool: dataset.pool(pool).classes)
+        check_feasible(task, lambda pool: dataset.pool(pool).starts, lambda pool: dataset.pool(pool).classes)
     except UserError as error:
         return str(error).partition("; --")[0]  # without the remedy for one side, which may not serve the others
     return None

@@ -199,7 +199,7 @@ def into_train_and_val(root: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda root: Image.new("RGB", (9, 9)).save(root / "cover.png"), r"cover\.png lies beside the folders"),
+        (lambda root: Image.new("RGB", (9, 9)).save(root / "cover.png"), r"cover\.png is in no folder of a class"),
         (lambda root: [shutil.rmtree(root / n) for n in BIRDS[1:]], "all 10 images are in one folder, .*bird 1, which"),
         (into_train_and_val, "there are .* 0 on novel/test, by the folders train, val"),
         (lambda root: [p.unlink() for n in BIRDS for p in (root / n).glob("image*")], "none of the forms of data set"),

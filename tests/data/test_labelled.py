@@ -196,7 +196,7 @@ WRONG = {
     "no pair": (lambda s: [list(range(40))] * 3, r"image 0 of the train data set is a builtins.int, expected a pair"),
     "broken": (lambda s: setattr(s[0], "show", lambda i: 1 / 0), r"0 of the train data set cannot be read \(Zero"),
     "random": (lambda s: setattr(s[0], "show", lambda i: random.choice([i, i.flip(2), i.flip(1)]) / 255),
-               "another one each time it is read; leave what is random out"),
+               "another one each time it is read; leave random steps out"),
     "few classes": (lambda s: [Subset(s[0], [i for i in range(360) if i % 12 < 9]), *s[1:]],
                     r"10 on base, .*; there are \d+: 9 on base, .*, by what was given"),
     "two": (lambda s: s[:2], "a list of three, .*; this one has 2"),

@@ -175,7 +175,7 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
         where = tree.where("/".join(parts[0])) if parts[0] else str(tree.path)
         raise UserError(
             f"all {len(paths):,} images are in one folder, {where}, which makes one class; give the folder that holds "
-            f"those of all classes, the layout is <root>/<class>/<image>"
+            f"the folders of all classes, the layout is <root>/<class>/<image>"
         )
     root = 0
     while all(len(p) > root for p in parts) and len({p[root] for p in parts}) == 1:
@@ -186,9 +186,9 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
     sides_named = {SPELLED[name.lower()] for name in named}
     if not by_side and "base" in sides_named and len(sides_named) > 1:  # one alone may be a class called "test"
         raise UserError(
-            f"{tree.path} has folders that are called after sides of a data set ({first_few(named)}), and beside them "
-            f"{first_few([name for name in tops if name not in named])}; move these elsewhere, or give one of the "
-            f"sides' folders with --from, whose classes are then divided"
+            f"{tree.path} has folders named after sides of a data set ({first_few(named)}) and others "
+            f"({first_few([name for name in tops if name not in named])}); move the others elsewhere, or give the "
+            f"folder of one side with --from, whose classes are then divided"
         )
     start = root + by_side
     form = "/".join(["<root>", *["<side>"] * by_side, *["<class>"] * (depth == 1), *["<folder>"] * depth * (depth > 1)])
@@ -198,9 +198,7 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
     spellings: dict[str, set[str]] = {}
     for path, folders in zip(paths, parts, strict=True):
         if len(folders) < start + depth:
-            raise UserError(
-                f"{tree.where(path)} lies beside the folders of the classes, not in one; the layout is {form}/<image>"
-            )
+            raise UserError(f"{tree.where(path)} is in no folder of a class; the layout is {form}/<image>")
         spelling = "/".join(folders[start : start + depth])
         name = nfc(spelling)
         spellings.setdefault(name, set()).add(spelling)
@@ -389,10 +387,10 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
         )
     # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.
     tenths = [len(paths) // 10 for name, paths in classes.items() if sides[name] == "base"]
-    held = sum(tenths if shared else (tenth // 2 for tenth in tenths))
-    if held < BASE_QUERIES:
+    queries = sum(tenths if shared else (tenth // 2 for tenth in tenths))
+    if queries < BASE_QUERIES:
         part = "tenth" if shared else "twentieth"
         raise UserError(
             f"episodes have {BASE_QUERIES} queries of base classes; a {part} of each base class's images makes "
-            f"{held} in {counts['base']} classes: more images or more base classes are needed"
+            f"{queries} in {counts['base']} classes: more images or more base classes are needed"
         )

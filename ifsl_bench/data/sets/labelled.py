@@ -1,7 +1,7 @@
 """Labelled images in memory or behind objects of another library, as a data set of one's own.
 
 An object has ``len(data)``, ``data[i]``, a pair (image, label), and perhaps ``data.labels_to_indices`` (label ->
-places) if it has some of the images only, like learn2learn's ``FilteredMetaDataset``. Each image is read twice: first
+indices) if it has some of the images only, like learn2learn's ``FilteredMetaDataset``. Each image is read twice: first
 for its label, size and range, then to be written.
 """
 
@@ -26,7 +26,7 @@ from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import releasing
 
-POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
+POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # side of an object -> side of its classes
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
 # Class of learn2learn -> the data set that its files make, and where they lie below the root that it was given.
 FILES = {"MiniImagenet": ("mini-imagenet-held-out", "."), "TieredImagenet": ("tiered-imagenet-2018", "tiered-imagenet")}
@@ -49,23 +49,23 @@ def files_of(objects: Any) -> tuple[str, Path]:
     kinds = ", ".join(dict.fromkeys(map(_kind_of, inner))) or "nothing"
     choices = "; ".join(f"learn2learn.{kind} for {name}" for kind, (name, _) in FILES.items())
     raise UserError(
-        f"no data set is made of {kinds}; known are {choices}. Other labelled images make a data set of your own: give "
+        f"no data set is made of {kinds}, but of {choices}. Other labelled images make a data set of your own: give "
         f"it a name, as in name='mine'"
     )
 
 
 def _by_side(objects: Any) -> dict[str, Split]:
-    """The objects of a list [train, validation, test] by side.
+    """Return side -> data set of a list [train, validation, test].
 
     Raises:
-        UserError: there are not three, or they say of themselves that they are in another order.
+        UserError: There are not three, or their modes are in another order.
     """
     if len(_listed(objects)) != len(POOL_OF):
         raise UserError(
             f"a data set is made of a list of three, [train, validation, test]; this one has {len(objects)}"
         )
     data = [_unwrapped(value, "Taskset", "TaskDataset") for value in objects]
-    # Where all three say what they are, the list must agree; a part of train may well call itself "test".
+    # If all three have a mode, they must be in this order; a part of train alone may well have the mode "test".
     modes = [MODES.get(str(getattr(_unwrapped(value, "MetaDataset"), "mode", ""))) for value in data]
     if set(modes) == set(POOL_OF) and modes != list(POOL_OF):
         raise UserError(f"the list is to be [train, validation, test]; by their modes its objects are {modes}")
@@ -79,19 +79,19 @@ def _listed(objects: Any) -> list[Any] | tuple[Any, ...]:
 
 
 def _unwrapped(value: Any, *wrappers: str) -> Any:
-    """The data set inside wrappers of learn2learn."""
+    """Return the data set inside wrappers of learn2learn."""
     while _is_exactly(value, *wrappers):
         value = value.dataset
     return value
 
 
 def _is_exactly(value: Any, *names: str) -> bool:
-    """Returns whether a value's class is one of these of learn2learn. A subclass may give other images, and is none."""
+    """Return whether a value's class is one of these of learn2learn; not a subclass, which may have other images."""
     return type(value).__module__.partition(".")[0] == "learn2learn" and type(value).__name__ in names
 
 
 def _kind_of(value: Any) -> str:
-    """A value's class as people know it, "library.Class"."""
+    """Return the name of a value's class, "library.Class"."""
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
@@ -128,12 +128,13 @@ class PixelScale:
     """The numbers that stand for black and white: 0 and 255, or 0 and 1 where no image has any above 1.
 
     Attributes:
-        whole: the name of an image with numbers above 1.
-        divided: the name of one with fractions.
+        whole: Name of an image with numbers above 1.
+        divided: Name of an image with fractions.
     """
 
     def __init__(self) -> None:
-        self.whole, self.divided = "", ""
+        self.whole: str | None = None
+        self.divided: str | None = None
 
     def add(self, image: np.ndarray, what: str) -> None:
         """Note the range of an image.
@@ -153,8 +154,10 @@ class PixelScale:
                 f"0 to 1; images that were normalised, or resized as floats, cannot be undone: leave that step out of "
                 f"the data set's transform"
             )
-        self.whole = what if high > 1 else self.whole
-        self.divided = what if (image != np.rint(image)).any() else self.divided
+        if high > 1:
+            self.whole = what
+        if (image != np.rint(image)).any():
+            self.divided = what
         if self.divided and self.whole:
             raise UserError(f"{self.divided} has values in 0 to 1, {self.whole} larger ones; give all images one range")
 
@@ -167,46 +170,47 @@ class Split:
     """The data set of one side.
 
     Attributes:
-        places: of its images; a wrapper need not have all.
-        digests: uint64 [n], for each place that was read.
-        classes: name -> places of its images, ascending; names are the labels with the side before them, since sides
-            are of different classes whatever their labels. There once :meth:`survey` has been exhausted.
+        indices: Of its images; a wrapper need not have all.
+        digests: uint64 [n], for each index that was read.
+        classes: Name -> indices of its images, ascending; complete once :meth:`survey` is exhausted. A name is the
+            label with the side before it, since sides have different classes whatever their labels.
     """
 
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name, self.where = data, name, f"the {name} data set"
         groups = getattr(data, "labels_to_indices", None)
         with reading(f"{self.where} is a {_kind_of(data)} which cannot be read"):
-            listed = range(len(data)) if groups is None else (place for group in groups.values() for place in group)
-            self.places = sorted({int(place) for place in listed})
+            listed = range(len(data)) if groups is None else (index for group in groups.values() for index in group)
+            self.indices = sorted({int(index) for index in listed})
             self.digests = np.zeros(len(data), np.uint64)
-        if self.places and not 0 <= self.places[0] <= self.places[-1] < len(self.digests):
-            odd = min(self.places[0], 0) or self.places[-1]
+        if self.indices and not 0 <= self.indices[0] <= self.indices[-1] < len(self.digests):
+            odd = min(self.indices[0], 0) or self.indices[-1]
             raise UserError(f"{self.where} names image {odd}, it has {len(self.digests):,}")
         self.classes: dict[str, list[int]] = {}
 
-    def image_name(self, place: int) -> str:
-        return f"image {place} of {self.where}"
+    def image_name(self, index: int) -> str:
+        return f"image {index} of {self.where}"
 
-    def read(self, place: int) -> tuple[np.ndarray, Hashable]:
-        """Return an image [H, W, C] and its label; raise UserError if there is no such pair."""
-        with reading(f"{self.image_name(place)} cannot be read"):
-            item = self.data[place]
+    def read(self, index: int) -> tuple[np.ndarray, Hashable]:
+        """Return an image [H, W, C] and its label; raise UserError if it is no such pair."""
+        name = self.image_name(index)
+        with reading(f"{name} cannot be read"):
+            item = self.data[index]
             if not isinstance(item, (tuple, list)) or len(item) < 2:
-                raise UserError(f"{self.image_name(place)} is a {_kind_of(item)}, expected a pair (image, label)")
-            image = _pixels(item[0], self.image_name(place))
-        with reading(f"the label of {self.image_name(place)} cannot be read"):
+                raise UserError(f"{name} is a {_kind_of(item)}, expected a pair (image, label)")
+            image = _pixels(item[0], name)
+        with reading(f"the label of {name} cannot be read"):
             label: Hashable = item[1].item() if hasattr(item[1], "item") else item[1]
             hash(label)
         return image, label
 
-    def read_again(self, place: int) -> np.ndarray:
-        """Return an image of the survey; raise UserError if it is another one now."""
-        image, _ = self.read(place)
-        if _digest(image) != self.digests[place]:
+    def read_again(self, index: int) -> np.ndarray:
+        """Return an image of the survey; raise UserError if it has changed."""
+        image, _ = self.read(index)
+        if _digest(image) != self.digests[index]:
             raise UserError(
-                f"{self.image_name(place)} is another one each time it is read; leave what is random out "
-                "of the data set's transform"
+                f"{self.image_name(index)} is another one each time it is read; leave random steps out of the data "
+                "set's transform"
             )
         return image
 
@@ -217,31 +221,31 @@ class Split:
             UserError: An image cannot be read.
         """
         groups: dict[Hashable, list[int]] = {}
-        for place in self.places:
-            image, label = self.read(place)
-            groups.setdefault(label, []).append(place)
-            self.digests[place] = _digest(image)
-            yield image, self.image_name(place)
+        for index in self.indices:
+            image, label = self.read(index)
+            groups.setdefault(label, []).append(index)
+            self.digests[index] = _digest(image)
+            yield image, self.image_name(index)
         names = {label: f"{self.name}-{label}" for label in groups}
         if len(set(names.values())) < len(names):  # 1 and "1"
             names = {label: f"{self.name}-{label!r}" for label in groups}
-        self.classes = {printable(names[label]): places for label, places in groups.items()}
+        self.classes = {printable(names[label]): indices for label, indices in groups.items()}
 
 
 def _digest(image: np.ndarray) -> int:
-    """64 bits of a hash over size and numbers of an image."""
+    """Return 64 bits of a hash over size and numbers of an image."""
     head = f"{image.dtype.str}{image.shape}".encode()
     return int.from_bytes(hashlib.sha256(head + image.tobytes()).digest()[:8], "little")
 
 
 class LabelledObjects:
-    """The layout of three objects: the classes of train are the base classes, and tasks have the shared protocol."""
+    """The layout of three objects: classes of train are base classes, and tasks have the shared protocol."""
 
     title: ClassVar[str] = "labelled images from Python"
 
     def __init__(self) -> None:
         self.sides: dict[str, Split] = {}
-        self.range, self.shape = PixelScale(), tuple[int, ...]()
+        self.scale, self.shape = PixelScale(), tuple[int, ...]()
 
     def identity(self, objects: Any, reporter: Reporter) -> str:
         """Read all images and return a hash of them and their labels.
@@ -254,7 +258,7 @@ class LabelledObjects:
             UserError: No data set can be made of the objects.
         """
         self.sides = _by_side(objects)
-        total = sum(len(side.places) for side in self.sides.values())
+        total = sum(len(side.indices) for side in self.sides.values())
         first = ""
         with reporter.stage(f"looking at {total:,} images", total) as stage:
             for side in self.sides.values():
@@ -265,7 +269,7 @@ class LabelledObjects:
                             f"{what} is {_size(image.shape)}, {first} is {_size(self.shape)}; images must be of one "
                             f"size: have the data set's transform resize them, and make them of one kind"
                         )
-                    self.range.add(image, what)
+                    self.scale.add(image, what)
                     stage.advance(1)
         content = hashlib.sha256(b"".join(side.digests.astype("<u8").tobytes() for side in self.sides.values()))
         return sha256_json([content.hexdigest(), {name: side.classes for name, side in self.sides.items()}])
@@ -274,7 +278,7 @@ class LabelledObjects:
         """Write the pools from the objects of :meth:`identity`."""
         side_of = {name: side for side in self.sides.values() for name in side.classes}
         classes = {
-            name: [ListItem(side_of[name].name, place) for place in side_of[name].classes[name]]
+            name: [ListItem(side_of[name].name, index) for index in side_of[name].classes[name]]
             for name in sorted(side_of, key=natural)
         }
         classes = large_enough(context, classes)
@@ -285,14 +289,14 @@ class LabelledObjects:
             for pool in names:
                 files = pools[pool]
                 side = side_of[next(iter(files))]
-                places = np.array([item.index for items in files.values() for item in items], np.int64)
+                indices = np.array([item.index for items in files.values() for item in items], np.int64)
                 with context.writer.pool(pool, pool_labels(files), tuple(files), self.shape) as images:
                     written = releasing(images)
-                    for row, place in enumerate(places.tolist()):
-                        images[row] = self.range.to_bytes(side.read_again(place))
+                    for row, index in enumerate(indices.tolist()):
+                        images[row] = self.scale.to_bytes(side.read_again(index))
                         written(images[row].nbytes)
                         stage.advance(1)
-                    np.save(context.writer.side_file(pool), side.digests[places])
+                    np.save(context.writer.side_file(pool), side.digests[indices])
         note_duplicates(context, pools)
 
 

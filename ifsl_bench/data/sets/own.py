@@ -13,17 +13,8 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import ImageFolder, OwnOptions
 from ifsl_bench.data.source import BuildContext, DatasetSource, Layout
-from ifsl_bench.data.suggested_tasks import RATE, SHOTS, SIDES, STEPS, suggested, task_file
-from ifsl_bench.protocols.tasks.task import (
-    NO_BACKBONE,
-    DataSpec,
-    EpisodeSpec,
-    Evaluation,
-    MetaTraining,
-    Pretraining,
-    Schedule,
-    Task,
-)
+from ifsl_bench.data.suggested_tasks import RATE, SHOTS, STEPS, check_feasible, suggested, task_file
+from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 from ifsl_bench.protocols.tasks.task_files import packaged, parse
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths, quarantine, sha256_json, write_bytes
@@ -74,21 +65,13 @@ class OwnData(DatasetSource):
         Args:
             starts: Pool -> int64 [C + 1]; images of class c are ``starts[c]:starts[c + 1]``.
         """
-        from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
-
-        task = Task(
-            name=self.task_names()[-1],
-            title="",
-            shots=SHOTS,
-            protocol="separate" if "novel/train" in starts else "shared",
-            dataset=DataSpec(name=self.name),
-            pretraining=Pretraining(backbone=NO_BACKBONE, steps=STEPS, schedule=Schedule(rate=RATE)),
-            episode=EpisodeSpec(),
-            meta_training=MetaTraining(),
-            evaluation=Evaluation(),
+        protocol = "separate" if "novel/train" in starts else "shared"
+        pretraining = (
+            f'[pretraining]\nbackbone = "{NO_BACKBONE}"\nsteps = {STEPS}\n[pretraining.schedule]\nrate = {RATE}\n'
         )
-        for side in SIDES:
-            task_stream(task, side, 0, starts.__getitem__)
+        tasks = f'[tasks.{self.task_names()[-1]}]\nshots = {SHOTS}\nprotocol = "{protocol}"\n'
+        (task,) = parse(f'[dataset]\nname = "{self.name}"\n{pretraining}{tasks}', self.name)
+        check_feasible(task, starts.__getitem__)
 
     def has_same_settings(self, dataset: Dataset) -> bool:
         """Return whether a data set was made with these settings."""
@@ -114,7 +97,7 @@ class OwnData(DatasetSource):
         return not named or dataset.fingerprint in named
 
     def write_tasks(self, home: Paths, dataset: Dataset, reporter: Reporter) -> None:
-        """Write the tasks of a data set; a file for other data is kept under another name.
+        """Write the tasks of a data set; a file for other data is renamed.
 
         Args:
             home: Folders of task files.
@@ -126,7 +109,7 @@ class OwnData(DatasetSource):
         tasks = [task.name for task in parse(text, str(path))]  # a wrong file would stop every command that lists tasks
         if os.path.exists(path):
             aside = quarantine(path, "old")
-            reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
+            reporter.warn(f"the tasks of {self.name} are written again; the file for the data before is now {aside}")
         write_bytes(path, text.encode())
         *others, last = tasks
         reporter.say(
