@@ -110,7 +110,7 @@ class Dataset:
             UserError: There is no such pool, or its files may not be read.
             CorruptFile: The labels, or the size or header of the images, are not what was written.
         """
-        entry = entry_of(self.manifest["pools"], name, self.name)
+        entry = pool_entry(self.manifest["pools"], name, self.name)
         images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
         labels = _labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])
         starts = np.append(0, np.cumsum(np.bincount(labels, minlength=len(entry["classes"])))).astype(np.int64)
@@ -128,7 +128,7 @@ class Dataset:
             raise CorruptFile(f"{error}; make it again with {again}") from error
 
 
-def entry_of(pools: Mapping[str, T], name: str, data: str) -> T:
+def pool_entry(pools: Mapping[str, T], name: str, data: str) -> T:
     """Return the entry of a pool.
 
     Args:

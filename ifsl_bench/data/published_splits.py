@@ -296,7 +296,7 @@ class SessionSource(PublishedData):
         """Return class -> session, in the order of the list."""
 
 
-def order_of(data: str, classes: Sequence[str]) -> np.ndarray:
+def session_order(data: str, classes: Sequence[str]) -> np.ndarray:
     """Return the order of the novel classes of a session list, as indices into ``classes``; int64 [T N].
 
     Args:

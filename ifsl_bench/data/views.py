@@ -26,7 +26,7 @@ from ifsl_bench.utils.errors import UserError
 BASE_POOLS = ("base/train", "base/val", "base/test")
 
 
-def chosen_classes(count: int, classes: int) -> np.ndarray:
+def choose_base_classes(count: int, classes: int) -> np.ndarray:
     """Return the base classes that stay, the first in the order of a hash; [count], ascending.
 
     Args:
@@ -61,7 +61,7 @@ class _View:
 TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT), ("base/test", "novel/test")
 
 
-def drawn_base(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
+def draw_base_classes(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
     """Return the base classes of draw ``number`` among the classes of a list.
 
     Args:
@@ -113,7 +113,7 @@ def _regrouped(
     return RegroupedDataset(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, rows, sources)
 
 
-def other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
+def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
     """Return a data set of a published list with the base classes of draw ``number``.
 
     The share of base/val among the training images stays; a hash of the class draws which ones.
@@ -124,7 +124,7 @@ def other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
     """
     train, test = (_rows([dataset.pool(name) for name in names]) for names in (TRAIN_POOLS, TEST_POOLS))
     base = dataset.manifest["pools"]["base/train"]["classes"]
-    chosen = drawn_base([*train], len(base), number)
+    chosen = draw_base_classes([*train], len(base), number)
     val, rest = (len(dataset.pool(name)) for name in ("base/val", "base/train"))
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in (*TRAIN_POOLS, *TEST_POOLS)}
     for name, images in train.items():
@@ -150,7 +150,7 @@ def _rows(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
     return {name: np.concatenate(parts) for name, parts in rows.items()}
 
 
-def check_fewer(name: str, count: int, classes: int) -> None:
+def check_base_classes(name: str, count: int, classes: int) -> None:
     """Raise UserError if a data set has too few base classes.
 
     Args:
@@ -165,7 +165,7 @@ def check_fewer(name: str, count: int, classes: int) -> None:
         )
 
 
-def some_base_classes(dataset: Dataset, count: int) -> Dataset:
+def with_fewer_base_classes(dataset: Dataset, count: int) -> Dataset:
     """Return a data set with fewer base classes.
 
     Args:
@@ -176,8 +176,8 @@ def some_base_classes(dataset: Dataset, count: int) -> Dataset:
         UserError: It has no more than ``count``.
     """
     classes = dataset.manifest["pools"]["base/train"]["classes"]
-    check_fewer(dataset.name, count, len(classes))
-    names = [classes[label] for label in chosen_classes(count, len(classes))]
+    check_base_classes(dataset.name, count, len(classes))
+    names = [classes[label] for label in choose_base_classes(count, len(classes))]
     there = {name: _rows([dataset.pool(name)]) for name in BASE_POOLS if dataset.has(name)}
     rows = {pool: {name: by_class[name] for name in names} for pool, by_class in there.items()}
     return _regrouped(dataset, rows, {pool: [pool] for pool in rows})
@@ -187,7 +187,7 @@ NOVEL = ("novel/val", "novel/test")  # the pools of the other data set
 
 
 @dataclass(frozen=True)
-class Crossed(Dataset):
+class CrossDomainDataset(Dataset):
     """The data set ``base`` with the pools :data:`NOVEL` of ``novel``.
 
     Name, folder and fingerprint are those of ``base``, so that pretrainings on its pools serve both.
@@ -258,7 +258,7 @@ def check_crossing(
             raise UserError(f"novel classes cannot come from data set {novel!r}: it has no pool {pool}")
 
 
-def crossed(base: Dataset, novel: Dataset) -> Crossed:
+def cross_domain(base: Dataset, novel: Dataset) -> CrossDomainDataset:
     """Return a data set with the novel classes of another.
 
     Args:
@@ -278,4 +278,4 @@ def crossed(base: Dataset, novel: Dataset) -> Crossed:
         }
         for pool in NOVEL
     }
-    return Crossed(base.name, base.folder, {**base.manifest, "pools": {**pools, **taken}}, base, novel)
+    return CrossDomainDataset(base.name, base.folder, {**base.manifest, "pools": {**pools, **taken}}, base, novel)

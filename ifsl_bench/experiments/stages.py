@@ -31,7 +31,7 @@ from ifsl_bench.backbones.pretrained import (
     shares_linear_backbone,
 )
 from ifsl_bench.data.datasets import is_prepared
-from ifsl_bench.data.pools import entry_of
+from ifsl_bench.data.pools import pool_entry
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, data_of, fingerprint_of, novel_fingerprint
 from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.experiments.job import Job
@@ -109,7 +109,7 @@ class PrepareData(Stage):
         """Raise :class:`UserError` where episodes cannot be drawn, as far as the metadata show it."""
 
         def starts(pool: str) -> np.ndarray:
-            return entry_of(data.starts, pool, self.task.dataset.name)
+            return pool_entry(data.starts, pool, self.task.dataset.name)
 
         for side in self.sides if data.starts else ():
             protocol_of(self.task).sampler(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))

@@ -33,7 +33,7 @@ from ifsl_bench.backbones.pretrained import (
     shares_linear_backbone,
 )
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.metadata import ensure_of
+from ifsl_bench.data.preparing.metadata import open_data
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.episode_protocol import EPISODES
@@ -153,7 +153,7 @@ class PreparedTask:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return ensure_of(self.task, self.work.home, self.work.reporter)
+        return open_data(self.task, self.work.home, self.work.reporter)
 
     @cached_property
     def pretrained(self) -> Pretrained:

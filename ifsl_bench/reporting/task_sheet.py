@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.contract import corpora_of, is_frozen
-from ifsl_bench.data.preparing.catalogue import state_of
+from ifsl_bench.data.preparing.catalogue import availability
 from ifsl_bench.data.preparing.metadata import metadata_of
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS, seen
@@ -36,9 +36,9 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     data = task.dataset.name
     yield "task", f"{task.name}: {task.title}"
     yield "variant of", task.variant_of and f"{task.variant_of}; rows of the two are not compared"
-    yield "data", f"{data}: {state_of(folders, data)}"
+    yield "data", f"{data}: {availability(folders, data)}"
     if task.novel_from:
-        yield "novel data", f"{task.novel_from}: {state_of(folders, task.novel_from)}"
+        yield "novel data", f"{task.novel_from}: {availability(folders, task.novel_from)}"
     if task.has_base:
         yield "base", _base_classes(task, folders)
     yield protocol_of(task).describe(task)
@@ -63,7 +63,7 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
 
 def _base_classes(task: Task, folders: Paths) -> str:
     try:
-        count = metadata_of(task, folders, lacking=True).base_classes
+        count = metadata_of(task, folders, published_counts=True).base_classes
     except UserError:
         count = 0
     return f"{count} classes" if count else "as many classes as its data have"

@@ -207,11 +207,11 @@ def _classes(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sampler | SequenceSampler:
     """Return the episodes of a side, drawn from the very data that a result was measured on."""
-    from ifsl_bench.data.preparing.metadata import ensure_of
+    from ifsl_bench.data.preparing.metadata import open_data
     from ifsl_bench.utils.progress import Reporter
 
     _prepared(result, task, home)
-    dataset = ensure_of(task, home, Reporter())
+    dataset = open_data(task, home, Reporter())
     protocol = protocol_of(task)
 
     def starts(pool: str) -> np.ndarray:

@@ -26,12 +26,12 @@ from ifsl_bench.data.published_splits import (
     ListedImage,
     SessionSource,
     columns,
-    order_of,
     rows,
+    session_order,
     session_pools,
 )
 from ifsl_bench.data.sets import cifar, cub, mini
-from ifsl_bench.data.views import drawn_base, other_base_classes, some_base_classes
+from ifsl_bench.data.views import draw_base_classes, with_fewer_base_classes, with_other_base_classes
 from ifsl_bench.protocols.sampling.episodes import task_stream
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.store.schema import read as read_result
@@ -78,7 +78,7 @@ def test_sessions_of_the_lists(name, base, sessions, ways):
     class_sessions = source.sessions()
     assert Counter(class_sessions.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
     novel = sorted(c for c, session in class_sessions.items() if session)
-    order = order_of(name, novel)
+    order = session_order(name, novel)
     assert sorted(order) == list(range(sessions * ways))
     assert [class_sessions[novel[i]] for i in order] == [t for t in range(1, sessions + 1) for _ in range(ways)]
 
@@ -150,10 +150,10 @@ def test_cifars_pools_are_those_of_the_list(prepared, cifar):
 def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_path):
     """Training and test images of every class are those that it has in the list, whichever side it is on now."""
     whole = open_dataset(shutil.copytree(prepared.folder, tmp_path / "copy"))
-    view = other_base_classes(whole, 1)
+    view = with_other_base_classes(whole, 1)
     assert (view.fingerprint, view.shape, view.partial) == (whole.fingerprint, whole.shape, True)
     pools = {name: view.pool(name) for name in COUNTS_60_40}
-    base = drawn_base(NAMES, 60, 1)
+    base = draw_base_classes(NAMES, 60, 1)
     assert [set(pools[f"base/{part}"].classes) for part in ("train", "val", "test")] == [base] * 3
     assert set(pools["novel/test"].classes) == set(pools["novel/support"].classes) == set(NAMES) - base
     for name, pool in pools.items():
@@ -174,7 +174,7 @@ def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_pa
         else:
             assert places(pools["novel/support"], name) == [*chain(*train)]
             assert places(pools["novel/test"], name) == test
-    few = some_base_classes(view, 10)
+    few = with_fewer_base_classes(view, 10)
     assert set(few.pool("base/val").classes) < base
     assert np.array_equal(pools["base/test"].images[7], pools["base/test"].images[:9][7])
     with (whole.folder / "novel-support.images.npy").open("r+b") as file:
@@ -185,8 +185,8 @@ def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_pa
 
 
 def test_base_classes_are_a_function_of_number_and_names_alone():
-    assert sorted(drawn_base(NAMES, 3, 1)) == ["cup", "orange", "skunk"], "never changes: results rest on it"
-    assert drawn_base(NAMES[::-1], 60, 1) == drawn_base(NAMES, 60, 1) != drawn_base(NAMES, 60, 2)
+    assert sorted(draw_base_classes(NAMES, 3, 1)) == ["cup", "orange", "skunk"], "never changes: results rest on it"
+    assert draw_base_classes(NAMES[::-1], 60, 1) == draw_base_classes(NAMES, 60, 1) != draw_base_classes(NAMES, 60, 2)
 
 
 def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
@@ -224,7 +224,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
 
     for task in (packaged()[f"{name}-sessions"], packaged()[f"{name}-sessions-published"]):
         assert task.sessions is not None
-        order = order_of(task.novel_data, classes("novel")) if task.sessions.published else None
+        order = session_order(task.novel_data, classes("novel")) if task.sessions.published else None
         sampler = task_stream(task, "test", 0, starts, classes=classes, order=order)
         assert sampler.digest(task.evaluation.episodes) == task.digest
     drawn = sampler.sample(0, 1)
@@ -259,9 +259,9 @@ def test_a_run_on_the_published_order(home, prepared, call, monkeypatch):
 
 def test_a_list_of_sessions_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="data set 'glyphs' has no published list of sessions"):
-        order_of("glyphs", ["a"])
+        session_order("glyphs", ["a"])
     with pytest.raises(UserError, match=r"'cub-sessions' lacks 100 of the 100 novel classes of its list \(101\."):
-        order_of("cub-sessions", BIRDS[:1])
+        session_order("cub-sessions", BIRDS[:1])
 
 
 @pytest.mark.parametrize(

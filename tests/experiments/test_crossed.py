@@ -15,7 +15,7 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
-from ifsl_bench.data.views import crossed
+from ifsl_bench.data.views import cross_domain
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
@@ -231,7 +231,7 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
 def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(hues):
     home = Paths.locate(hues / "home")
     grey, colour = make(home, "beta", size=20), open_dataset(home.data / "hues")
-    dataset = crossed(colour, grey)
+    dataset = cross_domain(colour, grey)
     for name in ("novel/val", "novel/test"):
         pool, plain = dataset.pool(name), grey.pool(name)
         assert pool.images.shape == (*plain.images.shape[:3], 3)
@@ -241,4 +241,4 @@ def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channel
             np.testing.assert_array_equal(pool.images[rows][..., channel], plain.images[rows][..., 0])
     np.testing.assert_array_equal(dataset.pool("base/train").images, colour.pool("base/train").images)
     with pytest.raises(UserError, match="20x20x3 beside 20x20x1"):
-        crossed(grey, colour)
+        cross_domain(grey, colour)

@@ -84,7 +84,7 @@ def listing(home: Paths) -> list[dict[str, str]]:
     return rows
 
 
-def state_of(home: Paths, name: str) -> str:
+def availability(home: Paths, name: str) -> str:
     """Return in words whether a task's data set is there, or what makes it.
 
     Args:
@@ -108,7 +108,7 @@ def task_listing(home: Paths) -> list[dict[str, str]]:
 
     @cache
     def state(name: str) -> str:
-        return state_of(home, name)
+        return availability(home, name)
 
     def order(task: Task) -> tuple[int, str]:
         name = task.dataset.name

@@ -16,11 +16,11 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.views import (
     BASE_POOLS,
     NOVEL,
+    check_base_classes,
     check_crossing,
-    check_fewer,
-    crossed,
-    other_base_classes,
-    some_base_classes,
+    cross_domain,
+    with_fewer_base_classes,
+    with_other_base_classes,
 )
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
@@ -96,23 +96,23 @@ def fingerprint_of(spec: DataSpec, home: Paths) -> str | None:
     return fingerprints[key] or spec.fingerprint
 
 
-def metadata_of(task: Task, home: Paths, lacking: bool = False) -> DatasetMetadata:
+def metadata_of(task: Task, home: Paths, published_counts: bool = False) -> DatasetMetadata:
     """Return the metadata of a task's data, prepared or not; nothing is made.
 
     Args:
         task: The task.
         home: Folders of caches.
-        lacking: Use published counts of data that have to be obtained first.
+        published_counts: Use published counts of data that have to be obtained first.
 
     Raises:
         UserError: The data have to be obtained first, have too few base classes, or do not fit those of the novel
             classes.
     """
     first, *others = data_of(task, home)
-    mine = _outline(first, home, lacking, task.base_classes, task.base_order)
+    mine = _metadata(first, home, published_counts, task.base_classes, task.base_order)
     if not others:
         return mine
-    novel = _outline(others[0], home, lacking)
+    novel = _metadata(others[0], home, published_counts)
     if not (mine.shape and novel.shape):
         return DatasetMetadata(mine.fingerprint, mine.shape, {}, False)
     check_crossing(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
@@ -121,8 +121,8 @@ def metadata_of(task: Task, home: Paths, lacking: bool = False) -> DatasetMetada
     return DatasetMetadata(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
 
 
-def _outline(
-    spec: DataSpec, home: Paths, lacking: bool, base_classes: int | None = None, base_order: int | None = None
+def _metadata(
+    spec: DataSpec, home: Paths, published_counts: bool, base_classes: int | None = None, base_order: int | None = None
 ) -> DatasetMetadata:
     name = spec.name
     if (dataset := prepared(home, name)) is not None:
@@ -131,11 +131,11 @@ def _outline(
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes)
     source = datasets.dataset_source(name) if name in registry.names(registry.DATASETS) else None
-    if source is None or (source.needs_source and not (lacking and source.expected_contents())):
+    if source is None or (source.needs_source and not (published_counts and source.expected_contents())):
         raise UserError(not_prepared(home, spec))
     shape, counts = source.expected_contents() or ((), {})
     if counts and base_classes is not None:
-        check_fewer(name, base_classes, counts["base/train"].classes)
+        check_base_classes(name, base_classes, counts["base/train"].classes)
     starts = {}
     for pool, count in counts.items():
         classes_left = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
@@ -171,7 +171,7 @@ def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
     return task.dataset, specs.get(name, DataSpec(name=name))
 
 
-def ensure_of(task: Task, home: Paths, reporter: Reporter) -> Dataset:
+def open_data(task: Task, home: Paths, reporter: Reporter) -> Dataset:
     """Return the data of a task; they are built now if they are not there and need no files.
 
     Args:
@@ -185,13 +185,13 @@ def ensure_of(task: Task, home: Paths, reporter: Reporter) -> Dataset:
     """
     first, *novel = (_ensure(spec, home, reporter) for spec in data_of(task, home))
     base = _with_base(first, task.base_classes, task.base_order)
-    return crossed(base, *novel) if novel else base
+    return cross_domain(base, *novel) if novel else base
 
 
 def _with_base(dataset: Dataset, base_classes: int | None, base_order: int | None) -> Dataset:
     if base_order is not None:
-        dataset = other_base_classes(dataset, base_order)
-    return dataset if base_classes is None else some_base_classes(dataset, base_classes)
+        dataset = with_other_base_classes(dataset, base_order)
+    return dataset if base_classes is None else with_fewer_base_classes(dataset, base_classes)
 
 
 def _ensure(spec: DataSpec, home: Paths, reporter: Reporter) -> Dataset:

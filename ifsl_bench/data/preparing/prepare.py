@@ -17,7 +17,7 @@ from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_pre
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.read.archive import FileTree, open_tree
 from ifsl_bench.data.sets.folder import OwnOptions
-from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
+from ifsl_bench.data.sets.labelled import LabelledObjects, learn2learn_files
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import BuildContext, DatasetSource, Downloadable
 from ifsl_bench.data.writer import Writer, build
@@ -154,7 +154,7 @@ def prepare_objects(
         UserError: Objects of no known class, unusable content, or a data set that was made from something else.
     """
     if name is None:
-        name, folder = files_of(objects)
+        name, folder = learn2learn_files(objects)
         return prepare(home, name, folder, force, reporter, allow_partial)
     _check_name(name)
     if name in registry.names(registry.DATASETS):

@@ -33,7 +33,7 @@ FILES = {"MiniImagenet": ("mini-imagenet-held-out", "."), "TieredImagenet": ("ti
 _EXACT = 1e-3  # how far 255 times a float may be from a whole number
 
 
-def files_of(objects: Any) -> tuple[str, Path]:
+def learn2learn_files(objects: Any) -> tuple[str, Path]:
     """Return the data set whose files learn2learn has loaded, and their folder.
 
     Raises:
