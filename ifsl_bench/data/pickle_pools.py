@@ -71,28 +71,34 @@ def text(value: object) -> str:
     return str(value) if name else described(value)
 
 
-def integers(value: object, what: str, where: str) -> np.ndarray:
+def integers(value: object, what: str, where: str, images: int | None = None) -> np.ndarray:
     """Return a list or an array of whole numbers as int64 [n].
 
     Args:
         value: Of a pickle.
         what: Its name in messages.
         where: Name of the file in messages.
+        images: Number of images, if the numbers are their labels.
 
     Raises:
-        UserError: It is something else.
+        UserError: It is something else, or not a label for each image.
     """
-    kind = described(value)
+    kind, numbers = described(value), None
     if isinstance(value, (list, tuple)):
         odd = next((i for i, v in enumerate(value) if type(v) is not int or abs(v) >= 1 << 62), None)
         if odd is None:
-            return np.array(value, np.int64)
-        kind += f" whose item {odd} is {'too large a number' if type(value[odd]) is int else described(value[odd])}"
+            numbers = np.array(value, np.int64)
+        else:
+            kind += f" whose item {odd} is {'too large a number' if type(value[odd]) is int else described(value[odd])}"
     elif isinstance(value, np.ndarray):
         kind = f"{value.dtype}{list(value.shape)}"
         if value.dtype.kind in "iu" and value.size == max(value.shape, default=0):
-            return value.reshape(-1).astype(np.int64)
-    raise UserError(f"{what} of {where} is {kind}, expected a list of whole numbers")
+            numbers = value.reshape(-1).astype(np.int64)
+    if numbers is None:
+        raise UserError(f"{what} of {where} is {kind}, expected a list of whole numbers")
+    if images is not None and len(numbers) != images:
+        raise UserError(f"{where} has {images:,} images and {len(numbers):,} labels")
+    return numbers
 
 
 def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> dict[str, list[int]]:
@@ -114,24 +120,6 @@ def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> d
     order = np.argsort(labels, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
     return {names[label]: rows.tolist() for label, rows in zip(present, groups, strict=False)}
-
-
-def labels_of(value: object, what: str, count: int, where: str) -> np.ndarray:
-    """Return the labels of ``count`` images, int64 [count].
-
-    Args:
-        value: Of a pickle.
-        what: Its name in messages.
-        count: Number of images.
-        where: Name of the file in messages.
-
-    Raises:
-        UserError: They are no whole numbers, or of another number.
-    """
-    labels = integers(value, what, where)
-    if len(labels) != count:
-        raise UserError(f"{where} has {count:,} images and {len(labels):,} labels")
-    return labels
 
 
 def names_of(value: object, what: str, where: str) -> list[str]:

@@ -155,7 +155,7 @@ def _labels(path: Path, sha256: str, count: int) -> np.ndarray:
         raise CorruptFile(f"{path} does not hold the labels that were written: its checksum differs")
     labels: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
     if labels.shape != (count,) or labels.dtype != np.int64:
-        raise CorruptFile(f"{path} holds {labels.dtype}{list(labels.shape)}, the manifest says int64[{count}]")
+        raise CorruptFile(f"{path} holds {labels.dtype}{list(labels.shape)}, not the manifest's int64[{count}]")
     return labels
 
 

@@ -1,6 +1,11 @@
 """Published splits and session lists, packaged in ``ifsl_bench.tasks``, and the checks of imports against them.
 
 A choice of images that is not published is drawn by a hash.
+
+The session lists are those of TOPIC (Tao et al., CVPR 2020), CEC (Zhang et al., CVPR 2021) and most papers after them.
+They name training images of base classes, five of each novel class, and test images of both. Of a base class, a hash
+draws training images for base/val, on which options and biases are chosen. Test images of novel classes are novel/test,
+their other images novel/support, the five of the lists first.
 """
 
 from __future__ import annotations

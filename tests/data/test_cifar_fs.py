@@ -191,7 +191,7 @@ def test_it_is_downloaded_checked_and_made_and_nothing_else_stays(served, small,
     status, _, err = call(*prepare_it, "--force")
     assert (status, "cannot be downloaded here (" in err) == (2, True)
     for arguments, message in (
-        (("tiny", "--download"), "has to be got by hand, docs/data.md says where"),
+        (("tiny", "--download"), "cannot be downloaded by a program; docs/data.md lists the addresses"),
         (("glyphs", "--download"), "needs no files: leave --download out"),
         (("cifar-fz", "--download"), "did you mean 'cifar-fs'"),
         (("cifar-fs", "--download", "--from", "x"), "leave one of them out"),

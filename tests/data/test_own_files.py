@@ -288,7 +288,7 @@ def test_the_same_classes_in_train_and_val_are_no_division_of_classes(tmp_path, 
 def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home):
     """It would be a class, and the sides classes too."""
     root = touched(tmp_path / "images", *(f"{folder}/1.png" for folder in [*chain(*USUAL.values()), "extra/x"]))
-    message = r"sides of a data set \(test, train, val\), and beside them extra; move these"
+    message = r"sides of a data set \(test, train, val\) and others \(extra\); move the others elsewhere"
     refused(home, "mine", root, message, own=SMALL)
     assert "test" in classes_of(touched(tmp_path / "plain", "test/1.png", "a/1.png")), "a class may be called that"
 

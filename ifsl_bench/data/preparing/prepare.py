@@ -376,7 +376,10 @@ def downloadable(name: str) -> Downloadable:
     if not source.needs_source:
         raise UserError(f"data set {name!r} needs no files: leave --download out")
     if not isinstance(source, Downloadable):
-        raise UserError(f"data set {name!r} has to be got by hand, docs/data.md says where; then: {command(name)}")
+        raise UserError(
+            f"data set {name!r} cannot be downloaded by a program; docs/data.md lists the addresses. Then: "
+            f"{command(name)}"
+        )
     return source
 
 

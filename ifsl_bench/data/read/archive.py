@@ -179,7 +179,7 @@ class FileTree(ABC):
         if twice := [a.path for a, b in itertools.pairwise(entries) if a.path == b.path]:
             raise UserError(
                 f"{self.path} holds {len(twice)} files twice under the same name ({first_few(twice)}), and which is "
-                f"meant is unclear; pack the archive anew"
+                f"meant is unclear; pack the archive again"
             )
         return entries
 

@@ -4,11 +4,8 @@ CIFAR-FS has 64 base, 16 + 20 novel classes of 600 images, 32x32; their sides ar
 has its 500 training images and then its 100 test images, in the order of the files. The authors divide classes alone;
 a hash draws the images of base classes for base/val and base/test.
 
-The session lists are those of TOPIC (Tao et al., CVPR 2020), CEC (Zhang et al., CVPR 2021) and most papers after
-them: 60 base classes, 40 novel ones, in the order of their labels. They name all 500 training images of a base class,
-five of a novel class, and all 100 test images of both. Of a base class, a hash draws 50 training images for base/val,
-on which options and biases are chosen. Novel classes have their test images in novel/test and the others in
-novel/support, those of the lists first.
+The session lists (see :mod:`ifsl_bench.data.published_splits`) have 60 base and 40 novel classes, in the order of their
+labels. They name all 500 training images of a base class, of which 50 are for base/val, and all 100 test images.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
-from ifsl_bench.data.pickle_pools import copy_pools, images_array, labels_of, load_dict, names_of, rows_by_class
+from ifsl_bench.data.pickle_pools import copy_pools, images_array, integers, load_dict, names_of, rows_by_class
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
     HELD_OUT,
@@ -78,7 +75,7 @@ class Cifar100(Layout):
             where = context.files.where(entry)
             value = load_dict(context.files, entry, ("data", "fine_labels"))
             arrays.append(images_array(value["data"], "'data'", where, (32 * 32 * 3,)))
-            labels.append(labels_of(value["fine_labels"], "'fine_labels'", len(arrays[-1]), where))
+            labels.append(integers(value["fine_labels"], "'fine_labels'", where, len(arrays[-1])))
             rows_by_class(labels[-1], dict(enumerate(names)), where)
         pools = self.pools(context, names, *labels)
         images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files

@@ -5,11 +5,9 @@ Look at Few-shot Classification, ICLR 2019): every second class is a base class,
 validation and one for testing. A hash draws the images of base classes for base/val and base/test. Whole images are
 stretched to a square; bounding boxes are not used.
 
-The session lists are those of TOPIC (Tao et al., CVPR 2020), CEC (Zhang et al., CVPR 2021) and most papers after
-them: 100 base classes, 100 novel ones, in the order of their numbers. They name 30 training images of a base class,
-five of a novel class, and 11 to 30 test images of each. Of a base class, a hash draws eight training images for
-base/val, on which options and biases are chosen. Novel classes have their test images in novel/test and the others,
-about 30, in novel/support, those of the lists first.
+The session lists (see :mod:`ifsl_bench.data.published_splits`) have 100 base and 100 novel classes, in the order of
+their numbers. They name 30 training images of a base class, of which eight are for base/val, and 11 to 30 test images
+of each class; novel/support has about 30.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def learn2learn_files(objects: Any) -> tuple[str, Path]:
     kinds = ", ".join(dict.fromkeys(map(_kind_of, inner))) or "nothing"
     choices = "; ".join(f"learn2learn.{kind} for {name}" for kind, (name, _) in FILES.items())
     raise UserError(
-        f"no data set is made of {kinds}, but of {choices}. Other labelled images make a data set of your own: give "
-        f"it a name, as in name='mine'"
+        f"no data set is made of {kinds}; they are made of {choices}. Other labelled images make a data set of your "
+        f"own: give it a name, as in name='mine'"
     )
 
 

@@ -5,11 +5,8 @@
 variants have other ones: ``mini-imagenet-ilsvrc`` draws them from ILSVRC-2012, ``mini-imagenet-held-out`` holds them
 out of the 600 a class that mini-ImageNet itself has.
 
-The session lists are those of TOPIC (Tao et al., CVPR 2020), CEC (Zhang et al., CVPR 2021) and most papers after
-them: 60 base classes, 40 novel ones. They give each class 500 training and 100 test images, and name five of the 500
-as a novel class's supports. Of a base class, a hash draws 50 training images for base/val, on which options and
-biases are chosen. Novel classes have their test images in novel/test and the others in novel/support, those of the
-lists first.
+The session lists (see :mod:`ifsl_bench.data.published_splits`) have 60 base and 40 novel classes. They give each class
+500 training images, of which 50 of a base class are for base/val, and 100 test images.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from ifsl_bench.data.pickle_pools import (
     copy_pools,
     images_array,
     integers,
-    labels_of,
     load_dict,
     required,
     rows_by_class,
@@ -112,7 +108,7 @@ class LwofPickles(Layout):
 
 def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
     """Return wnid -> rows, from a label for each row and a label for each wnid."""
-    labels = labels_of(value["labels"], "'labels'", count, where)
+    labels = integers(value["labels"], "'labels'", where, count)
     if not isinstance(value["catname2label"], dict):
         raise UserError(f"'catname2label' of {where} is no dict of class names and labels")
     numbers = integers(list(value["catname2label"].values()), "'catname2label'", where).tolist()

@@ -76,7 +76,7 @@ def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[st
     """
     lists = []
     for name in (NAMES, SYNSETS):
-        entry = required(tree, name, f"{what}, by which classes are known")
+        entry = required(tree, name, f"{what}, with the names of its classes")
         lists.append([line.strip() for line in tree.read(entry).decode("utf-8", "replace").rstrip().splitlines()])
     names, wnids = lists
     if len(names) != len(wnids):
