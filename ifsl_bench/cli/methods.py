@@ -94,7 +94,7 @@ def _describe(name: str, style: str) -> None:
 
 def _check(name: str, style: str) -> None:
     from ifsl_bench.plugin.find_method import find_method
-    from ifsl_bench.plugin.rules import check_contract
+    from ifsl_bench.plugin.rules import check_contract, remark_on_ties
     from ifsl_bench.plugin.session_contract import check_session_rules
     from ifsl_bench.reporting.table import plain_table
 
@@ -105,6 +105,8 @@ def _check(name: str, style: str) -> None:
     show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
+    if remark := remark_on_ties(*asked):
+        say(f"\nRemark: {remark}", style)
 
 
 @click.command(epilog=examples("cite", "cite lr+a lin2024", "cite mini-5shot >> paper.bib"))

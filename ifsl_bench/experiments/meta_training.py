@@ -242,7 +242,8 @@ class MetaTrainer:
             raise UserError(f"method {self.name!r} has parameters, but its logits in training do not depend on them")
         for parameter in self.method.parameters():
             parameter.grad = None
-        loss.backward()
+        with answering(self.name, self.method):
+            loss.backward()
         for prediction, _ in answers:
             solves.add(prediction)
         self.optimiser.step(self.spec.schedule.at(step, self.spec.steps))
@@ -313,10 +314,13 @@ def by_session(
         group = support.labels[:, at] - (t - 1) * method.ways
         session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
         queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
-        with answering(name, method):
+        with answering(name, method, session, queries, method.base):
             learned = returned(SessionOutput, method.learn, session, state)
             state, answer = learned.state, returned(Prediction, method.answer, learned.state, queries)
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
-        shape = episodes, queries.features.shape[1], classes + t * method.ways
-        checked = (check_prediction if numbers else check_form)(name, prediction, *shape)
-        yield checked, batch.labels[met].unflatten(0, (episodes, -1))
+        count, novel = queries.features.shape[1], t * method.ways
+        if numbers:
+            check_prediction(name, prediction, batch.masked, count, novel)
+        else:
+            check_form(name, prediction, episodes, count, classes + novel)
+        yield prediction, batch.labels[met].unflatten(0, (episodes, -1))

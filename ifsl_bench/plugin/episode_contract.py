@@ -41,8 +41,7 @@ class ContractProbe:
     def answer(self) -> Prediction:
         """Return the method's answer, checked for its form; see :func:`check_prediction`."""
         prediction = ask(self.method, self.name, self.support, self.query)
-        (episodes, queries), classes = self.query.features.shape[:2], self.masked.shape[1] + self.method.ways
-        return check_prediction(self.name, prediction, episodes, queries, classes)
+        return check_prediction(self.name, prediction, self.masked, self.query.features.shape[1], self.method.ways)
 
     def logits(self) -> Tensor:
         """Return the joint logits [E, Q, K + N], -inf where ``masked``."""
@@ -54,7 +53,13 @@ class ContractProbe:
         return replace(self, method=method_in_double(self.method), support=support, query=query)
 
     def with_search_flag(self) -> ContractProbe:
-        """Return the same question with :attr:`searches` as one answer shows it."""
+        """Return the same question with :attr:`searches` as one answer shows it.
+
+        Raises:
+            UserError: the method writes into what it is given, which may spoil that answer and all later ones.
+        """
+        if broken := leaves_its_input(self):
+            raise UserError(f"method {self.name!r} breaks the contract: {broken}")
         return replace(self, searches=comes_of_search(self.answer()))
 
     def part(self, episode: int) -> ContractProbe:
@@ -113,6 +118,20 @@ def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
 
 
+def ties(logits: Tensor) -> str | None:
+    """Return a remark where several classes share a query's highest logit, None where none do.
+
+    Args:
+        logits: the joint logits of some queries, [E, Q, C].
+    """
+    shared = int(((logits == logits.amax(-1, keepdim=True)).sum(-1) > 1).sum())
+    if not shared:
+        return None
+    share = f"in {shared} of {logits[..., 0].numel()} queries that the contract is checked on"
+    precise = "" if logits.dtype in (torch.float32, torch.float64) else "; float32 would tell most of them apart"
+    return f"{share} several classes have the highest logit ({logits.dtype}), and the first of them is taken{precise}"
+
+
 def repeats(probe: ContractProbe) -> str | None:
     """A second call gives the same answer, whatever was answered between."""
     first = probe.logits()
@@ -127,7 +146,8 @@ def leaves_its_input(probe: ContractProbe) -> str | None:
     named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
     parts = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     before = {name: value.detach().clone() for name, value in parts.items()}
-    probe.logits()
+    with answering(probe.name, probe.method):
+        probe.method(probe.support, probe.query)
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
     return f"it writes into {changed[0]}" if changed else None
 

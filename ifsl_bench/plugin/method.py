@@ -118,8 +118,9 @@ class Prediction:
     """A method's answer to a batch.
 
     Attributes:
-        logits: [E, Q, K + N], base classes first. The harness sets base classes that are hidden, or not in the softmax
-            at all, to -inf.
+        logits: [E, Q, K + N], base classes first, finite and best in float32: among bfloat16 numbers many are equal.
+            The harness sets base classes that are hidden, or not in the softmax at all, to -inf; a method may as well,
+            but no other class.
         statistics: numbers for each episode, name -> [E], that the result summarises (solver steps, ...). One called
             ``solver_unconverged`` is 1 (or NaN) for an episode whose inner solve did not converge; a run says how many.
             Where names begin with ``solver_``, the contract allows for a search that rounding sends elsewhere.
@@ -134,6 +135,10 @@ class Prediction:
     logits: Tensor
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     adjoint: AdjointReport | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.logits, Tensor) and type(self.logits) is not Tensor:  # two subclasses may not be compared
+            object.__setattr__(self, "logits", self.logits.as_subclass(Tensor))
 
 
 MemoryPolicy = Literal["none", "supports"]  # of earlier sessions' images
@@ -416,6 +421,8 @@ def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
 
 
 R = TypeVar("R", SessionOutput, Prediction)
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of logits
+NUMBERS = (*FLOATS[:3], torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # of statistics
 
 
 def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
@@ -435,31 +442,69 @@ def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
     return value
 
 
+def failure(error: BaseException, method: type[Method], base: Base) -> str:
+    """Return place, class and message of an exception from a method's code, and what may explain it.
+
+    Args:
+        error: the exception.
+        method: the class of the method; a place in the folder of its file is preferred to one in a library.
+        base: that the method was made with.
+    """
+    hint = ""
+    if isinstance(error, AttributeError) and error.name == "labels" and isinstance(error.obj, Query):
+        hint = "; the labels of queries are withheld from methods"
+    elif base.images is None and isinstance(error, TypeError) and "NoneType" in str(error):
+        hint = "; Base.images is None, since this data set has only the means of its base classes, not their images"
+    file = getattr(sys.modules.get(method.__module__), "__file__", None) or ""
+    return f"{where(error, among=file)}{type(error).__name__}: {error}{hint}"
+
+
 @contextmanager
-def answering(name: str, method: Method) -> Iterator[None]:
+def refusing_writes(name: str, *given: Base | Support | Query) -> Iterator[None]:
+    """Refuse a method that changes a tensor in place which it is given.
+
+    PyTorch counts such changes. Those through NumPy are found where values are compared: in a run's first episodes.
+
+    Args:
+        name: the method's name in errors.
+        given: what the block must leave as it is.
+
+    Raises:
+        UserError: a tensor was changed; the message names it.
+    """
+    tensors = {f"{type(of).__name__.lower()}.{key}": x for of in given for key, x in vars(of).items() if _counts(x)}
+    before = [x._version for x in tensors.values()]
+    yield
+    for (key, x), version in zip(tensors.items(), before, strict=True):
+        if x._version != version:
+            raise UserError(f"method {name!r} breaks the contract: it writes into {key}")
+
+
+def _counts(value: Any) -> bool:
+    """Return whether this is a tensor that counts the changes in it."""
+    return isinstance(value, Tensor) and not value.is_inference()
+
+
+@contextmanager
+def answering(name: str, method: Method, *given: Base | Support | Query) -> Iterator[None]:
     """Re-raise errors of a method as :class:`UserError` that names it.
 
     Args:
         name: the method's name in errors.
         method: the one that is at work in the block.
+        given: what it must leave as it is, see :func:`refusing_writes`.
 
     Raises:
-        UserError: the method refuses the episodes, or fails; the message names the place.
+        UserError: the method fails, and the message names the place; or it changes what it is given.
     """
     try:
-        yield
+        with refusing_writes(name, *given):
+            yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
-    except ValueError as error:  # what solvers say of episodes that no solve can make sense of
-        raise UserError(f"method {name!r} cannot work on these episodes: {error}") from error
-    except Exception as error:
-        labels = isinstance(error, AttributeError) and error.name == "labels" and isinstance(error.obj, Query)
-        more = "; the labels of queries are withheld from methods" if labels else ""
-        file = getattr(sys.modules.get(type(method).__module__), "__file__", None) or ""
-        raise UserError(
-            f"method {name!r} failed: {where(error, among=file)}{type(error).__name__}: {error}{more} "
-            "(ifsl-bench --traceback ... prints all of it)"
-        ) from error
+    except (Exception, SystemExit) as error:
+        told = failure(error, type(method), method.base)
+        raise UserError(f"method {name!r} failed: {told} (ifsl-bench --traceback ... prints all of it)") from error
 
 
 def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
@@ -474,7 +519,7 @@ def ask(method: Method, name: str, support: Support, query: Query) -> Prediction
     Raises:
         UserError: as :func:`answering`, and for logits on another device.
     """
-    with answering(name, method):
+    with answering(name, method, support, query, method.base):
         prediction = method(support, query)
     logits = getattr(prediction, "logits", None)
     if isinstance(logits, Tensor) and logits.device != query.features.device:
@@ -486,7 +531,7 @@ def ask(method: Method, name: str, support: Support, query: Query) -> Prediction
 
 
 class NonFinite(UserError):
-    """A method answered with NaN or +inf."""
+    """A method answered with NaN or +inf, or with -inf for a class in play."""
 
 
 def check_form(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
@@ -506,9 +551,9 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
     if not isinstance(prediction, Prediction):
         raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
     logits = prediction.logits
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        kind = f"of {logits.dtype}" if isinstance(logits, Tensor) else f"as {_shape(logits)}"
-        raise UserError(f"method {name!r} returned logits {kind}, expected a torch.Tensor of floating point numbers")
+    if not isinstance(logits, Tensor) or logits.dtype not in FLOATS or logits.layout is not torch.strided:
+        kind = f"of {logits.dtype}, {logits.layout}" if isinstance(logits, Tensor) else f"as {_shape(logits)}"
+        raise UserError(f"method {name!r} returned logits {kind}, expected a dense torch.Tensor of torch.float32")
     shape, expected = tuple(logits.shape), (episodes, queries, classes)
     if shape != expected:
         raise UserError(
@@ -521,14 +566,29 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
             f"method {name!r} returned statistics of type {type_name}, expected name -> tensor; {{}} for none"
         )
     for key, value in prediction.statistics.items():
+        if not isinstance(key, str):
+            raise UserError(f"method {name!r} returned a statistic named {key!r}, expected a str")
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
             raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")
+        if value.dtype not in NUMBERS or value.device != logits.device:
+            raise UserError(
+                f"method {name!r} returned statistic {key!r} of {value.dtype} on {value.device}, expected float32, "
+                f"int64 or bool on {logits.device}"
+            )
     return prediction
 
 
-def bad_episodes(prediction: Prediction) -> Tensor:
-    """Return [E] bool, whether any of an episode's logits is NaN or +inf."""
-    return ~(prediction.logits < torch.inf).flatten(1).all(1)  # a comparison with NaN is False
+def bad_episodes(prediction: Prediction, masked: Tensor) -> Tensor:
+    """Return [E] bool, whether any of an episode's logits is NaN or +inf, or -inf for a class in play.
+
+    Args:
+        prediction: the method's answer, logits [E, Q, K + N].
+        masked: [E, K] bool, the base classes that are out of the softmax.
+    """
+    logits, novel = prediction.logits, prediction.logits.shape[-1] - masked.shape[-1]
+    in_play = ~nn.functional.pad(masked, (0, novel)).unsqueeze(1)
+    bad = ~(logits < torch.inf) | ((logits == -torch.inf) & in_play)  # a comparison with NaN is False
+    return bad.flatten(1).any(1)
 
 
 def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
@@ -545,28 +605,29 @@ def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a b
     """
     if bad:
         raise NonFinite(
-            f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} {of}, "
-            f"expected finite ones (or -inf for a class that is out of play)"
+            f"method {name!r} returned NaN or infinite logits in {bad} of {episodes} {of}, "
+            f"expected finite ones (or -inf for a base class that is out of play)"
         )
 
 
-def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int, *of: str) -> Prediction:
+def check_prediction(name: str, prediction: Any, masked: Tensor, queries: int, novel: int, *of: str) -> Prediction:
     """Check a method's answer; waits for the device.
 
     Args:
         name: the method's name in errors.
         prediction: its answer.
-        episodes: E.
+        masked: [E, K] bool, the base classes that are out of the softmax.
         queries: Q, of each episode.
-        classes: base and novel ones, K + N.
+        novel: novel classes of an episode, N.
         of: name of the batch in errors, if any, see :func:`check_numbers`.
 
     Raises:
-        NonFinite: logits that are NaN or +inf.
+        NonFinite: logits that are NaN or infinite, but for -inf of ``masked`` classes.
         UserError: as :func:`check_form`.
     """
-    check_form(name, prediction, episodes, queries, classes)
-    check_numbers(name, int(bad_episodes(prediction).sum()), episodes, *of)
+    episodes, classes = masked.shape
+    check_form(name, prediction, episodes, queries, classes + novel)
+    check_numbers(name, int(bad_episodes(prediction, masked).sum()), episodes, *of)
     return prediction
 
 

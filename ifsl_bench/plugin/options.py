@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 import torch
 
-from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, failure, refusing_writes
 from ifsl_bench.plugin.space import RATE, Choices, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
 from ifsl_bench.utils.errors import UserError, one_line, unknown, where
@@ -251,14 +251,17 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
         UserError: the constructor refuses an option, fails, or does not call :class:`Method`'s.
     """
     try:
-        instance = method(base, ways, **options)
+        with refusing_writes(method.__qualname__, base):
+            instance = method(base, ways, **options)
     except UserError:
         raise
-    except Exception as error:
-        reason = f"{where(error, among=inspect.getsourcefile(method) or '')}{type(error).__name__}: {error}"
-        raise UserError(f"method {method.__qualname__} cannot be made: {reason}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"method {method.__qualname__} cannot be made: {failure(error, method, base)}") from error
     if not all(hasattr(instance, name) for name in ("_parameters", "base", "ways")):
         raise UserError(f"{method.__qualname__}.__init__ does not call super().__init__(base, ways)")
+    if not isinstance(instance.base, Base):
+        kind = type(instance.base).__name__
+        raise UserError(f"{method.__qualname__}.__init__ sets self.base to {kind}; leave it the ifsl_bench.Base")
     instance.__dict__["_made_with"] = dict(options)
     return instance
 
@@ -383,7 +386,7 @@ def defaults(method: type[Method], task: Task) -> dict[str, Any]:
         own = method.defaults(task)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{where(error)}{type(error).__name__}: {error}"
         raise UserError(f"{method.__qualname__}.defaults failed: {reason}") from error
     if not isinstance(own, dict):
@@ -496,3 +499,9 @@ def check_method(method: Any, called_in_error: str = "") -> None:
     if strange := [key for key in method.session_grid if key not in method.grid]:
         raise UserError(f"{called}.session_grid names {strange[0]!r}, which is no option of its grid")
     grid_of(method, sessions=True)
+    default = {name: option.default for name, option in options.items()}
+    for name in ("label", "keeps_supports", "gpu_min_episodes"):
+        try:
+            getattr(method, name)(*[called] * (name == "label"), default)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"{called}.{name} failed: {where(error)}{type(error).__name__}: {error}") from error

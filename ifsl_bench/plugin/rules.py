@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, ContractProbe, Rule, differs
-from ifsl_bench.plugin.method import Base, Method, Query, Support
+from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, ContractProbe, Rule, differs, leaves_its_input, ties
+from ifsl_bench.plugin.method import Base, Method, Query, Support, answering, failure
 from ifsl_bench.plugin.options import make_method, remade
 from ifsl_bench.utils.errors import UserError
 
@@ -74,6 +74,19 @@ def copies_do_not_meet(probe: ContractProbe) -> str | None:
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else None
 
 
+def says_what_data_lack(probe: ContractProbe) -> str | None:
+    """Where data have no images of base classes, the method works, or a UserError says that it needs them."""
+    base, kind = replace(probe.method.base, images=None), type(probe.method)
+    try:
+        method = kind(base, probe.method.ways, **probe.method.__dict__.get("_made_with", {})).double().eval()
+        method(probe.support, probe.query)
+    except UserError:
+        return None
+    except (Exception, SystemExit) as error:
+        return f"it fails where Base.images is None, as of features that are given: {failure(error, kind, base)}"
+    return None
+
+
 def learns(probe: ContractProbe) -> str | None:
     """Every parameter gets a finite gradient."""
     method = copy.deepcopy(probe.method).train()
@@ -87,7 +100,8 @@ def learns(probe: ContractProbe) -> str | None:
         classes = logits.shape[-1]
         shown = torch.isfinite(logits[:, 0]).int()  # [E, K + N]
         labels = (shown * torch.arange(1, classes + 1)).argmax(-1, keepdim=True).expand(logits.shape[:2])
-        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        with answering(probe.name, method):
+            F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     for name, parameter in parameters.items():
         if parameter.grad is None:
             return f"parameter {name} gets no gradient"
@@ -101,6 +115,7 @@ RULES: tuple[Rule, ...] = (
     keeps_hidden_classes_out,
     ignores_the_order_of_support,
     copies_do_not_meet,
+    says_what_data_lack,
     learns,
 )
 
@@ -158,6 +173,9 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
+            if broken := leaves_its_input(made_up(name, kind, options, *case)):  # it would spoil the other rules too
+                yield _words(leaves_its_input), broken
+                return
             first = made_up(name, kind, options, *case).with_search_flag()
         except UserError as error:
             with_base = "no base classes" if regular else "hidden base classes" if hide else "all base classes"
@@ -171,4 +189,23 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
             except UserError as error:
                 breaches[rule] = str(error)
     for rule, broken in breaches.items():
-        yield (rule.__doc__ or "").strip().split("\n")[0].rstrip("."), broken
+        yield _words(rule), broken
+
+
+def _words(rule: Rule) -> str:
+    return (rule.__doc__ or "").strip().split("\n")[0].rstrip(".")
+
+
+@torch.no_grad()
+def remark_on_ties(name: str, kind: type[Method], options: Mapping[str, Any]) -> str | None:
+    """Return a remark where a method's logits on made-up episodes are of low precision, or many are equal.
+
+    Args:
+        name: the method's name in errors.
+        kind: its class.
+        options: of its constructor.
+    """
+    logits = made_up(name, kind, options, 5, False, False).logits()
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        return f"its logits are {logits.dtype}, where classes tie and the first of them is taken; return float32"
+    return ties(logits)

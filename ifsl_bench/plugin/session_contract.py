@@ -162,11 +162,11 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
     """
     with answering(name, method):
         episode = method(supports[0], query)
-        (episodes, queries), classes = query.features.shape[:2], supports[0].hidden.shape[1]
-        check_prediction(name, episode, episodes, queries, classes + method.ways, FIRST)
+        hidden, queries = supports[0].hidden, query.features.shape[1]
+        check_prediction(name, episode, hidden, queries, method.ways, FIRST)
         learner = SessionLearner(method, supports, query, comes_of_search(episode))
         answer = returned(Prediction, method.answer, learner.state(), query)
-        check_prediction(name, answer, episodes, queries, classes + 2 * method.ways, f"{FIRST} after session 2")
+        check_prediction(name, answer, hidden, queries, 2 * method.ways, f"{FIRST} after session 2")
         for rule in RULES:
             if (broken := rule(learner)) and not (rule in OF_ANSWERS and holds_in_double(rule, learner)):
                 raise UserError(f"method {name!r} breaks the contract: {broken}")

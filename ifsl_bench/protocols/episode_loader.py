@@ -43,9 +43,10 @@ def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Pr
         numbers: whether its logits are looked at too, for which an accelerator has to be waited for.
     """
     episodes, queries = batch.labels.shape
-    classes = batch.support.hidden.shape[1] + method.ways
     prediction = ask(method, name, batch.support, batch.query)
-    return (check_prediction if numbers else check_form)(name, prediction, episodes, queries, classes)
+    if numbers:
+        return check_prediction(name, prediction, batch.masked, queries, method.ways)
+    return check_form(name, prediction, episodes, queries, batch.support.hidden.shape[1] + method.ways)
 
 
 class EpisodeLoader(Loader):
@@ -275,7 +276,7 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
         base_queries: in each episode.
 
     Raises:
-        NonFinite: logits that are NaN or +inf.
+        NonFinite: logits that are NaN or infinite, but for -inf of classes out of play.
     """
     count = _by_kernel if kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
     counts, statistics, margins, pairs, right, bad = count(prediction, batch, base_queries)
@@ -318,7 +319,14 @@ def _in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> Counte
     counts = [(right & of_side).sum(1) for of_side in (~batch.novel, batch.novel) for right in (joint, alone)]
     margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float().masked_fill(~alone, torch.nan)
     right = torch.stack([joint, alone])
-    values = (bad_episodes(prediction), margin, batch.novel, right, *counts, *prediction.statistics.values())
+    values = (
+        bad_episodes(prediction, batch.masked),
+        margin,
+        batch.novel,
+        right,
+        *counts,
+        *prediction.statistics.values(),
+    )
     bad, margin_values, is_novel, right_values, *rest = to_host(values)
     sides = (margin_values[of_side].reshape(len(margin_values), -1) for of_side in (~is_novel, is_novel))
     margins = Margins(*sides)

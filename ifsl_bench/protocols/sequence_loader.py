@@ -22,6 +22,7 @@ from ifsl_bench.plugin.method import (
     State,
     Support,
     answering,
+    bad_episodes,
     check_form,
     check_numbers,
     masked_logits,
@@ -339,10 +340,10 @@ class SessionEvaluator:
         self.name, self.loader = name, loader
         self.supports_kept = loader.keeps_supports(method) if supports_kept is None else supports_kept
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
-        with answering(name, method):
+        pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
+        with answering(name, method, loader.base, pool, method.base):
             self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
             self._base = method.base_logits(loader.base)[0]  # [B, K]
-            pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
             self._novel = method.base_logits(pool)[0]  # [images, K]
             if isinstance(method, AdditiveClassifier):
                 self._queries, self._pool = method.transform_query(loader.base), method.transform_query(pool)
@@ -418,7 +419,8 @@ class SessionEvaluator:
             UserError, NonFinite: as :meth:`answered`.
         """
         ((prediction, _),) = self._after_each(method, batch, self.sessions)
-        self._check((prediction.logits,), len(batch))
+        bad = int(bad_episodes(prediction, batch.hidden).sum())
+        check_numbers(self.name, bad, len(batch), "sequences of a batch")
         return masked_logits(prediction, batch.hidden).argmax(-1)
 
     def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
@@ -438,8 +440,9 @@ class SessionEvaluator:
 
     def _grown(self, method: AdditiveClassifier, batch: SequenceBatch) -> Answered:
         count, sessions = len(batch), self.sessions
-        with answering(self.name, method):
-            learned = _learned(method, batch)
+        supports = batch.supports if method.uses_earlier_logits else [batch.at_once()]
+        with answering(self.name, method, *supports, self._queries, self._pool, method.base):
+            learned = _learned(method, supports, (count, sessions))
             states = [session.state for session in learned]
             logits, base = self._of_novel_classes(method, states, batch)
         own = torch.arange(self.ways, device=logits.device).repeat_interleave(self.loader.sampler.queries)
@@ -452,6 +455,7 @@ class SessionEvaluator:
         novel_base = self._novel_base(batch).unflatten(1, (sessions, -1))
         base = _best_so_far(base)
         self._check((base[:, -1], highest[:, -1], first, novel_base), count)  # the best so far keep a NaN
+        self._check((base[:, 0], highest[:, 0]), count)  # and lose a -inf
         answers = Answers(
             base_right,
             _margin(first.unsqueeze(1), base),
@@ -495,14 +499,14 @@ class SessionEvaluator:
         step_by_step = whole is None and not self.supports_kept
         state: State = None
         for t in range(1, self.sessions + 1):
-            with answering(self.name, method):
+            support, query = batch.supports[t - 1], batch.queries(t)
+            queries, classes = query.features.shape[1], self.classes + t * self.ways
+            with answering(self.name, method, support, query, method.base):
                 if step_by_step:
-                    learned = returned(SessionOutput, method.learn, batch.supports[t - 1], state)
+                    learned = returned(SessionOutput, method.learn, support, state)
                     state = learned.state
                 if t < first:
                     continue
-                query = batch.queries(t)
-                queries, classes = query.features.shape[1], self.classes + t * self.ways
                 if whole is not None:
                     prediction = Prediction(whole.logits[:, :queries, :classes], whole.statistics)
                 elif self.supports_kept:
@@ -551,7 +555,7 @@ class SessionEvaluator:
     def _of_every_image(self, method: Method, batch: SequenceBatch) -> Prediction:
         """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
         query, every = batch.queries(self.sessions), []
-        with answering(self.name, method):
+        with answering(self.name, method, query, method.base):
             for at in range(len(batch)):
                 of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
                 every.append(self._whole(batch.every_image(at), of_one))
@@ -559,8 +563,8 @@ class SessionEvaluator:
         return Prediction(torch.cat([answer.logits for answer in every]), numbers)
 
     def _check(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
-        """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""
-        bad = torch.stack([~(part < torch.inf).flatten(1).all(1) for part in logits]).any(0)
+        """Raises :class:`NonFinite` where the best logits of some sequence are NaN or infinite."""
+        bad = torch.stack([~part.isfinite().flatten(1).all(1) for part in logits]).any(0)
         check_numbers(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
 
 
@@ -586,13 +590,16 @@ def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
 
 
-def _learned(method: AdditiveClassifier, batch: SequenceBatch) -> list[SessionOutput]:
-    """Learns each session of the batch."""
+def _learned(method: AdditiveClassifier, supports: Sequence[Support], shape: tuple[int, int]) -> list[SessionOutput]:
+    """Learns each session of a batch of sequences.
+
+    Args:
+        method: that learns.
+        supports: of each session; where earlier logits are not used, all at once.
+        shape: sequences and sessions.
+    """
     if not method.uses_earlier_logits:
-        whole, shape = (
-            returned(SessionOutput, method.learn_classes, batch.at_once(), None),
-            batch.support_rows.shape[:2],
-        )
+        whole = returned(SessionOutput, method.learn_classes, supports[0], None)
         columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
         statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
         return [
@@ -603,7 +610,7 @@ def _learned(method: AdditiveClassifier, batch: SequenceBatch) -> list[SessionOu
             for t in range(shape[1])
         ]
     learned: list[SessionOutput] = []
-    for support in batch.supports:
+    for support in supports:
         query = method.transform_query(Query(support.features, support.base_logits))
         states = [session.state for session in learned]
         parts = [side_by_side(states)] if states and method.per_class_state else states

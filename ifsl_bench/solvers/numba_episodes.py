@@ -193,13 +193,16 @@ def count(
     queries, classes = logits.shape[1], masked.shape[1]
     shown = np.empty(classes, logits.dtype)
     for e in range(begin, end):
-        none = False
+        none, out_of_range = False, 0
         base_at = novel_at = base_joint = base_alone = novel_joint = novel_alone = 0
         for q in range(queries):
             row = logits[e, q]
             none |= bad(row)
             for k in range(classes):
                 shown[k] = -np.inf if masked[e, k] else row[k]
+                out_of_range |= (row[k] == -np.inf) & (not masked[e, k])
+            for n in range(classes, len(row)):
+                out_of_range |= row[n] == -np.inf
             base, novel, label = largest(shown), largest(row[classes:]), labels[e, q]
             margin = np.float32(np.inf) if novel == -np.inf else np.float32(base - novel)
             if of_novel[e, q]:
@@ -223,4 +226,4 @@ def count(
             for j in range(novel_margins.shape[1]):
                 total += base_margins[e, i] > novel_margins[e, j]
                 total += base_margins[e, i] >= novel_margins[e, j]
-        pairs[e], wrong[e] = total, none
+        pairs[e], wrong[e] = total, none or out_of_range != 0

@@ -62,7 +62,7 @@ def method(request):
 @pytest.mark.parametrize("hide", [False, True])
 def test_shape_and_finiteness(method, hide):
     support, query = make_episodes(method.base, hide)
-    prediction = check_prediction(method.registered, method(support, query), E, Q, K + N)
+    prediction = check_prediction(method.registered, method(support, query), support.hidden, Q, N)
     logits = masked_logits(prediction, support.hidden)
     visible = torch.cat([~support.hidden, torch.ones(E, N, dtype=torch.bool)], 1).unsqueeze(1).expand_as(logits)
     assert torch.isfinite(logits[visible]).all()

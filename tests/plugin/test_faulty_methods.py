@@ -14,8 +14,9 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import at_edge, points
 from ifsl_bench.experiments.trained_models import Solves
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.method import AdditiveClassifier, Prediction
-from ifsl_bench.plugin.options import check_method, space_of
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Prediction
+from ifsl_bench.plugin.options import check_method, make_method, space_of
+from ifsl_bench.plugin.rules import check_contract
 from ifsl_bench.protocols.loader import Evaluated
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.utils.errors import UserError
@@ -58,12 +59,33 @@ DECLARED = {
     "grid = {'a': (1, 2)}": "X.grid names 'a', which is no option of its space",
     "defaults = classmethod(lambda cls, task: {'nothing': 1})": "defaults names 'nothing'",
     "space = {1: Range(0, 1)}": "X.space names 1, which is none of its options",
+    "def __init__(self, base, ways): raise SystemExit(3)": "X cannot be made: .*x.py line 7: SystemExit: 3",
+    "def __init__(self, base, ways): super().__init__(base, ways); base.weight.zero_()": "it writes into base.weight",
+    "def __init__(self, base, ways): super().__init__(base, ways); self.base = 1": "X.__init__ sets self.base to int",
+    "label = classmethod(lambda cls, name, options: options['no'])": "X.label failed: .*x.py line 7: KeyError: 'no'",
+    "keeps_supports = classmethod(lambda cls, options: exit(4))": "X.keeps_supports failed: .* SystemExit: 4",
+    "gpu_min_episodes = classmethod(lambda cls, options: 1 // 0)": "X.gpu_min_episodes failed: .*ZeroDivision",
 }  # fmt: skip
 ANSWERED = {
-    "return Prediction(logits.numpy())": "method 'X' returned logits as ndarray, expected a torch.Tensor",
-    "return Prediction((1000 * logits).long())": "method 'X' returned logits of torch.int64, expected .* floating",
+    "return Prediction(logits.numpy())": "method 'X' returned logits as ndarray, expected a dense torch.Tensor",
+    "return Prediction((1000 * logits).long())": "method 'X' returned logits of torch.int64, .* expected a dense",
     "return Prediction(logits[..., 1:])": r"'X' returned logits of shape \[8, 50, 12\], expected \[8, 50, 13\]",
-    "return Prediction(logits * torch.nan)": "returned NaN or .inf logits in 8 of 8 episodes of a batch",
+    "return Prediction(logits * torch.nan)": "returned NaN or infinite logits in 8 of 8 episodes of a batch",
+    "return Prediction(logits.masked_fill(logits == logits, -torch.inf))": "infinite logits in 8 of 8 episodes",
+    "logits[..., -1] = -torch.inf; return Prediction(logits)": "infinite logits in 8 of 8 episodes",
+    "logits[..., 0] = -torch.inf; return Prediction(logits)": "infinite logits in 8 of 8 episodes",
+    "return Prediction(logits.masked_fill(torch.tensor(len(logits) > 8), -torch.inf))": r"infinite logits in (\d+) of ",
+    "raise ValueError('mine')": "method 'X' failed: .*x.py line 12: ValueError: mine",
+    "raise SystemExit(3)": "method 'X' failed: .*x.py line 12: SystemExit: 3",
+    "support.labels[0] += 1; logits += support.class_means(5)[:, :1, :1]; return Prediction(logits)": "it writes into ",
+    "support.labels.numpy()[0] = 7; return Prediction(logits)": "breaks the contract: it writes into support.labels",
+    "support.hidden[:] = True; return Prediction(logits)": "breaks the contract: it writes into support.hidden",
+    "support.hidden.numpy()[:] = True; return Prediction(logits)": "breaks the contract: it writes into support.hidden",
+    "len(logits) > 8 and query.features.zero_(); return Prediction(logits)": "it writes into query.features",
+    "len(logits) > 8 and self.base.weight.zero_(); return Prediction(logits)": "it writes into base.weight",
+    "return Prediction(logits.to_sparse())": "returned logits of torch.float32, torch.sparse_coo, expected a dense",
+    "return Prediction(logits, {'a': logits[:, 0, 0].bfloat16()})": "statistic 'a' of torch.bfloat16 on cpu",
+    "return Prediction(logits, {1: logits[:, 0, 0]})": "returned a statistic named 1, expected a str",
     "return Prediction(logits, {'a': torch.zeros(1)})": r"statistic 'a' as a tensor of shape \[1\], expected \[8\]",
     "return Prediction(logits, None)": "method 'X' returned statistics of type NoneType, expected name -> tensor",
     "return Prediction(logits, {'a': np.zeros(len(logits))})": "statistic 'a' as ndarray",
@@ -112,6 +134,45 @@ def test_an_answer_of_another_type_is_one_line(jobs):
         with pytest.raises(UserError, match=message) as caught:
             api.run_job(made_jobs[0], work)
         assert "\n" not in str(caught.value)
+
+
+def test_logits_of_a_new_tensor_subclass_in_each_call_are_taken_as_tensors(jobs):
+    columns = []
+    for answer in ("logits", "logits.as_subclass(type('Own', (torch.Tensor,), {}))"):
+        made_jobs, work = jobs("pass", f"return Prediction({answer})")
+        columns.append(api.run_job(made_jobs[0], work).episodes.column("novel_joint"))
+    assert np.array_equal(*columns)
+
+
+def test_a_run_and_the_check_remark_on_ties(tmp_path, clusters, task, call):
+    how = ("--task", task, "--episodes", "20", "-q", "--home", str(clusters / "home"))
+    for answer, remarks in (
+        ("logits", False),
+        ("logits.sign()", True),
+        ("logits.bfloat16()", None),
+    ):
+        (tmp_path / "x.py").write_text(START.format("", f"return Prediction({answer})"))
+        status, _, err = call("run", "--rerun", "--method", f"{tmp_path / 'x.py'}:X", *how)
+        assert status == 0
+        assert remarks is None or ("several classes have the highest logit" in err) == remarks, err
+    status, out, _ = call("methods", "--check", f"{tmp_path / 'x.py'}:X")
+    assert (status, "\nRemark: its logits are torch.bfloat16" in out) == (0, True)
+
+
+def test_a_method_that_needs_images_of_base_classes_says_so(tmp_path, call):
+    """Of features that are given there are only the means; a run names what is missing, the check finds it before."""
+    (tmp_path / "x.py").write_text(
+        START.format(
+            "def __init__(self, base, ways):\n        super().__init__(base, ways); self.images = base.images()",
+            "return Prediction(logits)",
+        )
+    )
+    status, out, _ = call("methods", "--check", f"{tmp_path / 'x.py'}:X")
+    assert (status, "it fails where Base.images is None" in " ".join(out.split())) == (2, True)
+    kind = find_method(f"{tmp_path / 'x.py'}:X")[0].method
+    with pytest.raises(UserError, match=r"line 8: TypeError: .*; Base.images is None, since this data set has only"):
+        make_method(kind, Base(torch.eye(3), torch.zeros(3), torch.eye(3)), 2, {})
+    assert not [broken for _, broken in check_contract("ranpac", find_method("ranpac")[0].method, {}) if broken]
 
 
 def test_a_solve_that_ends_at_nan_has_not_converged():
