@@ -105,7 +105,7 @@ def _check(name: str, style: str) -> None:
     show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
-    if remark := remark_on_ties(*asked):
+    if remark := remark_on_ties(*arguments):
         say(f"\nRemark: {remark}", style)
 
 
