@@ -4,6 +4,11 @@ A block ``console`` has commands, which begin with "$ ", each followed by its ou
 an empty folder with an empty home. A block ``python`` whose first line is a comment with a file's name is written to
 that file. What is printed to standard error (progress, mostly) is left out. With ``--check`` nothing is written: every
 command has to end well.
+
+A number of a sentence is followed by a comment with a regular expression, whose group is that number in the outputs
+above it, the last one where there are several; it is written with them:
+
+    Your row is 2.79<!-- output: ^Acc\\. +-(\\S+) --> points below `acastle`.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(?P<kind>console|python)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+\.py)\n")
+NUMBER = re.compile(r"(?P<number>\d[\d,]*(\.\d+)?)(?P<mark><!-- output: (?P<pattern>.+?) -->)")
 
 
 class Failed(Exception):
@@ -41,13 +47,13 @@ def printed(command: str, folder: Path) -> str:
     """What a command prints to standard output, without spaces at the ends of lines.
 
     Raises:
-        Failed: it ended with another status than 0, or with a message of ifsl-bench's.
+        Failed: it ended with another status than 0, or with a message of ifsl-bench's or a traceback.
     """
     print(f"$ {command}", file=sys.stderr, flush=True)
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600
     )
-    error_line = re.search(r"^ifsl-bench: ", done.stderr, re.MULTILINE)  # its status is lost in a pipe
+    error_line = re.search(r"^(ifsl-bench: |Traceback )", done.stderr, re.MULTILINE)  # its status is lost in a pipe
     if done.returncode or error_line:
         raise Failed(f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}")
     return re.sub(r"[ \t]+$", "", done.stdout.replace(str(folder), "~"), flags=re.MULTILINE).rstrip("\n")
@@ -64,7 +70,23 @@ def transcribed(text: str, folder: Path) -> str:
         parts = (f"$ {command}\n{printed(command, folder)}".rstrip() + "\n" for command in commands(match["body"]))
         return f"```console\n{''.join(parts)}```"
 
-    return BLOCK.sub(block, text)
+    return numbered(BLOCK.sub(block, text))
+
+
+def numbered(text: str) -> str:
+    """Return a page whose marked numbers are those of the outputs above them.
+
+    Raises:
+        Failed: no output above has such a number.
+    """
+
+    def number(match: re.Match[str]) -> str:
+        above = "".join(part["body"] for part in BLOCK.finditer(text, 0, match.start()) if part["kind"] == "console")
+        if not (found := re.findall(match["pattern"], above, re.MULTILINE)):
+            raise Failed(f"no output above has the number of {match['mark']}")
+        return f"{found[-1]}{match['mark']}"
+
+    return NUMBER.sub(number, text)
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
