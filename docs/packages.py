@@ -18,6 +18,7 @@ ORDER = [
     "data/sets",
     "data/preparing",
     "backbones",
+    "recipes",
     "protocols",
     "store",
     "experiments",

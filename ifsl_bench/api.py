@@ -47,6 +47,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     train: Mapping[str, Any] | None = None,
     seed: int = 0,
     episodes: int | None = None,
+    recipe: str | Sequence[str] = (),
     change: Mapping[str, int | str] | None = None,
     tune: int = 0,
     calibrate: bool = False,
@@ -75,6 +76,8 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
         episodes: the number of test episodes, from the first on; the task's own number by default, which may be
             exceeded.
+        recipe: how the backbone is trained, a name or file with options as ``closer.beta=1``, or a list of these; the
+            task's own by default.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see
             :mod:`ifsl_bench.protocols.tasks.variants`.
         tune: the number of settings of the method's space, its default among them, to choose from on validation
@@ -99,6 +102,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         ('imprint.episodes=20', 0)
     """
     single = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
+    single = single and (isinstance(recipe, str) or len(recipe) < 2)
     if work is not None and (home is not None or results is not None):
         raise UserError("work has folders of its own; give home and results to ifsl_bench.workspace(...) instead")
     if progress is None:
@@ -110,7 +114,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     _check_seeds(seed, seeds)
     config = RunConfig(
         _listed(method), _listed(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,
-        calibrate, make_change(change or {}),
+        calibrate, make_change(change or {}), recipes=[recipe] if isinstance(recipe, str) else recipe,
     )  # fmt: skip
     jobs = make_jobs(config if single else _expanded(config, work), work.home)
     if remark := unused_training_options(

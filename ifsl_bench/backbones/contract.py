@@ -8,7 +8,7 @@ which are used as they are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -31,6 +31,11 @@ class Backbone(nn.Module):
     """
 
     features: int
+
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """The parts of the network in order, whose composition is ``forward``; recipes may work between two."""
+        return [self]
 
 
 @dataclass(frozen=True)

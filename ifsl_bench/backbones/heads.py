@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.backbones.networks import CosineHead, LinearHead, PrecomputedFeatures, make_head
-from ifsl_bench.backbones.pretrained import Pretrained, in_percent, pretraining_key
+from ifsl_bench.backbones.pretrained import RECIPE_FIELDS, Pretrained, in_percent, pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState
@@ -204,7 +204,11 @@ def fit_cosine_head(
             head, solve = fit_head("cosine", rows, labels, classes, decay, torch.device("cpu"))
             how = "cosine head in float64, on the features of the linear one"
         info: dict[str, Any] = {
-            **{name: linear.info[name] for name in ("seed", "processes", "device", "bf16") if name in linear.info},
+            **{
+                name: linear.info[name]
+                for name in ("seed", "processes", "device", "bf16", *RECIPE_FIELDS)
+                if name in linear.info
+            },
             "finished": True,
             "epoch": 0,
             "seconds": linear.info["seconds"] + time.perf_counter() - start,

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.device import free_memory
-from ifsl_bench.backbones.networks import Normalise
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import Pretraining
@@ -162,7 +161,7 @@ def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int,
 class HostFeed:
     """Feeds a network on the CPU: a thread gathers and augments the next batch from the map."""
 
-    def __init__(self, pool: Pool, normalise: Normalise) -> None:
+    def __init__(self, pool: Pool, normalise: Callable[[Tensor], Tensor]) -> None:
         self.pool, self.normalise = pool, normalise
 
     def batches(self, epoch: Epoch) -> Batches:
@@ -185,7 +184,7 @@ class DeviceFeed:
             step are, from pinned memory and one step ahead.
     """
 
-    def __init__(self, pool: Pool, normalise: Normalise, device: torch.device, resident: bool) -> None:
+    def __init__(self, pool: Pool, normalise: Callable[[Tensor], Tensor], device: torch.device, resident: bool) -> None:
         self.pool, self.normalise, self.device = pool, normalise, device
         self.images = _copy_pool(pool.images, device) if resident else None  # [n, H, W, C], or [n, D]
 
@@ -208,7 +207,7 @@ class DeviceFeed:
         return self.normalise(chosen), part[1]
 
 
-def make_feed(pool: Pool, normalise: Normalise, device: torch.device) -> HostFeed | DeviceFeed:
+def make_feed(pool: Pool, normalise: Callable[[Tensor], Tensor], device: torch.device) -> HostFeed | DeviceFeed:
     """Make what brings the images of a pool to a network.
 
     Args:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -66,11 +66,18 @@ class ResNet10(Backbone):
         """Prepare images for the blocks."""
         return self.stem(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(self._enter(x)).mean((2, 3), keepdim=True)
-        x = self.mix(F.relu(self.norm(x)))
+    def _leave(self, x: Tensor) -> Tensor:
+        """Turn what the blocks give into features."""
+        x = self.mix(F.relu(self.norm(x.mean((2, 3), keepdim=True))))
         x = F.relu(self.mix_norm(F.dropout(x, 0.1, self.training))).flatten(1)
         return F.dropout(self.out(x), 0.1, self.training)
+
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        return in_stages(self._enter, [[block] for block in self.blocks], self._leave)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._leave(self.blocks(self._enter(x)))
 
 
 class ResNet10StemPool(ResNet10):
@@ -81,6 +88,34 @@ class ResNet10StemPool(ResNet10):
 
     def _enter(self, x: Tensor) -> Tensor:
         return F.max_pool2d(self.stem(x), 2, ceil_mode=True)
+
+
+def _average(x: Tensor) -> Tensor:
+    """Average maps [B, C, H, W] over their pixels, [B, C]."""
+    return x.mean((2, 3))
+
+
+def in_stages(
+    enter: Callable[[Tensor], Tensor], layers: Sequence[Iterable[nn.Module]], leave: Callable[[Tensor], Tensor]
+) -> list[Callable[[Tensor], Tensor]]:
+    """Return one function for each layer of a network; the first begins with the images, the last ends with features.
+
+    Args:
+        enter: what comes before the first layer.
+        layers: the modules of each layer, which follow one another.
+        leave: what comes behind the last layer.
+    """
+
+    def stage(number: int) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            x = enter(x) if number == 0 else x
+            for module in layers[number]:
+                x = module(x)
+            return leave(x) if number == len(layers) - 1 else x
+
+        return run
+
+    return [stage(number) for number in range(len(layers))]
 
 
 class _Block12(nn.Module):
@@ -114,10 +149,14 @@ class ResNet12(Backbone):
         for i, (inner, outer) in enumerate(itertools.pairwise(widths), 1):
             self.add_module(f"layer{i}", nn.Sequential(_Block12(inner, outer, norm)))
 
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        return in_stages(nn.Identity(), [[layer] for layer in self.children()], _average)
+
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.children():
             x = layer(x)
-        return x.mean((2, 3))
+        return _average(x)
 
 
 def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
@@ -166,10 +205,92 @@ class ResNet18GN(Backbone):
         blocks = [_BasicBlock(a, b, 1 + (a < b), last=i == 7) for i, (a, b) in enumerate(itertools.pairwise(widths))]
         self.blocks = nn.Sequential(*blocks)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _enter(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(x)))
-        x = F.max_pool2d(_same_padding(x, 3, 2, value=-torch.inf), 3, 2)
-        return self.blocks(x).mean((2, 3))
+        return F.max_pool2d(_same_padding(x, 3, 2, value=-torch.inf), 3, 2)
+
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        return in_stages(self._enter, [self.blocks[i : i + 2] for i in range(0, 8, 2)], _average)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _average(self.blocks(self._enter(x)))
+
+
+class _PlainBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm; a 1x1 convolution with batch norm where the shortcut changes shape."""
+
+    def __init__(self, inner: int, outer: int, stride: int, momentum: float) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = (
+            nn.Conv2d(inner, outer, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outer, momentum=momentum),
+        )
+        self.conv2, self.bn2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False), nn.BatchNorm2d(outer, momentum=momentum)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inner != outer:
+            norm = nn.BatchNorm2d(outer, momentum=momentum)
+            self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + self.downsample(x))
+
+
+class _PlainResNet(Backbone):
+    """A stem, then layers of blocks of two convolutions, each layer but the first with half the pixels."""
+
+    widths: ClassVar[tuple[int, ...]]
+    blocks: ClassVar[int]  # of a layer
+    kernel: ClassVar[int] = 3  # of the stem; 7 halves the pixels and pools, too
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+        self.features = self.widths[-1]
+        stride = 2 if self.kernel == 7 else 1
+        self.conv1 = nn.Conv2d(channels, self.widths[0], self.kernel, stride, self.kernel // 2, bias=False)
+        self.bn1 = nn.BatchNorm2d(self.widths[0], momentum=norm_momentum)
+        inner = self.widths[0]
+        for i, width in enumerate(self.widths):
+            blocks = [_PlainBlock(inner, width, 2 if i else 1, norm_momentum)]
+            blocks += [_PlainBlock(width, width, 1, norm_momentum) for _ in range(self.blocks - 1)]
+            self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
+            inner = width
+
+    def _enter(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        return F.max_pool2d(x, 3, 2, 1) if self.kernel == 7 else x
+
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        layers = [[getattr(self, f"layer{i + 1}")] for i in range(len(self.widths))]
+        return in_stages(self._enter, layers, _average)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class ResNet20(_PlainResNet):
+    """The CIFAR network of He et al. (CVPR 2016) as few-shot class-incremental papers have it: 64 features.
+
+    Shortcuts that change shape are 1x1 convolutions; 271,824 parameters with 3 input channels.
+    """
+
+    widths, blocks = (16, 32, 64), 3
+
+
+class ResNet18(_PlainResNet):
+    """ResNet-18 with a 7x7 stem and pooling: 512 features, 11,176,512 parameters with 3 input channels."""
+
+    widths, blocks, kernel = (64, 128, 256, 512), 2, 7
+
+
+class ResNet18Stem3(_PlainResNet):
+    """ResNet-18 with a 3x3 stem that keeps all pixels, for small images: 512 features, 11,168,832 parameters."""
+
+    widths, blocks = (64, 128, 256, 512), 2
 
 
 class ResNetSmall(Backbone):
@@ -189,9 +310,16 @@ class ResNetSmall(Backbone):
         self.norm = norm(192)
         self.out = nn.Linear(192 * 4, self.features)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.blocks(self.stem(x))))
+    def _leave(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(x))
         return self.out(F.adaptive_avg_pool2d(x, 2).flatten(1))
+
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        return in_stages(self.stem, [[block] for block in self.blocks], self._leave)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._leave(self.blocks(self.stem(x)))
 
 
 class Identity(Backbone):
@@ -310,7 +438,17 @@ def channels_last(network: Backbone, device: torch.device) -> Backbone:
 
 
 class LinearHead(nn.Module):
-    """The classifier ``W_a h + b_a``."""
+    """The classifier ``W_a h + b_a``.
+
+    Args:
+        features: the number D of features.
+        classes: the number K of classes.
+
+    Example:
+        >>> head = ifsl_bench.LinearHead(features=8, classes=3)
+        >>> head(torch.zeros(5, 8)).shape
+        torch.Size([5, 3])
+    """
 
     scale = None
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin, is_frozen
 from ifsl_bench.backbones.networks import CosineHead, LinearHead, Normalise, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.recipe import Embedding, Recipe
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.sampling.draws import seed_of
-from ifsl_bench.protocols.tasks.task import CENTRED, NO_BACKBONE, Task
+from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, sha256_json
@@ -25,6 +26,7 @@ from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import check_kinds
 
 HeadKind = Literal["linear", "cosine"]
+RECIPE_FIELDS = ("recipe", "steps", "passes", "knows_classes")  # recorded of backbones that a recipe trained
 FROZEN_FIELDS = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # recorded of frozen backbones
 VERSION = 2  # raised when training starts to give other weights from equal settings
 PACKAGED = Path(__file__).parent / "weights"  # files of the package, see :mod:`ifsl_bench.backbones.weights`
@@ -81,7 +83,7 @@ class Pretrained:
     def entry(self) -> dict[str, Any]:
         """Return the pretraining's entry in a result; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
-        recorded = ("precision", "device", "rounded", *FROZEN_FIELDS)
+        recorded = ("precision", "device", "rounded", *FROZEN_FIELDS, *RECIPE_FIELDS)
         record = {name: self.info[name] for name in recorded if name in self.info}
         if self.info["processes"] != [1]:
             record["processes"] = self.info["processes"]
@@ -98,7 +100,9 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
         seed: of training; a task may have one pretraining for all of them.
     """
     inputs = definition(task, fingerprint, head, seed)
-    return f"{_data(task)}-{task.pretraining.backbone}-{head}-seed{inputs['seed']}-{sha256_json(inputs)[:12]}"
+    trained_by = f"+{inputs['trained_by']['name']}" if "trained_by" in inputs else ""
+    name = f"{_data(task)}-{task.pretraining.backbone}{trained_by}-{head}"
+    return f"{name}-seed{inputs['seed']}-{sha256_json(inputs)[:12]}"
 
 
 def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[str, Any]:
@@ -126,18 +130,24 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         inputs["base_order"] = task.base_order
     if shares_linear_backbone(task, head):
         inputs["backbone_of"] = "linear"
+    if task.trained_by is not None:
+        from ifsl_bench.backbones.find_recipe import find_recipe
+
+        inputs["trained_by"] = find_recipe(task.trained_by).definition(task)
     return inputs
 
 
 def shares_linear_backbone(task: Task, head: HeadKind) -> bool:
-    """Return whether a head is fitted on the backbone of the linear one, as the cosine head of tasks in sessions is.
+    """Return whether a head is fitted on the backbone of the linear one.
+
+    The cosine head of tasks in sessions is, and that of a recipe, which trains one backbone for both.
 
     Args:
         task: the task.
         head: "linear" or "cosine".
     """
     own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
-    return task.cosine_on_linear and head == "cosine" and not own
+    return (task.cosine_on_linear or task.trained_by is not None) and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
@@ -195,6 +205,8 @@ class Checkpoint:
             torch.manual_seed(seed_of("initial weights", seed))
             network = make_backbone(task.pretraining.backbone, dataset.shape, task.pretraining.norm_momentum)
             classes = len(dataset.manifest["pools"]["base/train"]["classes"])
+            if task.trained_by is not None:
+                network = embedding_of(task, network, dataset.shape, classes)
             self.head = make_head(head, network.features, classes).to(device)
         self.network = channels_last(network, device)
         self.normalise = Normalise(task.dataset, dataset.shape, device)
@@ -215,11 +227,11 @@ class Checkpoint:
         if state is None:
             return
         self._check(state.info)
+        self.info = state.info
         try:
             self.load(state.tensors)
         except (RuntimeError, KeyError) as error:
             raise CorruptFile(f"{self.folder} does not fit the network: {error}") from error
-        self.info = state.info
 
     def _check(self, info: dict[str, Any]) -> None:
         """Raise :class:`CorruptFile` where a state is not of this pretraining."""
@@ -234,8 +246,11 @@ class Checkpoint:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Load the weights of network and head from stored tensors, by name."""
+        own = self.network.state_dict()
         for prefix, module in (("network.", self.network), ("head.", self.head)):
             part = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+            if module is self.network and isinstance(module, Embedding) and self.info.get("finished"):
+                part |= {name: own[name] for name in own if module.drops(name)}
             module.load_state_dict(part)
 
     def finished(self, reporter: Reporter) -> Pretrained:
@@ -245,7 +260,61 @@ class Checkpoint:
         warning = at_chance(self.info["accuracy"], self.dataset)
         if warning:
             reporter.warn(warning)
-        return Pretrained(self.folder.name, self.network, self.head, self.normalise, self.info)
+        info = self.info
+        if isinstance(self.network, Embedding):
+            info = {**info, **recipe_facts(self.task, self.network.recipe)}
+        return Pretrained(self.folder.name, self.network, self.head, self.normalise, info)
+
+
+def embedding_of(task: Task, network: Backbone, shape: tuple[int, ...], classes: int) -> Embedding:
+    """Make the recipe of a task on a network, and return it as what turns images into features.
+
+    Args:
+        task: names the recipe.
+        network: the backbone.
+        shape: (H, W, C) of an image.
+        classes: the number K of base classes.
+
+    Raises:
+        UserError: the data are features, or as of :func:`ifsl_bench.backbones.find_recipe.make_recipe`.
+    """
+    from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, novel_classes
+
+    assert task.trained_by is not None
+    if len(shape) != 3 or task.pretraining.backbone == INCLUDED:
+        raise UserError(f"recipe {task.trained_by} trains on images, and the data of {task.name} are features")
+    recipe = make_recipe(find_recipe(task.trained_by), network, classes, novel_classes(task))
+    return Embedding(recipe, (shape[2], *shape[:2]))
+
+
+def budget(task: Task, recipe: Recipe) -> tuple[int, float]:
+    """Return the number of steps of a training, and the passes of the backbone that a step takes for each image.
+
+    All recipes have the passes of the task's own steps, or the multiple that their option ``passes`` names.
+
+    Args:
+        task: has the steps of plain cross-entropy.
+        recipe: says how many passes a step takes.
+    """
+    from ifsl_bench.backbones.find_recipe import find_recipe
+
+    each = recipe.passes_of_step
+    multiple = 1.0 if task.trained_by is None else find_recipe(task.trained_by).passes
+    return max(1, round(task.pretraining.steps * multiple / each)), each
+
+
+def recipe_facts(task: Task, recipe: Recipe) -> dict[str, Any]:
+    """Return what a result records of the recipe that trained its backbone.
+
+    Args:
+        task: names the recipe.
+        recipe: the recipe itself.
+    """
+    from ifsl_bench.backbones.find_recipe import find_recipe
+
+    assert task.trained_by is not None
+    choice, (steps, each) = find_recipe(task.trained_by), budget(task, recipe)
+    return {"recipe": choice.label, "steps": steps, "passes": each, "knows_classes": choice.knows_classes}
 
 
 def open_pretrained(

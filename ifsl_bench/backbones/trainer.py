@@ -1,39 +1,44 @@
 """Pretraining on base/train: network and base classifier are trained together by cross-entropy, then frozen for good.
 
 The parts of the training are apart: :func:`~ifsl_bench.backbones.images.draw_epoch` draws the batches and their
-augmentation, :meth:`Trainer.loss` is minimised, :attr:`Trainer.optimiser` and the task's schedule say how, and
+augmentation, the recipe's loss is minimised, :attr:`Trainer.optimiser` and the task's schedule say how, and
 :meth:`Trainer.train` is the loop, with a checkpoint after each epoch.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.device import Precision, choose_precision, describe_device, whole_float32
-from ifsl_bench.backbones.images import batches, draw_epoch, make_feed
-from ifsl_bench.backbones.networks import CosineHead, LinearHead
+from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe
+from ifsl_bench.backbones.heads import fit_head
+from ifsl_bench.backbones.images import DeviceFeed, HostFeed, batches, draw_epoch, make_feed
+from ifsl_bench.backbones.networks import LinearHead
 from ifsl_bench.backbones.pretrained import (
     Checkpoint,
     HeadKind,
     NotIncluded,
     Pretrained,
+    budget,
     in_percent,
     open_pretrained,
     pretraining_key,
 )
+from ifsl_bench.backbones.recipe import At, Embedding, ParameterGroup, Recipe, View
+from ifsl_bench.backbones.views import apply_view, draw_view
 from ifsl_bench.backbones.weights import install_packaged
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocols.sampling.draws import seed_of
-from ifsl_bench.protocols.tasks.task import INCLUDED, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED, PLAIN, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import locked
@@ -43,19 +48,6 @@ ROUNDED = torch.float16  # what the weights of a finished pretraining are rounde
 LOG_EVERY = 10  # steps from one look at the loss to the next, since a look waits for the device
 
 
-class _Classifier(nn.Module):
-    """Images [B, C, H, W] to logits [B, K]: backbone and base classifier as one module, to be compiled as one."""
-
-    def __init__(self, network: Backbone, head: LinearHead | CosineHead, precision: Precision) -> None:
-        super().__init__()
-        self.network, self.head, self.precision = network, head, precision
-
-    def forward(self, images: Tensor) -> Tensor:
-        with self.precision.autocast(images.device):
-            features = self.network(images)
-        return self.head(features.float())
-
-
 class Trainer(Checkpoint):
     """A pretraining in progress; arguments as of :class:`~ifsl_bench.backbones.pretrained.Checkpoint`."""
 
@@ -63,9 +55,12 @@ class Trainer(Checkpoint):
         self, folder: Path, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device
     ) -> None:
         super().__init__(folder, task, dataset, head, seed, device)
-        every = [*self.network.parameters(), *self.head.parameters()]
-        self.decayed = [parameter for parameter in every if parameter.dim() >= 2]
-        self.parameters = [*self.decayed, *(parameter for parameter in every if parameter.dim() < 2)]
+        self.recipe = self._recipe()
+        self.steps, self.passes = budget(task, self.recipe)
+        spec = task.pretraining.stretched(self.steps)
+        self.schedule, self.decay = spec.schedule, spec.weight_decay
+        self.groups = [part for group in self.recipe.groups() for part in self._divided(group)]
+        self.parameters = [parameter for group in self.groups for parameter in group.parameters]
         precision = choose_precision(device)
         self.info = {
             "key": folder.name,
@@ -80,13 +75,33 @@ class Trainer(Checkpoint):
             "processes": [],
         }
 
+    def _recipe(self) -> Recipe:
+        """Return the recipe to train by; of plain cross-entropy it has the network and the head of this checkpoint."""
+        if isinstance(self.network, Embedding):
+            return self.network.recipe
+        with torch.random.fork_rng(devices=[]):
+            plain = make_recipe(find_recipe(PLAIN), self.network, len(self.head.weight), 0)
+        plain.head = self.head
+        return plain
+
+    def _divided(self, group: ParameterGroup) -> list[ParameterGroup]:
+        """Divide a group by weight decay: one without a decay of its own has the task's, of matrices and larger."""
+        if group.decay is not None:
+            return [group]
+        matrices = [parameter for parameter in group.parameters if parameter.dim() >= 2]
+        others = [parameter for parameter in group.parameters if parameter.dim() < 2]
+        return [ParameterGroup(matrices, group.rate, self.decay), ParameterGroup(others, group.rate, 0.0)]
+
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
         """SGD, made when it is needed: a finished training needs none, and importing it takes a second."""
-        spec, free = self.task.pretraining, self.parameters[len(self.decayed) :]
-        groups = [{"params": self.decayed, "weight_decay": spec.weight_decay}, {"params": free, "weight_decay": 0.0}]
+        groups = [
+            {"params": list(group.parameters), "weight_decay": group.decay, "factor": group.rate}
+            for group in self.groups
+            if group.parameters
+        ]
         fused = True if self.device.type == "cuda" else None
-        return torch.optim.SGD([g for g in groups if g["params"]], 0.0, spec.momentum, fused=fused)
+        return torch.optim.SGD(groups, 0.0, self.task.pretraining.momentum, fused=fused)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Load the weights of network and head, and the optimiser's momentum, as :meth:`_tensors` names them."""
@@ -103,6 +118,9 @@ class Trainer(Checkpoint):
             for part, module in (("network", self.network), ("head", self.head)):
                 for name, value in module.named_parameters():
                     tensors[f"{part}.{name}"] = value.detach().to(ROUNDED)  # exact: they were rounded before
+            if isinstance(self.network, Embedding):
+                drops = self.network.drops
+                tensors = {name: x for name, x in tensors.items() if not drops(name.removeprefix("network."))}
         else:
             for i, parameter in enumerate(self.parameters):
                 buffer = self.optimiser.state[parameter].get("momentum_buffer")
@@ -127,69 +145,115 @@ class Trainer(Checkpoint):
         spec = self.task.pretraining
         for name in ("base/train", *self.held_out):
             self.dataset.check_images(name)
-        pool = self.dataset.pool("base/train")
+        pool, recipe = self.dataset.pool("base/train"), self.recipe
         batch, steps_per_epoch = spec.epoch(len(pool))
-        feed = make_feed(pool, self.normalise, self.device)
-        model: nn.Module = _Classifier(self.network, self.head, Precision(self.info["bf16"], "")).train()
+        feed = self._begin()
         if compiled:
-            model = torch.compile(model)  # type: ignore[assignment]
+            recipe.backbone.compile()
         if self.info["processes"][-1:] != [1]:  # earlier versions also trained in several
             self.info["processes"] = [*self.info["processes"], 1]
         start, spent = time.perf_counter(), self.info["seconds"]
-        title = f"pretraining {spec.backbone}, {self.kind} head, seed {self.seed}"
+        how = f"{self.kind} head" if self.task.trained_by is None else f"recipe {self.task.trained_by}"
+        title = f"pretraining {spec.backbone}, {how}, seed {self.seed}"
         done = self.info["epoch"] * steps_per_epoch
         reporter.say(f"{title}: {self.info['precision']}")
-        with reporter.stage(title, spec.steps, min(done, spec.steps)) as stage:
-            while done < spec.steps:
+        with reporter.stage(title, self.steps, min(done, self.steps)) as stage:
+            while done < self.steps:
                 epoch = self.info["epoch"]
-                drawn = draw_epoch(pool, spec, self.seed, epoch, batch, min(steps_per_epoch, spec.steps - done))
+                steps = min(steps_per_epoch, self.steps - done)
                 with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                     torch.manual_seed(seed_of("dropout", self.seed, epoch))
-                    with closing(feed.batches(drawn)) as loaded:  # its thread ends with the epoch, however that ends
-                        for step, (images, labels) in enumerate(loaded, done):
-                            stage.advance(1, **self._step(model, images, labels, step))
+                    # The thread that gathers images ends with the epoch, however that ends.
+                    with closing(self._batches(feed, epoch, batch, steps)) as loaded:
+                        for at, views, labels in loaded:
+                            stage.advance(1, **self._step(views, labels, at))
                 done += steps_per_epoch
                 self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
-                if done < spec.steps:
+                if done < self.steps:
                     self._save()
-        self.network.eval()
+        recipe.eval()
+        recipe.autocast = nullcontext
         self._round()
+        if self.task.trained_by is not None:
+            self._fit_head()
         accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self.held_out}
         reporter.say(f"{title}: accuracy {in_percent(accuracy)}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
         self.info["rounded"] = str(ROUNDED).removeprefix("torch.")
         self._save()
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return what a step minimises, the mean cross-entropy of a batch.
+    @property
+    def _plain(self) -> bool:
+        """Whether the feed cuts and normalises the images, which is faster than views that are drawn here."""
+        return tuple(self.recipe.views) == (View(),)
 
-        Args:
-            logits: float32 [B, K].
-            labels: int64 [B].
-        """
-        return F.cross_entropy(logits, labels)
+    def _begin(self) -> HostFeed | DeviceFeed:
+        """Set the recipe to training, and return what brings the images."""
+        precision = Precision(self.info["bf16"], "")
+        self.recipe.autocast = lambda: precision.autocast(self.device)
+        self.recipe.train()
+        normalise = self.normalise if self._plain else lambda images: images
+        return make_feed(self.dataset.pool("base/train"), normalise, self.device)
 
-    def _step(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> dict[str, float]:
+    def _batches(
+        self, feed: HostFeed | DeviceFeed, epoch: int, batch: int, steps: int
+    ) -> Generator[tuple[At, list[Tensor], Tensor]]:
+        """Yield the steps of an epoch: where it is, the views [B, C, h, w] and the labels [B]."""
+        pool, spec = self.dataset.pool("base/train"), self.task.pretraining
+        first = epoch * spec.epoch(len(pool))[1]
+        drawn = draw_epoch(pool, spec, self.seed, epoch, batch, steps)
+        if not self._plain:
+            drawn = replace(drawn, crops=None)
+        colours = np.random.Generator(np.random.PCG64(seed_of("views", self.seed, epoch)))
+        with closing(feed.batches(drawn)) as loaded:
+            for step, (images, labels) in enumerate(loaded, first):
+                views = [images] if self._plain else []
+                for view in self.recipe.views if not self._plain else ():
+                    values = draw_view(view, len(images), spec.crop_padding, spec.flip, colours).to(self.device)
+                    views.append(self.normalise(apply_view(images, view, values)))
+                random = np.random.Generator(np.random.PCG64(seed_of("recipe", self.seed, step)))
+                yield At(step, self.steps, epoch, random), views, labels
+
+    def _step(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, float]:
         """Train on a batch; loss and accuracy are read from the device only now and then."""
-        spec = self.task.pretraining
-        rate = spec.schedule.at(step, spec.steps)
+        rate = self.schedule.at(at.step, self.steps)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        logits = model(images)
-        loss = self.loss(logits, labels)
+            group["lr"] = rate * group["factor"]
+        terms = self.recipe.loss(views, labels, at)
+        loss = sum(terms.values())
+        if not isinstance(loss, Tensor) or loss.dim():
+            raise UserError(f"recipe {self.task.trained_by}: loss() returned {terms!r:.80}, expected a dict of scalars")
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()
-        if step % LOG_EVERY and step != spec.steps - 1:
+        self.recipe.after_step(at)
+        if at.step % LOG_EVERY and at.step != self.steps - 1:
             return {}
-        hits = (logits.detach().argmax(1) == labels).float().mean()
-        value, accuracy = torch.stack([loss.detach(), hits]).tolist()  # one wait for both
-        if not np.isfinite(value):
+        parts = terms if len(terms) > 1 else {}
+        shown = {"loss": loss.detach(), **{name: term.detach() for name, term in parts.items()}, **at.shown}
+        values = dict(zip(shown, torch.stack([x.float() for x in shown.values()]).tolist(), strict=True))  # one wait
+        if not np.isfinite(values["loss"]):
+            rate_of = self.task.pretraining.schedule.rate
             raise UserError(
-                f"pretraining diverged: the loss is {value} at step {step + 1} of {spec.steps}; "
-                f"lower pretraining.schedule.rate (now {spec.schedule.rate}) in the task file"
+                f"pretraining diverged: the loss is {values['loss']} at step {at.step + 1} of {self.steps}; "
+                f"lower pretraining.schedule.rate (now {rate_of}) in the task file"
             )
-        return {"loss": value, "accuracy": 100 * accuracy, RATE: rate}
+        return {name: 100 * x if name == "accuracy" else x for name, x in values.items()} | {RATE: rate}
+
+    def _fit_head(self) -> None:
+        """Fit the linear base classifier on the features of base/train, or take the recipe's own."""
+        head = self.recipe.classifier()
+        if head is None:
+            pool = self.dataset.pool("base/train")
+            rows = np.concatenate([x.cpu().numpy() for _, x in self._features(pool, 256)])
+            labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
+            fitted, _ = fit_head("linear", rows, labels, classes, self.decay, self.device)
+            assert isinstance(fitted, LinearHead)
+            head = fitted
+        self.head.load_state_dict(head.state_dict())
+        with torch.no_grad():
+            for value in self.head.parameters():
+                value.copy_(value.to(ROUNDED))
 
     @torch.no_grad()
     def _round(self) -> None:
@@ -209,16 +273,23 @@ class Trainer(Checkpoint):
                 )
 
     @torch.inference_mode()
-    def _accuracy(self, pool: Pool, batch: int) -> float:
-        """Return the share of a pool's images that is labelled right; the device is waited for once, at the end."""
+    def _features(self, pool: Pool, batch: int) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield the rows and the features of a pool's images, batch after batch."""
         rows = [np.arange(start, min(start + batch, len(pool))) for start in range(0, len(pool), batch)]
-        labels = torch.from_numpy(pool.labels).to(self.device)
-        hits = torch.zeros((), dtype=torch.int64, device=self.device)
         with closing(batches(pool.images, rows, self.device)) as loaded:
             for chosen, images in zip(rows, loaded, strict=True):
                 with whole_float32():
-                    logits = self.head(self.network(self.normalise(images)))
-                hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
+                    yield chosen, self.network(self.normalise(images))
+
+    @torch.inference_mode()
+    def _accuracy(self, pool: Pool, batch: int) -> float:
+        """Return the share of a pool's images that is labelled right; the device is waited for once, at the end."""
+        labels = torch.from_numpy(pool.labels).to(self.device)
+        hits = torch.zeros((), dtype=torch.int64, device=self.device)
+        for chosen, features in self._features(pool, batch):
+            with whole_float32():
+                logits = self.head(features)
+            hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
         return int(hits) / len(pool)
 
 
@@ -237,13 +308,12 @@ def seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: f
     trainer = Trainer(Path(), task, dataset, "linear", task.pretraining_seed(0), device)
     pool = dataset.pool("base/train")
     batch, steps_per_epoch = spec.epoch(len(pool))
-    model = _Classifier(trainer.network, trainer.head, choose_precision(device)).train()
-    drawn = draw_epoch(pool, spec, 0, 0, batch, min(steps_per_epoch, 10))
     seconds: list[float] = []
-    with closing(make_feed(pool, trainer.normalise, device).batches(drawn)) as loaded:
-        for images, labels in loaded:
+    steps = min(steps_per_epoch, 10)
+    with closing(trainer._batches(trainer._begin(), 0, batch, steps)) as loaded:
+        for at, views, labels in loaded:
             start = time.perf_counter()
-            trainer._step(model, images, labels, 0)  # whose loss is read, so that the device is waited for
+            trainer._step(views, labels, replace(at, step=0))  # whose loss is read, so that the device is waited for
             seconds.append(time.perf_counter() - start)
             if sum(seconds) > most:
                 break

@@ -46,7 +46,7 @@ SECTIONS = {
         "results": "own_results",
         "check": "results",
     },
-    "What there is": {"methods": "methods", "tasks": "tasks", "data": "data", "cite": "methods"},
+    "What there is": {"methods": "methods", "recipes": "recipes", "tasks": "tasks", "data": "data", "cite": "methods"},
     "Folders": {"cache": "cache", "weights": "weights"},
 }
 MODULES = {name: module for commands in SECTIONS.values() for name, module in commands.items()}

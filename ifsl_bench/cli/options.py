@@ -225,6 +225,14 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
         ),
         click.option("--seed", type=Whole(0, LARGEST_SEED), help="The training seed; with --seeds, the first one [0]."),
         click.option("--seeds", type=Seeds(1, MOST_SEEDS), help="How many training seeds [1]."),
+        click.option(
+            "--recipe",
+            "recipes",
+            multiple=True,
+            callback=names,
+            metavar="NAME",
+            help="Recipes of the backbone, or files, with options as closer.beta=1; comma-separated or repeated [ce].",
+        ),
         click.option("--episodes", type=Whole(), help="Number of test episodes; fewer or more than the task's own."),
         click.option(
             "--calibrate",

@@ -19,6 +19,7 @@ import msgspec
 
 from ifsl_bench.experiments.run_config import MOST_JOBS, RunConfig
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.display_names import split_recipe
 from ifsl_bench.protocols.tasks import task_files
 from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
 from ifsl_bench.protocols.tasks.variants import KEYS, Change, Training, make_change
@@ -32,6 +33,7 @@ Many = Value | list[Value]
 PLAIN = [
     ("tune", int, 0),
     ("episodes", int | None, None),
+    ("recipe", str | None, None),
     ("calibrate", bool, False),
     *((name, kind, None) for name, kind in get_type_hints(Change).items()),
 ]
@@ -182,8 +184,15 @@ def _configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
             seeds=seeds,
             change=change,
             where=where,
+            recipes=() if plain["recipe"] is None else (_recipe(folder, plain["recipe"], where),),
             **more,
         )
+
+
+def _recipe(folder: Path, text: str, where: str) -> str:
+    """Return a recipe with its options; the path of a file is from the campaign file's folder."""
+    name = split_recipe(text)[0]
+    return _named(folder, name, f"{where}: recipe", ".py") + text[len(name) :]
 
 
 def _named(folder: Path, name: str, where: str, ending: str) -> str:

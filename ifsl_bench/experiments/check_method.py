@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from ifsl_bench.backbones.contract import corpora_of
 from ifsl_bench.backbones.pretrained import HeadKind, pretraining_key
-from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.job import Job, with_recipe
 from ifsl_bench.experiments.search import at_edge, rounds_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import parse_label
@@ -63,6 +63,8 @@ def _job(result: Result, task: Task) -> Job:
     """
     name, method, meant = registry.resolve(result.method)
     (set_options, train), trials = result.own_settings(), result.trials
+    if recipe := parse_label(result.label).recipe:
+        task = with_recipe(task, recipe)
     options, training = resolve_options(method, name, {**meant, **set_options}, task, trials), Training.parse(train)
     count = len(result.episodes)
     return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.calibrated)
@@ -102,7 +104,7 @@ def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
     with verifying("backbone"):
         corpora = corpora_of(task.pretraining)
     yield from _elsewhere(result, task, corpora)
-    key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
+    key = pretraining_key(job.task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):
         yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import msgspec
 
-from ifsl_bench.backbones.contract import check_backbone
+from ifsl_bench.backbones.contract import check_backbone, is_frozen
+from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.experiments.run_config import MOST_JOBS, RunConfig, method_names, narrow
-from ifsl_bench.plugin.display_names import Label
+from ifsl_bench.plugin.display_names import Label, split_recipe
 from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import resolve_options, trains
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.tasks.task import NO_BACKBONE, MetaTraining, Side, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN, MetaTraining, Side, Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
 from ifsl_bench.protocols.tasks.variants import Training
@@ -58,6 +59,9 @@ class Job:
         """The label of its row in tables: the method's name, with everything that is not the default."""
         name, *options = format_label(self.method, self.name, self.set_options, self.task)
         options += [f"train.{key}={format_value(value)}" for key, value in self.training.changes().items()]
+        if self.task.recipe is not None:
+            recipe, *values = split_recipe(find_recipe(self.task.recipe).label)
+            options += [f"recipe={recipe}", *(f"recipe.{value}" for value in values)]
         if self.episodes != self.task.evaluation.episodes:
             options.append(f"episodes={self.episodes}")
         return Label(name, self.calibrated, self.setting if self.trials else "", tuple(options))
@@ -91,7 +95,9 @@ class Job:
     def all_values(self) -> dict[str, Any]:
         """All values that a label has to tell apart."""
         training = {f"train.{key}": value for key, value in self.training.changes().items()}
-        more = {"trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes}
+        more = {
+            "trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes, "recipe": self.task.recipe
+        }  # fmt: skip
         return {**self.options, **training, **{f"--{key}": value for key, value in more.items()}}
 
     @property
@@ -155,7 +161,9 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
     training, trials, change = Training.parse(config.train), config.trials or 0, config.change
     methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in config.methods]
     jobs: list[Job] = []
-    for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in config.tasks)):
+    tasks = dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in config.tasks))
+    for plain, recipe in itertools.product(tasks, config.recipes or (None,)):
+        task = plain if recipe is None else with_recipe(plain, recipe)
         count = task.evaluation.episodes if config.episodes is None else config.episodes
         _check_task(task, training, count, config)
         for seed, (chosen, meant, name) in itertools.product(config.all_seeds, methods):
@@ -172,6 +180,26 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
             job = job if job.trains else replace(job, training=Training())
             jobs.append(job if job.searched else replace(job, trials=0))
     return without_duplicates(jobs)
+
+
+def with_recipe(task: Task, recipe: str) -> Task:
+    """Return a task whose backbone is trained by a recipe; the task itself where that is its own.
+
+    Args:
+        task: the task.
+        recipe: a name or file, perhaps with options, see :func:`ifsl_bench.backbones.find_recipe.find_recipe`.
+
+    Raises:
+        UserError: no such recipe, or a backbone that is not trained here.
+    """
+    reference = find_recipe(recipe).reference
+    if reference == (task.pretraining.recipe or PLAIN):
+        return task
+    if task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
+        raise UserError(f"--recipe: the data of {task.name} are features, and recipe {recipe} trains on images")
+    if is_frozen(task.pretraining):
+        raise UserError(f"--recipe: backbone {task.pretraining.backbone} of {task.name} has weights from elsewhere")
+    return msgspec.structs.replace(task, recipe=reference)
 
 
 def _check_kinds(config: RunConfig) -> None:

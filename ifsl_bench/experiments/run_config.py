@@ -33,7 +33,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The configuration of a run. Methods, tasks and seeds multiply; None, or empty, is the default.
+    """The configuration of a run. Methods, tasks, recipes and seeds multiply; None, or empty, is the default.
 
     Attributes:
         methods: names, globs and sets; a call may have classes too.
@@ -55,6 +55,7 @@ class RunConfig:
         retrain: whether models that are stored are trained again.
         own_weights: whether backbones are trained here even if their weights come with the package.
         log, log_dir: the kind of the curves of trainings, and their folder.
+        recipes: names or files of recipes that train the backbones; empty for each task's own, cross-entropy mostly.
     """
 
     methods: Sequence[str | type[Method]] = ()
@@ -80,6 +81,7 @@ class RunConfig:
     own_weights: bool = False
     log: str | None = None
     log_dir: str | Path | None = None
+    recipes: Sequence[str] = ()
 
     @property
     def all_seeds(self) -> Sequence[int]:
@@ -120,6 +122,7 @@ class RunConfig:
             options={**base.options, **self.options},
             train={**base.train, **self.train},
             calibrate=base.calibrate or self.calibrate,
+            recipes=self.recipes or base.recipes,
             change=make_change({**base.change.parts(), **self.change.parts()}),
             data={**base.data, **self.data},
             results_dir=self.results_dir or base.results_dir,

@@ -116,7 +116,14 @@ def in_print(name: str) -> str:
     return named.printed if named else name
 
 
-_OPTION = re.compile(r"(?<!\.train)\.(?=[A-Za-z_][\w.-]*=)")  # where the next option begins; values have dots too
+# Where the next option begins; values have dots, too.
+_OPTION = re.compile(r"(?<!\.train)(?<!\.recipe)\.(?=[A-Za-z_][\w.-]*=)")
+_RECIPE_OPTION = re.compile(r"\.(?=[A-Za-z_]\w*=)")
+
+
+def split_recipe(text: str) -> list[str]:
+    """Split ``closer.beta=1`` into the name of the recipe, or its file, and the options, ``key=value`` each."""
+    return _RECIPE_OPTION.split(text)
 
 
 class Label(NamedTuple):
@@ -125,11 +132,17 @@ class Label(NamedTuple):
     name: str  # of the method, or a shorthand
     calibrated: bool  # whether the bias of its calibration is part of the row
     setting: str  # what is behind `@`, as `tuned-12`; "" for a method as published
-    options: tuple[str, ...]  # `key=value`, with `train.` before a change of the training
+    options: tuple[str, ...]  # `key=value`, with `train.` or `recipe.` before one of the training or the recipe
 
     def __str__(self) -> str:
         name = self.name + "+cal" * self.calibrated + f"@{self.setting}" * bool(self.setting)
         return ".".join([name, *self.options])
+
+    @property
+    def recipe(self) -> str:
+        """The recipe that trained the backbone, with its options, as ``closer.beta=1``; "" for the task's own."""
+        parts = [option for option in self.options if option.startswith(("recipe=", "recipe."))]
+        return ".".join(option[len("recipe") + 1 :] for option in parts)
 
     @property
     def typed(self) -> list[str]:
@@ -142,6 +155,10 @@ class Label(NamedTuple):
                 words += ["--train", option.removeprefix("train.")]
             elif option.startswith("episodes="):
                 words += ["--episodes", option.removeprefix("episodes=")]
+            elif option.startswith("recipe="):
+                words += ["--recipe", self.recipe]
+            elif option.startswith("recipe."):
+                continue  # with its recipe, above
             else:
                 words += ["--set", option]
         return words + ["--calibrate"] * self.calibrated

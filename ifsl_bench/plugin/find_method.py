@@ -145,12 +145,14 @@ def searched_options(method: type[Method], fixed_options: Container[str], trials
 # -- methods of files
 
 
-def class_in(file: Path, wanted: str) -> Any:
-    """Return a method of a file, not yet checked.
+def class_in(file: Path, wanted: str, contract: type = Method, plural: str = "methods") -> Any:
+    """Return a method, or a class of another contract, of a file, not yet checked.
 
     Args:
         file: the Python file, which is run.
         wanted: the name of the class; "" for the only one.
+        contract: the class that it derives from.
+        plural: of such classes, for errors.
 
     Raises:
         UserError: the file cannot be read or run, or has no such class.
@@ -159,11 +161,11 @@ def class_in(file: Path, wanted: str) -> Any:
     ours = {
         name: value
         for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
+        if inspect.isclass(value) and issubclass(value, contract) and value.__module__ == module.__name__
     }
     if not wanted and len(ours) != 1:
         names = f", one of {', '.join(ours)}" if ours else ""
-        raise UserError(f"{file} defines {len(ours)} methods; say which one: {file.name}:CLASS{names}")
+        raise UserError(f"{file} defines {len(ours)} {plural}; say which one: {file.name}:CLASS{names}")
     if wanted and not hasattr(module, wanted):
         raise unknown("class", wanted, ours, where=f"in {file}")
     return getattr(module, wanted) if wanted else next(iter(ours.values()))

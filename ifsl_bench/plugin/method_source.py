@@ -43,18 +43,27 @@ def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
     return made_by.get("revision", 0), OWN if own else made_by.get("method_source")
 
 
-@lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
 def method_source(method: type[Method]) -> str:
-    """Return 16 hex digits that change with the syntax of the method's own package or file, comments aside.
+    """Return :func:`class_source` of a method."""
+    from ifsl_bench.plugin.method import AdditiveClassifier, Method
+
+    return class_source(method, (Method, AdditiveClassifier))
+
+
+@lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
+def class_source(plugin: type, contract: tuple[type, ...]) -> str:
+    """Return 16 hex digits that change with the syntax of a class's own package or file, comments aside.
 
     Base classes from elsewhere count with theirs. A file counts with the modules next to it that it imports. A class
     without a file, as a notebook has it, is identified by its compiled functions and by what of its module they name.
-    """
-    from ifsl_bench.plugin.method import AdditiveClassifier, Method
 
+    Args:
+        plugin: the class.
+        contract: classes that it derives from and that do not count; the first is the base of all others.
+    """
     sha = hashlib.sha256()
-    for kind in method.__mro__:
-        if issubclass(kind, Method) and kind not in (Method, AdditiveClassifier):
+    for kind in plugin.__mro__:
+        if issubclass(kind, contract[0]) and kind not in contract:
             for part in _parts(kind, sys.modules.get(kind.__module__)):
                 sha.update(part.encode())
     return sha.hexdigest()[:16]

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 METHODS = "ifsl_bench.methods"
 DATASETS = "ifsl_bench.datasets"
-SEE = {METHODS: "ifsl-bench methods", DATASETS: "ifsl-bench data list"}  # where all are listed
+RECIPES = "ifsl_bench.recipes"
+SEE = {
+    METHODS: "ifsl-bench methods",
+    DATASETS: "ifsl-bench data list",
+    RECIPES: "ifsl-bench recipes",
+}  # where all are listed
 OWN = "ifsl_bench"  # this package's distribution
 
 

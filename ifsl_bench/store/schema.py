@@ -367,7 +367,7 @@ class ProvenanceFields(Section, frozen=True):
 
 
 class PretrainingFields(Section, frozen=True):
-    """The backbone; fields from ``backbone`` on are of frozen ones from elsewhere."""
+    """The backbone; from ``backbone`` to ``centre`` of frozen ones, behind that of ones of a recipe."""
 
     key: Text
     sha256: Hex64
@@ -382,6 +382,10 @@ class PretrainingFields(Section, frozen=True):
     pretrained_on: list[str] = []
     seen: Literal[tuple(SEEN)] = "no"  # type: ignore[valid-type]
     centre: Literal["mean", "none"] = "none"
+    recipe: Text = ""
+    steps: Annotated[int, Meta(gt=0)] = 1
+    passes: Annotated[float, Meta(gt=0)] = 1.0
+    knows_classes: bool = False
 
 
 class TrainingFields(Section, frozen=True):

@@ -41,6 +41,8 @@ MEANING = {
     "pretrained here",
     "pretraining.pretrained_on": "what these weights have seen, as their user says: `base` for images of "
     "this task's base/train alone; where absent, unknown",
+    "pretraining.recipe": "how the backbone is trained, a name of `ifsl-bench recipes`, perhaps with options as "
+    "`closer.beta=1`; plain cross-entropy by default",
     "pretraining.centre": "of a backbone that is not pretrained here: whether the mean of the features of base/train "
     "is subtracted from all; where absent, it is",
     "pretraining.seed": "one pretraining for all seeds of meta-training; where absent, each has its own",

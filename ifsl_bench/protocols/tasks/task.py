@@ -16,6 +16,7 @@ Side = Literal["train", "val", "test"]
 Part = Literal["base", "novel"]
 WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
 NO_BACKBONE = "none"  # the backbone of data that are features already
+PLAIN = "ce"  # the recipe of plain cross-entropy
 CENTRED = "mean"  # what becomes of a frozen backbone's features where nothing is said
 SUPPORT = "novel/support"  # the pool of the supports of a published list
 INCLUDED = "included"  # the backbone of embedded features, which come with their base classifiers
@@ -83,7 +84,8 @@ class Pretraining(Strict, frozen=True):
     ``weights`` begins the checksum of a file of weights that the user gave for the backbone, which are used as they
     are, and ``pretrained_on`` is what they have seen, by the user's account: sets of images, joined by ":". ``centre``
     is "none" where the features of such a backbone are left as they are; else the mean of the features of base/train
-    is subtracted.
+    is subtracted. ``recipe`` is how the backbone is trained, see :mod:`ifsl_bench.backbones.recipe`; None: by
+    cross-entropy.
     """
 
     backbone: str
@@ -99,12 +101,13 @@ class Pretraining(Strict, frozen=True):
     weights: str | None = None
     pretrained_on: str | None = None
     centre: Literal["mean", "none"] | None = None
+    recipe: str | None = None
 
     def definition(self) -> dict[str, Any]:
         """Return everything that changes the weights, but for the seed."""
         value = msgspec.to_builtins(self)
         del value["seed"], value["pretrained_on"]
-        return _without_none(value, "weights", "centre")  # younger than the first pretrainings
+        return _without_none(value, "weights", "centre", "recipe")  # younger than the first pretrainings
 
     def epoch(self, images: int) -> tuple[int, int]:
         """Return the images of a step and the steps of an epoch, where base/train has ``images`` images."""
@@ -218,9 +221,10 @@ class Task(Strict, frozen=True):
     ``protocol`` is "separate" where novel/train is a pool of its own (tiered-ImageNet), and "shared" where novel/train
     *is* base/train and an episode's classes are hidden from the base classifier (mini-ImageNet). ``base_classes`` is
     None for all of the data set's; ``base_order`` is the number of a draw of base classes among all that a published
-    list has, None for the list's own. ``novel_from`` is the data set that the novel classes of validation and testing
-    come from, None for ``dataset``; images are normalised as for ``dataset`` all the same. ``variant_of`` names the
-    task whose protocol this one departs from: tables keep the two apart.
+    list has, None for the list's own. ``recipe`` is how a run trains the backbone instead of the task's own recipe; the
+    task and its episodes are the same, and its rows are told apart by it. ``novel_from`` is the data set that the novel
+    classes of validation and testing come from, None for ``dataset``; images are normalised as for ``dataset`` all the
+    same. ``variant_of`` names the task whose protocol this one departs from: tables keep the two apart.
 
     Example:
         >>> from ifsl_bench.protocols.tasks.task_files import packaged
@@ -244,6 +248,7 @@ class Task(Strict, frozen=True):
     digest: str | None = None
     variant_of: str = ""
     sessions: SessionSpec | None = None
+    recipe: str | None = None
 
     @property
     def has_base(self) -> bool:
@@ -273,16 +278,24 @@ class Task(Strict, frozen=True):
     def definition(self) -> dict[str, Any]:
         """Return everything that changes a number, and nothing else."""
         value = msgspec.to_builtins(self)
-        del value["title"], value["digest"], value["variant_of"]
+        del value["title"], value["digest"], value["variant_of"], value["recipe"]
         del value["dataset"]["obtain"], value["dataset"]["fingerprint"], value["dataset"]["partial"]
         if self.sessions and self.sessions.memory == "supports":
             del value["sessions"]["memory"]
         if self.pretraining.centre == CENTRED:  # what backbones from elsewhere do, and no others can
             value["pretraining"]["centre"] = None
         # Younger than the first stored results: absent where they change nothing.
-        value["pretraining"] = _without_none(value["pretraining"], "seed", "weights", "pretrained_on", "centre")
+        value["pretraining"] = _without_none(
+            value["pretraining"], "seed", "weights", "pretrained_on", "centre", "recipe"
+        )
         value["evaluation"] = _without_none(value["evaluation"], "protocol")
         return _without_none(value, "base_classes", "base_order", "novel_from", "sessions")
+
+    @property
+    def trained_by(self) -> str | None:
+        """The recipe that trains the backbone; None for plain cross-entropy."""
+        recipe = self.pretraining.recipe if self.recipe is None else self.recipe
+        return None if recipe == PLAIN else recipe
 
     @property
     def hash(self) -> str:

@@ -1,0 +1,153 @@
+"""Find a recipe by its name or file, with its options, and make it for a backbone."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ifsl_bench.backbones.contract import Backbone
+from ifsl_bench.backbones.recipe import Recipe
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.display_names import split_recipe
+from ifsl_bench.plugin.find_method import class_in
+from ifsl_bench.plugin.method_source import class_source
+from ifsl_bench.plugin.options import options_of, parse_value
+from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.utils.errors import UserError, unknown, where
+from ifsl_bench.utils.text_format import format_value
+
+PASSES = "passes"  # an option of every recipe: the multiple of the task's passes of the backbone
+TOTAL = "total"  # the option of recipes that know how many classes will come
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """A recipe that a user named, with its options.
+
+    Attributes:
+        name: in rows: the registered name, or the class's own.
+        kind: the class.
+        options: of its constructor, without defaults.
+        passes: the multiple of the task's passes of the backbone, 1 by default.
+        file: ``/path/to/file.py:Class`` where the class comes from a file; "" elsewhere.
+    """
+
+    name: str
+    kind: type[Recipe]
+    options: dict[str, Any]
+    passes: float
+    file: str
+
+    def _spelled(self, name: str) -> str:
+        options = {**self.options, **({PASSES: self.passes} if self.passes != 1 else {})}
+        return ".".join([name, *(f"{key}={format_value(value)}" for key, value in options.items())])
+
+    @property
+    def label(self) -> str:
+        """The recipe in the names of rows, as ``closer.beta=1``."""
+        return self._spelled(self.name)
+
+    @property
+    def reference(self) -> str:
+        """The text that :func:`find_recipe` finds the same recipe by."""
+        return self._spelled(self.file or self.name)
+
+    @property
+    def knows_classes(self) -> bool:
+        """Whether the harness gives the recipe the number of classes that will come."""
+        return self.kind.knows_classes and TOTAL not in self.options
+
+    def definition(self, task: Task) -> dict[str, Any]:
+        """Return everything of the recipe that determines weights, for JSON.
+
+        Args:
+            task: gives the number of novel classes, which some recipes know.
+        """
+        points = [] if self.file else registry.owners(registry.RECIPES, self.name)
+        own = bool(points) and registry.package_of(points[0]) == registry.OWN
+        plugin: Any = self.kind  # for mypy, which takes no class of modules for hashable
+        code = {"revision": self.kind.revision, **({} if own else {"source": class_source(plugin, (Recipe,))})}
+        known = {"novel_classes": novel_classes(task)} if self.knows_classes else {}
+        return {"name": self.name, "options": self.options, PASSES: self.passes, **code, **known}
+
+
+def novel_classes(task: Task) -> int:
+    """Return the number of novel classes that a model of a task meets beside the base classes."""
+    return task.sessions.classes if task.sessions else task.episode.ways
+
+
+@lru_cache(maxsize=64)
+def find_recipe(reference: str) -> RecipeChoice:
+    """Find a recipe and check its options.
+
+    Args:
+        reference: ``NAME`` or ``path/to/file.py:Class``, perhaps with options, as ``closer.beta=1.alpha=0.2``. The
+        option
+            ``passes`` is the harness's: the multiple of the task's passes of the backbone.
+
+    Raises:
+        UserError: no such recipe or option, with the nearest names; or a file that cannot be run.
+    """
+    name, *settings = split_recipe(reference)
+    file = ""
+    if registry.names_file(name):
+        path, _, wanted = name.rpartition(".py:") if ".py:" in name else (name.removesuffix(".py"), "", "")
+        source = Path(f"{path}.py").expanduser().absolute()
+        kind = class_in(source, wanted, Recipe, "recipes")
+        name, file = kind.__name__, f"{source}:{kind.__name__}"
+    else:
+        kind = registry.get(registry.RECIPES, "recipe", name)
+    if not (isinstance(kind, type) and issubclass(kind, Recipe)) or kind is Recipe:
+        raise UserError(f"recipe {name!r} is {kind!r}, no subclass of ifsl_bench.Recipe")
+    declared, options, passes = options_of(kind), {}, 1.0  # type: ignore[arg-type]  # constructors are alike
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        kind_of = float if key == PASSES else declared[key].kind if key in declared else None
+        if kind_of is None:
+            raise unknown("option", key, [*declared, PASSES], where=f"of recipe {name!r}")
+        try:
+            value = parse_value(kind_of, text)
+        except ValueError:
+            shown = "number" if key == PASSES else declared[key].type_text
+            raise UserError(f"option {key!r} of recipe {name!r} takes {shown}, not {text!r}") from None
+        if key == PASSES:
+            passes = value
+        elif value != declared[key].default:
+            options[key] = value
+    if not 0 < passes <= 1000:
+        raise UserError(f"passes of recipe {name!r} must be above 0 and 1,000 at most, not {passes:g}")
+    return RecipeChoice(name, kind, {key: options[key] for key in declared if key in options}, passes, file)
+
+
+def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: int) -> Recipe:
+    """Make a recipe for a backbone.
+
+    Args:
+        choice: the class and its options.
+        backbone: images to features.
+        classes: the number K of base classes.
+        novel: the number of novel classes to come, for recipes that know it.
+
+    Raises:
+        UserError: the constructor refuses an option, or fails.
+    """
+    options = dict(choice.options)
+    if choice.knows_classes:
+        options[TOTAL] = classes + novel
+    try:
+        recipe = choice.kind(backbone, classes, **options)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"recipe {choice.name}: {error}") from error
+    except Exception as error:
+        reason = f"{where(error, among=inspect.getsourcefile(choice.kind) or '')}{type(error).__name__}: {error}"
+        raise UserError(f"recipe {choice.name} cannot be made: {reason}") from error
+    if not hasattr(recipe, "_parameters") or not hasattr(recipe, "backbone"):
+        raise UserError(f"{choice.kind.__qualname__}.__init__ does not call super().__init__(backbone, classes)")
+    if not any(parameter.requires_grad for parameter in recipe.parameters()):
+        raise UserError(f"recipe {choice.name} has no parameters to train")
+    return recipe

@@ -1,0 +1,205 @@
+"""The contract of a recipe: how a backbone is trained on the base classes. The harness owns data, loop and checkpoints.
+
+A recipe is a module with a loss. Its parameters are trained, and everything that a resumed training needs is in its
+``state_dict()``: parameters, and buffers such as a queue of keys. All random numbers come from :attr:`At.random`, which
+the harness seeds anew for each step, so that a training that was killed goes on with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.backbones.contract import Backbone
+from ifsl_bench.backbones.networks import LinearHead
+
+
+@dataclass(frozen=True)
+class View:
+    """How an image is augmented, each time that it is seen. The default is the padding, crop and flip of the task.
+
+    Attributes:
+        scale: the least and largest share of the image's area that a crop has, which is resized; (1, 1) for the padding
+            and crop of the task.
+        flip: whether half of the images are mirrored; None where the task decides.
+        jitter: j, by which colours vary in four fifths of the images: brightness, contrast and saturation by factors
+            from 1 - j to 1 + j, the hue by up to a j/4 of the circle.
+        grey: the probability with which an image loses its colours.
+        side: height and width of the result, as a share of the image's.
+
+    Example:
+        >>> small = ifsl_bench.View(scale=(0.05, 0.2), jitter=0.4, side=0.5)
+        >>> small.grey
+        0.0
+    """
+
+    scale: tuple[float, float] = (1.0, 1.0)
+    flip: bool | None = None
+    jitter: float = 0.0
+    grey: float = 0.0
+    side: float = 1.0
+
+
+@dataclass(frozen=True)
+class At:
+    """Where in the training a step is.
+
+    Attributes:
+        step: the number of the step, from 0.
+        steps: the number of steps of the training.
+        epoch: the number of the epoch, from 0.
+        random: the source of random numbers of the step; it depends on the seed of the training and on the step alone.
+        shown: detached scalars that the loss wants shown beside its terms, such as an accuracy.
+    """
+
+    step: int
+    steps: int
+    epoch: int
+    random: np.random.Generator
+    shown: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def done(self) -> float:
+        """The share of the training that is done, from 0 to 1."""
+        return self.step / max(1, self.steps)
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are trained alike.
+
+    Attributes:
+        parameters: the parameters.
+        rate: a factor of the schedule's learning rate.
+        decay: the weight decay; None for the task's, of parameters with two dimensions or more.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    rate: float = 1.0
+    decay: float | None = None
+
+
+class Recipe(nn.Module):
+    """A way to train a backbone.
+
+    A subclass declares its options as keyword arguments with annotations and defaults, calls ``super().__init__``, and
+    makes the modules that it trains beside the backbone.
+
+    Attributes:
+        views: of each image that a step sees; ``loss`` gets one batch of images for each. knows_classes: whether the
+        recipe is told the number of base and novel classes, in its option ``total``. Rows say
+            so: most methods do not know how many classes will come.
+        passes: of the backbone in a step for each image of a batch, where they are not the number of views, a view with
+            half of the side being a quarter. All recipes have the same passes in all, and so the fewer epochs the more
+            passes a step takes.
+        dropped: the names of modules and buffers that the finished backbone does not need.
+        revision: raised when the recipe begins to give other weights.
+
+    Args:
+        backbone: images [B, C, H, W] to features [B, D].
+        classes: the number K of base classes.
+
+    Example:
+        >>> class Plain(ifsl_bench.Recipe):
+        ...     def __init__(self, backbone, classes):
+        ...         super().__init__(backbone, classes)
+        ...         self.head = ifsl_bench.LinearHead(backbone.features, classes)
+        ...
+        ...     def loss(self, views, labels, at):
+        ...         return {"ce": torch.nn.functional.cross_entropy(self.head(self.features(views[0])), labels)}
+    """
+
+    views: ClassVar[Sequence[View]] = (View(),)
+    knows_classes: ClassVar[bool] = False
+    passes: ClassVar[float | None] = None
+    dropped: ClassVar[Sequence[str]] = ()
+    revision: ClassVar[int] = 1
+
+    def __init__(self, backbone: Backbone, classes: int) -> None:
+        super().__init__()
+        self.backbone, self.classes = backbone, classes
+        self.autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # the harness sets the precision
+
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+        """Return the terms of the loss of a batch, scalars that are summed.
+
+        Args:
+            views: the images as the class attribute ``views`` augments them, float32 [B, C, H, W] each, in one order.
+            labels: int64 [B].
+            at: the step, and its random numbers.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} has no loss")
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the backbone's features [B, D], computed in the training's precision, and single at least.
+
+        Args:
+            images: [B, C, H, W].
+        """
+        with self.autocast():
+            features = self.backbone(images)
+        return at_least_single(features)
+
+    @property
+    def passes_of_step(self) -> float:
+        """The passes of the backbone in a step for each image of a batch."""
+        return float(sum(view.side**2 for view in self.views) if self.passes is None else self.passes)
+
+    def groups(self) -> list[ParameterGroup]:
+        """Return the parameters to train; by default all that require gradients, alike."""
+        return [ParameterGroup([parameter for parameter in self.parameters() if parameter.requires_grad])]
+
+    def after_step(self, at: At) -> None:
+        """Follow a step of the optimiser, with a momentum encoder for example; its state is in buffers."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the features [B, D'] that classifiers get, by default the backbone's.
+
+        Args:
+            images: [B, C, H, W], not augmented.
+        """
+        return self.features(images)
+
+    def classifier(self) -> LinearHead | None:
+        """Return the trained linear base classifier on :meth:`embed`; by default None, and the harness fits one.
+
+        A cosine classifier is fitted always.
+        """
+        return None
+
+    def extras(self) -> dict[str, Tensor]:
+        """Return further tensors of the training, by name, for classifiers that ask for them."""
+        return {}
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """Return a tensor in single precision where autocast made it half, so that losses are computed in that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Embedding(Backbone):
+    """The finished backbone of a recipe: images [B, C, H, W] to what the recipe embeds them as [B, D'].
+
+    Args:
+        recipe: the recipe.
+        shape: (C, H, W) of an image.
+    """
+
+    def __init__(self, recipe: Recipe, shape: Iterable[int]) -> None:
+        super().__init__()
+        self.recipe = recipe.eval()
+        with torch.no_grad():
+            self.features = int(recipe.embed(torch.zeros(2, *shape, device=next(recipe.parameters()).device)).shape[1])
+
+    def drops(self, name: str) -> bool:
+        """Return whether a tensor of the state is of no use after the training."""
+        return name.removeprefix("recipe.").startswith(tuple(self.recipe.dropped))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recipe.embed(x)

@@ -1,0 +1,100 @@
+"""``ifsl-bench recipes``: ways to train a backbone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import click
+
+from ifsl_bench.cli.options import examples, style_option
+from ifsl_bench.cli.output import document, say, show_tables
+from ifsl_bench.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from ifsl_bench.backbones.find_recipe import RecipeChoice
+
+
+@click.command(epilog=examples("recipes closer", "recipes new my-recipe", "recipes --check my_recipe.py"))
+@click.argument("names", nargs=-1, metavar="[NAME | new NAME]")
+@click.option("--check", "checked", metavar="NAME", help="Check this recipe against the contract, on made-up images.")
+@style_option
+def recipes(names: tuple[str, ...], checked: str | None, style: str) -> None:
+    """List the recipes of backbones; show one with its options; or begin your own.
+
+    NAME is what --recipe takes: a name of the list, or FILE.py:CLASS, perhaps with options as closer.beta=1. 'new NAME'
+    writes a recipe that runs at once, NAME.py.
+    """
+    if names and checked is not None:
+        raise UserError("recipes NAME shows a recipe, recipes --check NAME checks it; say one of them")
+    new = names[:1] == ("new",)
+    if names and len(names) != 1 + new:
+        raise UserError("recipes takes one NAME, or 'new NAME'")
+    if checked is not None:
+        _check(checked, style)
+    elif new:
+        from ifsl_bench.backbones.new_recipe import new_recipe
+
+        path = new_recipe(names[1])
+        click.echo(f"wrote {path}; next: ifsl-bench recipes --check {path}")
+        click.echo(f"then: ifsl-bench run --method ncm --task glyphs-sessions --recipe ce,{path}")
+    elif names:
+        _describe(names[0], style)
+    else:
+        _list(style)
+
+
+def _passes(choice: RecipeChoice) -> float:
+    """Return the passes of a step for each image; some recipes know them when they are made."""
+    from ifsl_bench.backbones.recipe_rules import small_recipe
+
+    return small_recipe(choice).passes_of_step
+
+
+def _list(style: str) -> None:
+    from ifsl_bench.backbones.find_recipe import find_recipe
+    from ifsl_bench.plugin import registry
+    from ifsl_bench.reporting.table import plain_table
+
+    rows = []
+    for name in registry.names(registry.RECIPES):
+        try:
+            choice = find_recipe(name)
+        except UserError as error:
+            rows.append({"recipe": name, "what": str(error), "passes": "", "knows classes": ""})
+            continue
+        summary = (inspect.getdoc(choice.kind) or "").partition("\n")[0]
+        knows = "yes" if choice.kind.knows_classes else ""
+        rows.append({"recipe": name, "what": summary, "passes": f"{_passes(choice):g}", "knows classes": knows})
+    show_tables([plain_table(rows, fold={"what": 60})], style)
+    say("\npasses: of the backbone in a step, for each image. All recipes have the same passes in all.", style)
+
+
+def _describe(name: str, style: str) -> None:
+    from ifsl_bench.backbones.find_recipe import find_recipe
+    from ifsl_bench.plugin.options import options_of
+    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.utils.text_format import format_value
+
+    choice = find_recipe(name)
+    options = [
+        {"option": option.name, "takes": option.type_text, "default": format_value(option.default)}
+        for option in options_of(choice.kind).values()  # type: ignore[arg-type]  # constructors are alike
+    ]
+    document(inspect.getdoc(choice.kind) or "", style)
+    say("", style)
+    show_tables([plain_table([*options, {"option": "passes", "takes": "float", "default": "1"}])], style)
+    say("\npasses: the multiple of the task's own passes of the backbone.", style)
+
+
+def _check(name: str, style: str) -> None:
+    from ifsl_bench.backbones.find_recipe import find_recipe
+    from ifsl_bench.backbones.recipe_rules import check_recipe
+    from ifsl_bench.reporting.table import plain_table
+
+    choice = find_recipe(name)
+    checks = check_recipe(choice)
+    rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
+    show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
+    if failed := [rule for rule, broken in checks if broken]:
+        raise UserError(f"recipe {choice.label!r} breaks {len(failed)} of {len(checks)} rules")

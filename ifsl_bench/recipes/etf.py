@@ -1,0 +1,95 @@
+"""NC-FSCIL: features are drawn to the corners of a fixed simplex for all classes (Yang et al., ICLR 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifsl_bench.backbones.contract import Backbone
+from ifsl_bench.backbones.recipe import At, Recipe
+from ifsl_bench.recipes.losses import accuracy
+
+WEIGHT = 10.0  # of the loss
+
+
+def simplex(classes: int, features: int, generator: torch.Generator | None = None) -> Tensor:
+    """Return a simplex equiangular tight frame [N, D]: N unit vectors with cosines of -1 / (N - 1) to each other.
+
+    ``sqrt(N / (N - 1)) U (I - 1 1^T / N)`` with random orthonormal columns U [D, N] (Yang et al., Eq. 2), transposed.
+
+    Args:
+        classes: N, at most D.
+        features: D.
+        generator: of U; torch's own by default.
+
+    Raises:
+        ValueError: more classes than features.
+    """
+    if classes > features:
+        raise ValueError(f"{classes} classes need as many features at least, and there are {features}")
+    columns = torch.linalg.qr(torch.randn(features, classes, generator=generator, dtype=torch.float64))[0]
+    centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
+    return ((classes / (classes - 1)) ** 0.5 * columns @ centred).T.float()
+
+
+class Neck(nn.Module):
+    """Two hidden layers of twice the features, with layer norm, beside a linear map; [B, D] to [B, D].
+
+    Args:
+        features: D.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        wide = 2 * features
+        self.layers = nn.Sequential(
+            nn.Linear(features, wide),
+            nn.LayerNorm(wide),
+            nn.LeakyReLU(0.1),
+            nn.Linear(wide, wide),
+            nn.LayerNorm(wide),
+            nn.LeakyReLU(0.1),
+            nn.Linear(wide, features, bias=False),
+        )
+        self.shortcut = nn.Linear(features, features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) + self.shortcut(x)
+
+
+class Etf(Recipe):
+    """Dot-regression loss, ``10 mean 1/2 (E_y . h - 1)^2`` with h of length one, to a fixed simplex E of N classes.
+
+    A neck of three layers is between backbone and simplex, and stays at test.
+
+    Args:
+        backbone: images to features.
+        classes: the number K of base classes.
+        total: N, the number of corners: base and novel classes, or K and some to spare; None for K.
+    """
+
+    knows_classes = True
+    corners: Tensor
+
+    def __init__(self, backbone: Backbone, classes: int, *, total: int | None = None) -> None:
+        super().__init__(backbone, classes)
+        total = classes if total is None else total
+        if total < classes:
+            raise ValueError(f"total={total} is fewer than the {classes} base classes")
+        self.neck = Neck(backbone.features)
+        self.register_buffer("corners", simplex(total, backbone.features))
+
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+        cosines = F.linear(F.normalize(self.embed(views[0]), dim=1), self.corners)  # [B, N]
+        at.shown["accuracy"] = accuracy(cosines[:, : self.classes], labels)
+        own = cosines.gather(1, labels[:, None])
+        return {"loss": WEIGHT * 0.5 * (own - 1).square().mean()}
+
+    def embed(self, images: Tensor) -> Tensor:
+        return self.neck(self.features(images))
+
+    def extras(self) -> dict[str, Tensor]:
+        return {"corners": self.corners}

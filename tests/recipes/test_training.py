@@ -1,0 +1,238 @@
+"""Trainings by recipes: what resumes, what a step costs, what is stored, and what is refused."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from ifsl_bench.backbones.find_recipe import find_recipe
+from ifsl_bench.backbones.pretrained import open_pretrained, pretraining_key
+from ifsl_bench.backbones.trainer import Trainer, pretrain
+from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.experiments.job import with_recipe
+from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.utils.checkpoint import CheckpointFolder
+from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.files import Paths
+from ifsl_bench.utils.progress import Reporter
+
+CPU = torch.device("cpu")
+RECIPES = ["closer", "savc.queue=50", "rotation.turns=no"]
+OTHERS = ["alice", "ce.mixup=1", "etf.total=40", "fact.start=0", "supcon"]
+
+NAN = """\
+import torch
+
+from ifsl_bench import LinearHead, Recipe
+
+
+class Late(Recipe):
+    def __init__(self, backbone, classes):
+        super().__init__(backbone, classes)
+        self.head = LinearHead(backbone.features, classes)
+
+    def loss(self, views, labels, at):
+        loss = torch.nn.functional.cross_entropy(self.head(self.features(views[0])), labels)
+        return {"loss": loss * (float("nan") if at.step >= 7 else 1.0)}
+"""
+
+
+@pytest.fixture
+def hue_task(hues):
+    """Make a task on colour images, trained by a recipe for 12 passes of a batch of 8 images."""
+    home, task = Paths.locate(hues / "home"), find("hues.toml")[0]
+    dataset = ensure(home, task.dataset, Reporter())
+
+    def make(recipe: str, steps: int = 24):
+        spec = msgspec.structs.replace(task.pretraining, steps=steps)
+        return with_recipe(msgspec.structs.replace(task, pretraining=spec), recipe), dataset
+
+    return make
+
+
+def tensors(pretrained):
+    return {**pretrained.network.state_dict(), **pretrained.head.state_dict(prefix="head.")}
+
+
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES, *(pytest.param(r, marks=pytest.mark.slow("trains twice")) for r in OTHERS)]
+)
+def test_an_interrupted_training_ends_with_the_same_weights(hue_task, recipe, tmp_path, monkeypatch):
+    task, dataset = hue_task(recipe, 60)
+
+    def run(home, stops):
+        calls, original = {"n": 0}, Trainer._step
+
+        def step(self, *arguments):
+            calls["n"] += 1
+            if calls["n"] in stops:
+                raise KeyboardInterrupt
+            return original(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_step", step)
+            for _ in stops:
+                with pytest.raises(KeyboardInterrupt):
+                    pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+            return pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+
+    whole = run(Paths.locate(tmp_path / "a"), ())
+    broken = run(Paths.locate(tmp_path / "b"), (whole.info["steps"] // 2,))
+    dropped = whole.network.drops
+    kept = {name: value for name, value in tensors(whole).items() if not dropped(name)}
+    assert kept
+    for name, value in kept.items():
+        assert torch.equal(value, tensors(broken)[name]), name
+
+
+def test_all_recipes_have_the_passes_of_the_task(hue_task, tmp_path):
+    for recipe, steps, passes in (
+        ("closer", 8, 3.0),
+        ("closer.passes=2", 16, 3.0),
+        ("rotation", 6, 4.0),
+        ("ce.mixup=1", 24, 1.0),
+    ):
+        task, dataset = hue_task(recipe)
+        trainer = Trainer(tmp_path / recipe, task, dataset, "linear", 0, CPU)
+        assert (trainer.steps, trainer.passes) == (steps, passes), recipe
+
+
+def test_what_is_stored_is_what_is_needed(hue_task, hues):
+    home, (task, dataset) = Paths.locate(hues / "home"), hue_task("savc.queue=50")
+    trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    state = CheckpointFolder(home.pretrained / trained.key).load()
+    names = {name.removeprefix("network.recipe.").partition(".")[0] for name in state.tensors}
+    assert names == {"backbone", "head"}
+    opened = open_pretrained(home, task, dataset, "linear", 0, CPU, Reporter())
+    images = torch.randn(4, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(opened.network(images), trained.network(images))
+    assert opened.entry()["recipe"] == "savc.queue=50"
+    assert opened.entry()["steps"] == round(24 / opened.entry()["passes"])
+
+
+def test_keys_tell_recipes_apart_and_plain_cross_entropy_keeps_its_own(hue_task):
+    plain, dataset = hue_task("ce")
+    assert plain.recipe is None
+    keys = {recipe: pretraining_key(hue_task(recipe)[0], dataset.fingerprint, "linear", 0)
+            for recipe in ("ce", "closer", "closer.beta=1", "ce.passes=2", "etf")}  # fmt: skip
+    assert len(set(keys.values())) == len(keys)
+    assert "+closer-linear" in keys["closer"]
+    assert hue_task("closer")[0].hash == plain.hash  # the episodes are the same
+
+
+def test_the_default_of_an_option_is_no_other_recipe():
+    assert find_recipe("closer.beta=0.5").label == "closer"
+    assert find_recipe("ce.passes=1").label == "ce"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("closr", "unknown recipe 'closr'"),
+        ("closer.bta=1", "unknown option 'bta' of recipe 'closer'"),
+        ("closer.beta=much", "option 'beta' of recipe 'closer' takes float, not 'much'"),
+        ("ce.passes=0", "passes of recipe 'ce' must be above 0 and 1,000 at most, not 0"),
+        ("nowhere.py", "cannot read the method in"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_in_a_line(recipe, message, hues, call):
+    status, out, err = call("run", "--method", "ncm", "--task", "hues.toml", "--recipe", recipe)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_recipe_that_does_not_suit_the_task_is_refused(hue_task, call):
+    status, _, err = call("run", "--method", "ncm", "--task", "tiny-features-5shot", "--recipe", "closer")
+    assert status == 2
+    assert "the data of tiny-features-5shot are features, and recipe closer trains on images" in err
+    task, dataset = hue_task("etf.total=2")
+    with pytest.raises(UserError, match="total=2 is fewer than the"):
+        Trainer(Path("x"), task, dataset, "linear", 0, CPU)
+    task, dataset = hue_task("etf.total=4000")
+    with pytest.raises(UserError, match="4000 classes need as many features"):
+        Trainer(Path("x"), task, dataset, "linear", 0, CPU)
+
+
+def test_rows_name_their_recipe(hues, call):
+    arguments = ("--method", "ncm", "--task", "hues.toml")
+    assert call("run", *arguments, "--recipe", "ce,closer.beta=1", "-q")[0] == 0
+    files = {path.name: json.loads(path.read_text()) for path in (hues / "home" / "results").rglob("*.json")}
+    assert set(files) == {"ncm.seed-0.json", "ncm.recipe=closer.recipe.beta=1.seed-0.json"}
+    plain, closer = files["ncm.seed-0.json"], files["ncm.recipe=closer.recipe.beta=1.seed-0.json"]
+    assert plain["digest"] == closer["digest"]
+    assert "recipe" not in plain["pretraining"]
+    assert closer["pretraining"]["recipe"] == "closer.beta=1"
+    assert "+closer-linear-seed0" in closer["pretraining"]["key"]
+
+
+def test_a_recipe_of_a_file_is_known_by_its_code(hues, call):
+    Path("late.py").write_text(NAN)
+    keys = set()
+    for old, new in (("late", "late"), ("at.step >= 7", "False")):
+        Path("late.py").write_text(Path("late.py").read_text().replace(old, new))
+        status, out, _ = call("run", "--method", "ncm", "--task", "hues.toml", "--recipe", "late.py", "--dry-run")
+        assert status == 0
+        keys |= {line for line in out.splitlines() if "Late" in line}
+    task = find("hues.toml")[0]
+    find_recipe.cache_clear()
+    first = find_recipe("late.py").definition(task)
+    Path("late.py").write_text(NAN)
+    find_recipe.cache_clear()
+    assert find_recipe("late.py").definition(task)["source"] != first["source"]
+
+
+def test_a_loss_that_is_not_finite_ends_in_a_line(hues, call):
+    Path("late.py").write_text(NAN)
+    find_recipe.cache_clear()
+    how = ("--pretraining-steps", "24", "--recipe", "late.py")
+    status, _, err = call("run", "--method", "ncm", "--task", "hues.toml", *how, "-q")
+    assert status == 2
+    assert "pretraining diverged: the loss is nan at step" in err
+
+
+def test_a_new_recipe_runs_at_once(hues, call):
+    assert call("recipes", "new", "my-recipe")[0] == 0
+    status, out, err = call("recipes", "--check", "my_recipe.py")
+    assert (status, err) == (0, ""), out
+    assert call("run", "--method", "ncm", "--task", "hues.toml", "--recipe", "my_recipe.py", "-q")[0] == 0
+    status, _, err = call("recipes", "new", "my-recipe")
+    assert status == 2
+    assert "is there already" in err
+
+
+BROKEN = {
+    "return {'l': self.head.weight.sum() * __import__('random').random()}": "take random numbers from at.random",
+    "return {'l': self.features(views[0])}": "no scalar tensor",
+    "return torch.zeros(())": "expected a dict of scalars",
+    "self.n = getattr(self, 'n', 0) + 1; return {'l': self.head(self.features(views[0])).sum() * self.n}": "buffers",
+    "return {'l': self.head.weight.sum()}": "no parameter of the backbone has changed",
+    "return {'l': self.nothing}": "AttributeError",
+}
+
+
+@pytest.mark.parametrize(("body", "message"), BROKEN.items())
+def test_a_recipe_that_breaks_a_rule_is_named(body, message, hues, call):
+    text = NAN.split("    def loss")[0] + f"    def loss(self, views, labels, at):\n        {body}\n"
+    Path(f"broken{abs(hash(body))}.py").write_text(text)
+    status, out, err = call("recipes", "--check", f"broken{abs(hash(body))}.py", "--format", "csv")
+    assert status == 2
+    assert message in out
+    assert "breaks" in err
+
+
+def test_the_recipe_of_the_manual_is_the_one_that_new_writes(hues, call):
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    program = page.partition("```python\n")[2].partition("```")[0]
+    assert call("recipes", "new", "my-recipe")[0] == 0
+
+    def code(text: str) -> str:
+        return ast.unparse(ast.parse(text.partition("import torch")[2]))
+
+    assert code(program) == code(Path("my_recipe.py").read_text())
