@@ -519,7 +519,7 @@ def test_the_ten_lines_of_the_manual_run_in_sessions_and_in_episodes(call, home)
 )
 def test_each_rule_of_sessions_is_held(kind, message, base):
     broken = [fault for _, fault in check_session_rules("m", kind, {})]
-    assert any(fault.startswith(message) for fault in broken), "methods --check says so too"
+    assert any(fault and fault.startswith(message) for fault in broken), "methods --check says so too"
     loader = loader_of(base)
     with pytest.raises(UserError, match=message):
         check_sessions("m", make_method(kind, base, 2, {}), loader.batch(0, 4).supports, loader.episodes(4).query)
@@ -529,6 +529,28 @@ def test_a_growing_method_that_declares_what_it_does_keeps_all_rules(base):
     assert not any(broken for _, broken in check_session_rules("m", LooksBack, {}))
     loader = loader_of(base)
     check_sessions("m", make_method(LooksBack, base, 2, {}), loader.batch(0, 4).supports, loader.episodes(4).query)
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        ("base_logits", "infinite logits in 4 of 4 sequences"),
+        ("class_logits", "infinite logits in 4 of 4 sequences"),
+        ("transform_query", "m. breaks the contract: it writes into query.features"),
+    ],
+)
+@torch.no_grad()
+def test_sequences_are_no_place_for_infinite_logits_or_for_writing(logits, message, base):
+    """In every batch, not only in the first sequences, and of the pool that other methods are given too."""
+    kind = LooksBack.class_logits
+    changes = {
+        "base_logits": lambda self, query: torch.full_like(query.base_logits, -torch.inf),
+        "class_logits": lambda self, state, query: torch.full_like(kind(self, state, query), -torch.inf),
+        "transform_query": lambda self, query: Query(query.features.mul_(2), query.base_logits),
+    }
+    method, loader = make_method(type("X", (LooksBack,), {logits: changes[logits]}), base, 2, {}), loader_of(base)
+    with pytest.raises(UserError, match=message):
+        SessionEvaluator(method, "m", loader, False).answered(method, loader.batch(0, 4))
 
 
 class Rounds(Stepwise):
