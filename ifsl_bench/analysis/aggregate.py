@@ -13,6 +13,7 @@ import numpy as np
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.calibration import RESAMPLES
+from ifsl_bench.protocols.image_counts import ImageHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts, estimate
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN
@@ -183,6 +184,20 @@ class SeedAggregate:
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
         return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
 
+    @cached_property
+    def image_hits(self) -> tuple[ImageHits | None, ...]:
+        """The hits of single test images by seed; None where a result does not record them."""
+        return tuple(result.images.hits() if result.images else None for result in self.results)
+
+    def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
+        """Return how a metric is made of hits of images, see :meth:`.HitCounts.image_weights`.
+
+        Args:
+            metric: its name.
+            seed: of its seeds.
+        """
+        return self._counts[self.seeds.index(seed)].image_weights(metric)
+
     def has_bias(self, result: Result) -> bool:
         """Return whether the bias of one of its seeds is part of all its numbers."""
         return result.calibrated
@@ -205,12 +220,12 @@ class SeedAggregate:
         return np.stack(values) if values else np.empty((0, len(self._counts[0].value(metric))))
 
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-        """Return each metric for each episode, [n], in percent, averaged over seeds; the harmonic mean of averages.
+        """Return each metric for each episode, [n], in percent, averaged over seeds.
 
         Args:
             seeds: only these; by default all.
         """
-        return self.protocol.combine({name: self.by_seed(name, seeds) for name in self.metrics})
+        return {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
 
     def summary(self) -> dict[str, Estimate]:
         """Return means and 95% intervals over episodes of the seeds' average, with the uncertainty of choices."""
@@ -278,6 +293,11 @@ class LazyRow(SeedAggregate):
     def _counts(self) -> tuple[HitCounts, ...]:
         return tuple(r.counts().lazy().compact() for r in self.results)
 
+    def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
+        """Return how a metric is made of hits of images: those of base images in session 0."""
+        weights = super().image_weights(metric, seed)
+        return weights and {"base": {"first": sum(weights.get("base", {}).values())}}
+
     @cached_property
     def _resampled(self) -> tuple[HitCounts | None, ...]:
         """The counts of resampled biases: none, as no bias moves it."""
@@ -286,6 +306,10 @@ class LazyRow(SeedAggregate):
 
 class BiasedRow(SeedAggregate):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
+
+    def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
+        """Return how a metric is made of hits of images: only the average with the bias is recorded."""
+        return super().image_weights("calibrated_acc", seed) if metric == "acc" else None
 
     def has_bias(self, result: Result) -> bool:
         """Return whether one was chosen."""

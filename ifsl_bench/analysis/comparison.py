@@ -19,6 +19,7 @@ from ifsl_bench.analysis.aggregate import (
     unrecorded_choices,
     variance,
 )
+from ifsl_bench.analysis.image_variance import over_images
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
@@ -41,6 +42,8 @@ class Comparison:
         by_seed: metric -> mean difference of each common seed, [len(seeds)].
         by_seed_interval: metric -> mean over seeds and half-width of Student's 95% interval; one seed has none.
         overall: metric -> the difference over both episodes and seeds, which ranks rest on.
+        over_images: metric -> the difference over other test images of the same classes, trained models held fixed;
+            without metrics in which results do not record the hits of single images.
         over_classes: metric -> the difference over episodes and their novel classes, see
             :mod:`ifsl_bench.analysis.comparison`; empty where there is none, which ``notes`` say.
         classes: how many novel classes the episodes have; 0 where that is not recorded.
@@ -62,6 +65,7 @@ class Comparison:
     by_seed: dict[str, np.ndarray]
     by_seed_interval: dict[str, Estimate]
     overall: dict[str, Difference]
+    over_images: dict[str, Estimate]
     over_classes: dict[str, Estimate]
     classes: int
     effects: dict[str, float]
@@ -110,6 +114,7 @@ def compare(
     over = over_classes(differences, a.results[0].classes(), np.array(list(choices.values())), a.units)
     by_class = over if isinstance(over, OverClasses) else None
     estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist()) if by_class else ()
+    of_images = {name: over_images(a, b, name, common, models_fixed=True) for name in names}
     return Comparison(
         a=first,
         b=second,
@@ -122,6 +127,11 @@ def compare(
         by_seed=by_seed,
         by_seed_interval={name: estimate(v, quantile=student) if common else NONE for name, v in by_seed.items()},
         overall={name: overall(a, b, among, name) for name in names},
+        over_images={
+            name: Estimate(float(ours[name].mean() - theirs[name].mean()), images.interval)
+            for name, images in of_images.items()
+            if images
+        },
         over_classes=dict(zip(names, estimates, strict=False)),
         classes=by_class.classes if by_class else 0,
         effects=dict(zip(names, by_class.effects.tolist(), strict=True)) if by_class else {},
@@ -150,6 +160,8 @@ def _notes(a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes:
             separate["base classifiers" if "features" in mine else "backbones"].append(result.seed)
     for trained, seeds in separate.items():
         yield f"{seeds_in_words(seeds)}: the two start from {trained} that were trained separately (another machine?)"
+    if len(common) == 2 and not (a.fixed and b.fixed):
+        yield "two seeds tell little of how far others would differ: claims need three or more"
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
     if keeping := [f"{_called(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
@@ -194,7 +206,8 @@ def _chosen(row: SeedAggregate) -> str:
 
 def verdict(comparison: Comparison) -> str:
     """Return a sentence on how the accuracies of the two differ: at 5%, over episodes and, if several, seeds."""
-    gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
+    whole = len(comparison.seeds) > 1 or comparison.over_images
+    gap = comparison.overall["acc"] if whole else comparison.episodes["acc"]
     units, acc = comparison.units, comparison.protocol.column("acc").title
     if gap.mean == gap.interval == 0:
         return f"{comparison.a} and {comparison.b} have the same accuracy in every {units.removesuffix('s')}."
@@ -207,11 +220,13 @@ def verdict(comparison: Comparison) -> str:
         sentence = f"{better} has a significantly higher {acc} than {worse}"
     sentence += f" (p {format_p_value(gap.p)}"
     if len(comparison.seeds) < 2:
-        sentence += f"), over {units} alone: of these trained models"
+        drawn = f"{units} and test images" if comparison.over_images else units
+        sentence += f"), over {drawn} alone: of these trained models"
         return f"{sentence}; a claim about methods needs --seeds 3 or more."
+    images = "" if comparison.overall["acc"].images_fixed else ", test images"
     if comparison.overall["acc"].models_fixed:
-        return f"{sentence}, over {units}; neither depends on the training seed)."
-    return f"{sentence}, over {units} and {len(comparison.seeds)} seeds)."
+        return f"{sentence}, over {units}{images}; neither depends on the training seed)."
+    return f"{sentence}, over {units}{images} and {len(comparison.seeds)} seeds)."
 
 
 FEWEST = 3.0  # degrees of freedom

@@ -1,12 +1,13 @@
 """The ranks that a row can have: intervals over training seeds and episodes, for all rows at once. Imports no torch.
 
 A row i has accuracies x[i, s, e] on seeds s and episodes e, the same for all rows. The difference D of two rows is the
-mean over both. Its variance has three parts:
+mean over both. Its variance has these parts:
 
 * over seeds, v / m for m seeds, v the variance of the m differences of the seeds' means. Few seeds tell little of v, so
   it is moderated by what all rows say (Smyth 2004, Statistical Applications in Genetics and Molecular Biology 3(1):3);
 * over episodes, w / n for n episodes, w the variance of the n differences of the episodes' means over seeds;
-* of choices, where a bias or options were chosen on validation episodes: the variance over resamples of these.
+* of choices, where a bias or options were chosen on validation episodes: the variance over resamples of these;
+* over test images, see :mod:`ifsl_bench.analysis.image_variance`, where results record the hits of single images.
 
 Their sum V has Satterthwaite's degrees of freedom, and D / sqrt(V) Student's distribution with these. All n (n - 1)
 one-sided hypotheses "row i is no better than row j" are tested at once by Holm's procedure. The rank of a row lies
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, variance
+from ifsl_bench.analysis.image_variance import HELD_FIXED, ImageVariance, over_images
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.utils.text_format import counted
 
@@ -120,12 +122,14 @@ class Difference:
         error: its standard error, over seeds and episodes; NaN with a single episode, which says nothing of others.
         degrees: of freedom of ``mean / error`` under Student's distribution.
         models_fixed: whether it is over episodes alone: a statement on these trained models, not on methods.
+        images_fixed: whether it holds the test images fixed.
     """
 
     mean: float
     error: float
     degrees: float
     models_fixed: bool = False
+    images_fixed: bool = True
 
     @property
     def interval(self) -> float:
@@ -148,7 +152,14 @@ class Difference:
         return float(np.minimum(1.0, 2 * replace(self, mean=abs(self.mean)).p_better()))
 
 
-def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices: float = 0.0) -> Difference:
+def difference(
+    a: np.ndarray,
+    b: np.ndarray,
+    prior: Prior,
+    random: int,
+    choices: float = 0.0,
+    images: ImageVariance | None = None,
+) -> Difference:
     """Return the difference of two rows on the same seeds and episodes.
 
     Args:
@@ -158,11 +169,12 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
         random: how many of the two rows vary between seeds by construction. With none, or with one seed, the comparison
             is over episodes alone.
         choices: the variance that choices on validation episodes give the mean, over ``RESAMPLES`` resamples of these.
+        images: the variance that test images give it; None where they are held fixed.
     """
-    d = a - b
+    d, of_images = a - b, images or HELD_FIXED
     seeds, episodes = d.shape
     if not d.any() and not choices:  # in every episode of every seed: they do the same, and chance has no hand in it
-        return Difference(0.0, 0.0, math.inf, not random or seeds < 2)
+        return Difference(0.0, 0.0, math.inf, not random or seeds < 2, images is None)
     over_episodes = float(d.mean(0).var(ddof=1)) / episodes if episodes > 1 else math.nan
     over_seeds, degrees = 0.0, math.inf
     models_fixed = not random or seeds < 2
@@ -170,13 +182,13 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int, choices:
         own, degrees = float(d.mean(1).var(ddof=1)), prior.degrees + seeds - 1
         common = max(random * prior.variance, own)  # moderation makes no variance smaller
         over_seeds = (prior.degrees * common + (seeds - 1) * own) / degrees / seeds
-    variance = over_seeds + over_episodes + choices
+    variance = over_seeds + over_episodes + choices + of_images.value
     # A variance that few seeds make small by chance would raise the degrees of freedom too.
     least = max(over_seeds, random * prior.mean / seeds) if over_seeds else 0.0
     shares = (least**2 / degrees if least else 0.0) + over_episodes**2 / max(1, episodes - 1)
-    shares += choices**2 / (RESAMPLES - 1)
-    degrees = (least + over_episodes + choices) ** 2 / shares if shares else math.inf
-    return Difference(float(d.mean()), math.sqrt(variance), degrees, models_fixed)
+    shares += choices**2 / (RESAMPLES - 1) + of_images.value**2 / of_images.degrees
+    degrees = (least + over_episodes + choices + of_images.value) ** 2 / shares if shares else math.inf
+    return Difference(float(d.mean()), math.sqrt(variance), degrees, models_fixed, images is None)
 
 
 def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
@@ -209,8 +221,11 @@ class RankInterval:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
+ImagesOf = Callable[[int, int], ImageVariance | None]  # of the difference of two rows
+
+
 def rank_intervals(
-    rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None
+    rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None, images: ImagesOf | None = None
 ) -> list[RankInterval]:
     """Return the ranks that each row can have; see the top of this module.
 
@@ -218,14 +233,15 @@ def rank_intervals(
         rows: see :func:`significantly_better`, also for the others.
         fixed: rows that are the same for every seed.
         choices: means with other choices.
+        images: variance over test images.
     """
-    better = significantly_better(rows, fixed, choices)
+    better = significantly_better(rows, fixed, choices, images)
     n = len(rows)
     return [RankInterval(1 + int(better[:, i].sum()), n - int(better[i].sum())) for i in range(n)]
 
 
 def significantly_better(
-    rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None
+    rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None, images: ImagesOf | None = None
 ) -> np.ndarray:
     """Return whether row i is significantly better than row j, of all such hypotheses at once: [rows, rows] bool.
 
@@ -234,6 +250,7 @@ def significantly_better(
         fixed: [rows] bool, rows that are the same for every seed by construction.
         choices: [rows, RESAMPLES] the mean of each row with what each resample of the validation episodes would have
             chosen, but for a constant; None where nothing was chosen.
+        images: the variance that test images give the difference of rows i and j; None where they are held fixed.
     """
     n = len(rows)
     chosen = np.zeros((n, RESAMPLES)) if choices is None else choices
@@ -245,7 +262,8 @@ def significantly_better(
             pairs.append((i, j))
             random = int(not fixed[i]) + int(not fixed[j])
             of_choices = float((chosen[i] - chosen[j]).var(ddof=1))
-            differences.append(difference(row, rows[j], prior, random, of_choices))
+            of_images = images(i, j) if images else None
+            differences.append(difference(row, rows[j], prior, random, of_choices, of_images))
     better = np.zeros((n, n), dtype=bool)
     for (i, j), (ours, theirs) in zip(pairs, significant_signs(differences), strict=True):
         better[i, j], better[j, i] = ours, theirs
@@ -320,6 +338,7 @@ class Ranking:
         self.seeds = _usual(able) or _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
         self._priors: dict[tuple[SeedAggregate, ...], Prior] = {}
+        self._image_variances: dict[tuple[SeedAggregate, SeedAggregate, tuple[int, ...]], ImageVariance | None] = {}
 
     @cached_property
     def places(self) -> list[Ranked]:
@@ -339,7 +358,22 @@ class Ranking:
         over = self.common(a, b) if seeds is None else seeds
         x, y = self._pair(a, b, over)
         choices = variance(a.choices(self.metric, over or None) - b.choices(self.metric, over or None))
-        return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed), choices)
+        random = int(not a.fixed) + int(not b.fixed)
+        return difference(x, y, self._prior(a, b), random, choices, self.over_images(a, b, over))
+
+    def over_images(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int]) -> ImageVariance | None:
+        """Return the variance that test images give row a minus row b; None where they are held fixed.
+
+        Args:
+            a: one row.
+            b: another one.
+            seeds: that they are compared on.
+        """
+        key = (a, b, tuple(seeds))
+        if key not in self._image_variances:
+            models_fixed = (a.fixed and b.fixed) or len(seeds) < 2
+            self._image_variances[key] = over_images(a, b, self.metric, seeds, models_fixed)
+        return self._image_variances[key]
 
     def level(self, row: SeedAggregate) -> float:
         """Return the best row's mean plus the difference to it, by which rows are placed."""
@@ -447,19 +481,28 @@ class Ranking:
 
     def _prior(self, *rows: SeedAggregate) -> Prior:
         """Return the prior of the variance over seeds, from the family and those of these rows ranked with it."""
-        together = (*self.family, *(row for row in rows if self._is_guest(row)))
-        if not together:
+        together, seeds = (*self.family, *(row for row in rows if self._is_guest(row))), self.seeds
+        if not together:  # two seeds rank no rows, but tell how much rows vary
+            seeds = tuple(seed for seed in rows[0].seeds if all(seed in row.seeds for row in rows))
+            together = tuple(row for row in self.rows if self._is_apt(row) and set(seeds) <= set(row.seeds))
+        if not together or len(seeds) < 2:
             return Prior(0.0, 0.0)
         if together not in self._priors:
-            seeds = [seed for seed in self.seeds if all(seed in row.seeds for row in together)]
+            seeds = tuple(seed for seed in seeds if all(seed in row.seeds for row in together))
             means = np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together])
             self._priors[together] = fit_prior(means, _fixed(together))
         return self._priors[together]
 
-    def _measured(self, rows: Sequence[SeedAggregate], seeds: Sequence[int]) -> tuple[_BySeed, np.ndarray, np.ndarray]:
+    def _measured(
+        self, rows: Sequence[SeedAggregate], seeds: Sequence[int]
+    ) -> tuple[_BySeed, np.ndarray, np.ndarray, ImagesOf]:
         """Return the arguments of :func:`rank_intervals`."""
         choices = np.stack([row.choices(self.metric, seeds) for row in rows])
-        return _BySeed(rows, self.metric, seeds), _fixed(rows), choices
+
+        def images(i: int, j: int) -> ImageVariance | None:
+            return self.over_images(rows[i], rows[j], seeds)
+
+        return _BySeed(rows, self.metric, seeds), _fixed(rows), choices, images
 
 
 def setting_of(*rows: SeedAggregate, default: str = PAPER) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, having
 from ifsl_bench.analysis.comparison import overall as difference_of_rows
+from ifsl_bench.analysis.image_variance import ImageVariance, over_images
 from ifsl_bench.analysis.ranking import Difference, Prior, difference
 from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate
@@ -30,8 +31,10 @@ from ifsl_bench.utils.errors import UserError, unknown
 
 TAIL = 0.025  # of a 95% interval, on each side
 NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
+IMAGES = "test images"
 ONE = "one"  # a single value: one order, support set and seed
-PARTS = ("order", "support", "seed", "seed by order", "rest")
+PARTS = ("order", "support", "seed", "seed by order", "rest")  # that the design tells apart
+SOURCES = (*PARTS, IMAGES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +81,18 @@ class WrongSign:
     observed: float  # the share of the single comparisons made here whose sign is not that of their mean, ties half
 
 
-def mean_difference(x: np.ndarray) -> Difference:
-    """Return the mean of differences [seeds, orders, supports] of two rows, with its error over orders.
+def mean_difference(x: np.ndarray, images: ImageVariance | None = None) -> Difference:
+    """Return the mean of differences [seeds, orders, supports] of two rows, with its error over orders and images.
+
+    Args:
+        x: the differences.
+        images: the variance that test images give the mean; None where they are held fixed.
 
     Raises:
         UserError: there is one order.
     """
     means = _order_means(x)
-    return difference(means, np.zeros_like(means), Prior(0.0, 0.0), random=2)
+    return difference(means, np.zeros_like(means), Prior(0.0, 0.0), random=2, images=images)
 
 
 def _order_means(x: np.ndarray) -> np.ndarray:
@@ -107,6 +114,29 @@ def split(x: np.ndarray) -> dict[str, Variance]:
     """
     squares, weights = _mean_squares(x), _weights(*x.shape)
     return {part: _variance([(w, squares[name]) for name, w in of_part.items()]) for part, of_part in weights.items()}
+
+
+def with_images(parts: Mapping[str, Variance], images: ImageVariance | None) -> dict[str, Variance]:
+    """Return the variances of :func:`split` with that of test images, which adds to the variance of a single value.
+
+    Args:
+        parts: by :data:`PARTS`, and of all as "one".
+        images: None where they are held fixed.
+    """
+    if images is None:
+        return dict(parts)
+    from scipy.special import chdtri
+
+    value, low, high = images.value, 0.0, 0.0
+    if value:
+        low, high = (value * images.degrees / float(chdtri(images.degrees, tail)) for tail in (TAIL, 1 - TAIL))
+    one = parts[ONE]
+    both = Variance(
+        one.value + value,
+        max(0.0, one.value + value - math.hypot(one.value - one.low, value - low)),
+        one.value + value + math.hypot(one.high - one.value, high - value),
+    )
+    return {**parts, IMAGES: Variance(value, low, high), ONE: both}
 
 
 def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
@@ -203,25 +233,31 @@ def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[fl
     return total
 
 
-def wrong_sign(x: np.ndarray) -> WrongSign | None:
+def wrong_sign(x: np.ndarray, images: ImageVariance | None = None) -> WrongSign | None:
     """Estimate how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
 
     None where their mean is 0, as of equal rows: it has no sign.
 
     The chance is Phi(-|d| / s), d the mean and s^2 the variance of a single difference. Its interval is the one of
     d / s, by the delta method, with Student's distribution and the degrees of freedom of the overall interval of d. It
-    reaches 0.5 where the interval of d holds 0.
+    reaches 0.5 where the interval of d holds 0. Where d is small beside its own error, |d| is mostly larger than the
+    true one, so that the chance is estimated too small.
+
+    Args:
+        x: the differences.
+        images: the variance that test images give their mean; None where they are held fixed.
 
     Raises:
         UserError: there is one order.
     """
     from scipy.special import ndtr, stdtrit
 
-    mean, squares = mean_difference(x), _mean_squares(x)
+    mean, squares = mean_difference(x, images), _mean_squares(x)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
     merged = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])
     terms = [(w * square.value, square.effective) for w, square in merged]
+    terms += [(images.value, images.degrees)] if images else []
     variance = sum(value for value, _ in terms)
     observed = float(((np.sign(x) != np.sign(mean.mean)) * np.where(x == 0, 0.5, 1.0)).mean())
     if variance <= 0:
@@ -241,7 +277,7 @@ class VarianceSplit:
     a: SeedAggregate
     b: SeedAggregate | None
     mean: Estimate | Difference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
-    parts: Mapping[str, Variance]  # by PARTS and "one"; what the design cannot tell is left out
+    parts: Mapping[str, Variance]  # by SOURCES and "one"; what the design cannot tell is left out
     seeds: int  # how many it is over; 1 where all are the same by construction
     sign: WrongSign | None = None  # of a difference that is not 0
 
@@ -274,7 +310,8 @@ def split_of(row: SeedAggregate, metric: str) -> VarianceSplit:
         metric: the metric that is split.
     """
     x = _values(row, metric, row.seeds, row.fixed)
-    return VarianceSplit(row, None, row.summary()[metric], split(x), len(x))
+    parts = with_images(split(x), over_images(row, None, metric, row.seeds, len(x) < 2))
+    return VarianceSplit(row, None, row.summary()[metric], parts, len(x))
 
 
 def splits_of_differences(board: TaskResults, metric: str) -> list[VarianceSplit]:
@@ -291,7 +328,8 @@ def splits_of_differences(board: TaskResults, metric: str) -> list[VarianceSplit
             fixed = a.fixed and b.fixed
             x = _values(a, metric, seeds, fixed) - _values(b, metric, seeds, fixed)
             gap = difference_of_rows(a, b, board.compared, metric)
-            splits.append(VarianceSplit(a, b, gap, split(x), len(x), wrong_sign(x)))
+            images = over_images(a, b, metric, seeds, len(x) < 2)
+            splits.append(VarianceSplit(a, b, gap, with_images(split(x), images), len(x), wrong_sign(x, images)))
     return splits
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.protocols.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS, Counts, harmonic
+from ifsl_bench.protocols.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS, Counts
 from ifsl_bench.protocols.protocol import Feature, Hits, MetricColumn, Protocol, StoredCounts, odd_classes
 from ifsl_bench.protocols.tasks.task import Task
 
@@ -141,13 +141,6 @@ class Episodes(Protocol):
             sums["pairs"] = n * sums["pairs"]
         whole = {name: np.round(values) for name, values in zip(sums, np.broadcast_arrays(*sums.values()), strict=True)}
         return Counts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)
-
-    def combine(self, by_seed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return each metric averaged over seeds, [n]; the harmonic mean is taken of the averages."""
-        values = super().combine(by_seed)
-        if "base_joint" in values and "harmonic" in values:
-            values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])
-        return values
 
 
 EPISODES, REGULAR = Episodes(with_base=True), Episodes(with_base=False)

@@ -118,6 +118,18 @@ class ImageHits:
         most = np.where(pool.asked > 0, LEVELS if self.shares else pool.asked, np.nan)
         return {what: right / most for what, right in pool.right.items()}
 
+    def grouped(self, name: str, step: int) -> ImageHits:
+        """Return these hits with at least ``step`` neighbouring images of a pool in a group.
+
+        Args:
+            name: of the pool.
+            step: a power of two.
+        """
+        pool = self.pools[name]
+        while pool.step < step:
+            pool = pool.twice_the_step(self.shares)
+        return ImageHits({**self.pools, name: pool}, self.shares)
+
     def fitting(self) -> ImageHits:
         """Return these hits with images grouped as little as :data:`MOST_CHARACTERS` allow."""
         pools, lengths = dict(self.pools), {}

@@ -85,6 +85,19 @@ class HitCounts(ABC):
         """
         return {name: values.tolist() for name, values in self.columns().items()}
 
+    def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
+        """Return the weights with which the mean of a metric is a sum of shares of right queries.
+
+        The harmonic mean is made linear, see :func:`harmonic`.
+
+        Args:
+            metric: its name.
+
+        Returns:
+            Pool -> name of :attr:`~.image_counts.PoolHits.right` -> weight of its share; None where there are none.
+        """
+        return None
+
     def image_totals(self) -> dict[str, dict[str, int | None]]:
         """Return what the hits of single images add up to; see :class:`~.image_counts.ImageHits`.
 
@@ -203,6 +216,27 @@ class Counts(HitCounts):
             counts = replace(self, calibrated_base=base, calibrated_novel=novel)
         return {name: values.tolist() for name, values in counts.columns().items()}
 
+    def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
+        queries = self.base_queries + self.novel_queries
+        base, novel = self.base_queries / queries, self.novel_queries / queries
+        if not self.base_queries:
+            return {"novel": {"joint": 1.0}}
+        if metric in COUNTS:
+            pool, what = metric.split("_")
+            return {pool: {what: 1.0}}
+        by_base, by_novel = harmonic_slopes(self._share("base_joint").mean(), self._share("novel_joint").mean())
+        lost = {"joint": 1.0, "alone": -1.0}, {"joint": 0.5, "alone": -0.5}, {"calibrated": 0.5, "alone": -0.5}
+        weights: dict[str, dict[str, dict[str, float]]] = {
+            "acc": {"base": {"joint": base}, "novel": {"joint": novel}},
+            "delta_a": {"base": lost[0]},
+            "delta_b": {"novel": lost[0]},
+            "delta": {"base": lost[1], "novel": lost[1]},
+            "harmonic": {"base": {"joint": by_base}, "novel": {"joint": by_novel}},
+            "calibrated_acc": {"base": {"calibrated": base}, "novel": {"calibrated": novel}},
+            "calibrated_delta": {"base": lost[2], "novel": lost[2]},
+        }
+        return weights.get(metric)
+
     def image_totals(self) -> dict[str, dict[str, int | None]]:
         totals: dict[str, dict[str, int | None]] = {}
         for pool, queries in (("base", self.base_queries), ("novel", self.novel_queries)):
@@ -239,8 +273,19 @@ def harmonic(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
     b, n = float(base.mean()), float(novel.mean())
     if b + n == 0:
         return np.zeros(len(base))
-    by_base, by_novel = 2 * (n / (b + n)) ** 2, 2 * (b / (b + n)) ** 2
+    by_base, by_novel = harmonic_slopes(b, n)
     return 2 * b * n / (b + n) + by_base * (base - b) + by_novel * (novel - n)
+
+
+def harmonic_slopes(base: float, novel: float) -> tuple[float, float]:
+    """Return dH/dB and dH/dN of the harmonic mean H of B and N; 0 where both are 0.
+
+    Args:
+        base: B.
+        novel: N.
+    """
+    both = base + novel
+    return (2 * (novel / both) ** 2, 2 * (base / both) ** 2) if both else (0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -400,10 +400,6 @@ class Protocol(ABC):
         """
         return metric
 
-    def combine(self, by_seed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return each metric averaged over seeds, [units], from its values [seeds, units]."""
-        return {name: values.mean(0) for name, values in by_seed.items()}
-
 
 def odd_classes(classes: np.ndarray, episodes: int) -> Iterator[str]:
     """Yield why these are not the novel classes of a number of episodes or orders.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.protocols.calibration import Margins
-from ifsl_bench.protocols.metrics import HitCounts, harmonic
+from ifsl_bench.protocols.metrics import HitCounts, harmonic, harmonic_slopes
 
 SEQUENCE_COUNTS = ("hits", "novel_as_base", "base_as_novel", "queries")
 CALIBRATED = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # where there is a bias
@@ -190,6 +190,26 @@ class SessionCounts(HitCounts):
 
     def selection_hits(self, margins: Margins | None, bias: float | None) -> dict[str, list[int]]:
         return {"hits": self.hits.sum(1, dtype=np.int64).tolist()}
+
+    def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
+        queries, session = self.queries.mean(0).cumsum(), np.arange(1, self.sessions + 1)
+        base = queries[0] / queries  # the share of base queries among all, after each session
+        average, last, most = float(base.mean()), float(base[-1]), self.base_classes / self.ways
+        of_gacc = float(np.append(1 - session * np.log1p(most / session) / most, 1).mean())
+        by_base, by_novel = harmonic_slopes(*(self.after(name)[:, -1].mean() for name in ("base", "novel")))
+        weights: dict[str, dict[str, dict[str, float]]] = {
+            "acc": {"base": {"acc": average}, "novel": {"acc": 1 - average}},
+            "calibrated_acc": {"base": {"calibrated": average}, "novel": {"calibrated": 1 - average}},
+            "first": {"base": {"first": 1.0}},
+            "last": {"base": {"last": last}, "novel": {"last": 1 - last}},
+            "pd": {"base": {"first": 1.0, "last": -last}, "novel": {"last": last - 1}},
+            "gain": {"base": {"acc": average, "first": -average}, "novel": {"acc": 1 - average}},
+            "base": {"base": {"last": 1.0}},
+            "novel": {"novel": {"last": 1.0}},
+            "harmonic": {"base": {"last": by_base}, "novel": {"last": by_novel}},
+            "gacc": {"base": {"gacc": of_gacc}, "novel": {"gacc": 1 - of_gacc}},
+        }
+        return weights.get(metric)
 
     def image_totals(self) -> dict[str, dict[str, int | None]]:
         hits, queries = self._square.sum(0), self.queries.sum(0, dtype=np.int64)

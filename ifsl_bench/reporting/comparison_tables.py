@@ -11,6 +11,7 @@ from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, verdict
 from ifsl_bench.analysis.published_comparison import OUTSIDE, PublishedPair, order_agreement, pairs_of
 from ifsl_bench.analysis.ranking import Difference
 from ifsl_bench.analysis.session_variance import (
+    IMAGES,
     ONE,
     PARTS,
     Variance,
@@ -29,7 +30,7 @@ from ifsl_bench.utils.text_format import format_p_value, seeds_in_words
 
 def comparison_table(comparison: Comparison) -> Table[str]:
     """Return a row for each metric: A - B, first with the interval that claims about methods need."""
-    several, units = len(comparison.seeds) > 1, comparison.units  # of one seed only these are left
+    several, units, images = len(comparison.seeds) > 1, comparison.units, bool(comparison.over_images)
 
     def record(name: str) -> dict[str, Any]:
         over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
@@ -40,8 +41,10 @@ def comparison_table(comparison: Comparison) -> Table[str]:
             "p": None if math.isnan(over.p) else over.p,
             "difference_of_seeds": rounded(seeds.mean, 6),
             "interval_of_seeds": rounded(seeds.interval, 6),
-            "interval_overall": rounded(both.interval, 6) if several else None,
-            "p_overall": both.p if several and not math.isnan(both.p) else None,
+            "interval_overall": rounded(both.interval, 6) if several or images else None,
+            "p_overall": both.p if (several or images) and not math.isnan(both.p) else None,
+            "interval_of_images": rounded(comparison.over_images.get(name, NONE).interval, 6),
+            "images_fixed": both.images_fixed,
             "interval_of_classes": rounded(classes, 6),
             "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
             "classes": comparison.classes or None,
@@ -53,18 +56,21 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         }
 
     def main(name: str) -> Difference | Paired:
-        return comparison.overall[name] if several else comparison.episodes[name]
+        return comparison.overall[name] if several or images else comparison.episodes[name]
 
     def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
-        interval = values[name].interval
+        interval = values.get(name, NONE).interval
         return "" if math.isnan(interval) else f"± {interval:.2f}"
 
     columns: list[Column[str]] = [
         metric_names(comparison.protocol),
-        Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
+        Column(
+            "A - B overall" if several or images else f"A - B over {units}", lambda name: plus_minus(main(name), "+")
+        ),
         Column("p", lambda name: format_p_value(main(name).p).removeprefix("= ")),
-        Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
+        Column(f"over {units}" if several or images else None, lambda name: half(comparison.episodes, name), drop=2),
         Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
+        Column("over images" if comparison.over_images else None, lambda name: half(comparison.over_images, name)),
         Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),
         Column(
             "each seed" if several else None,
@@ -77,18 +83,36 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, "
         f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {seeds_in_words(comparison.seeds)}"
     )
+    drawn = f"{units}, seeds and test images" if images else f"{units} and seeds"
     overall = [
-        f"A - B overall: percentage points, with 95% interval and p-value over {units} and seeds, as in ranks, "
+        f"A - B overall: percentage points, with 95% interval and p-value over {drawn}, as in ranks, "
         "for claims about methods. The other columns have 95% intervals of the same difference:",
         f"over {units}: trained models held fixed (paired t-test); over seeds: {units} held fixed (Student's, paired).",
     ]
-    alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
+    alone = [
+        f"A - B overall: percentage points, with 95% interval and p-value over {units} and test images; trained models "
+        "held fixed. The other columns have 95% intervals of the same difference.",
+        f"over {units}: trained models and test images held fixed.",
+    ]
+    if not images:
+        alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
     notes = [
         *(overall if several else alone),
+        *_of_images(comparison),
         *_of_classes(comparison),
         *(f"Note: {note}." for note in (*comparison.namesakes, *comparison.notes)),
     ]
     return Table(columns, list(comparison.episodes), title, notes, lead=verdict(comparison))
+
+
+def _of_images(comparison: Comparison) -> list[str]:
+    """Return what explains the interval over images, and in which numbers test images are held fixed."""
+    inside = [name for name in comparison.episodes if name in comparison.over_images]
+    outside = ", ".join(titles()[name] for name in comparison.episodes if name not in inside)
+    if not inside:
+        return ["Test images are held fixed: not both results record the hits of single images."]
+    note = "over images: over other test images of the same classes; trained models held fixed."
+    return [f"{note} Test images are held fixed in {outside}." if outside else note]
 
 
 def _of_classes(comparison: Comparison) -> list[str]:
@@ -228,18 +252,22 @@ def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[Varia
         notes.append("Seeds are of meta-training alone: the backbone is held fixed.")
     if fixed := [row.a.label for row in rows if row.a.fixed]:
         notes.append(f"The same for every seed, of which one counts: {', '.join(fixed)}.")
-    columns = [*_named(names, "method", "a"), *_variance_columns(board, heading)]
+    columns = [*_named(names, "method", "a"), *_variance_columns(board, heading, rows)]
     tables = [Table(columns, rows, f"{board.name}, {heading}", [*notes, *_empty(rows)])]
     if differences := splits_of_differences(board, metric):
         columns = [*_named(names, "A", "a"), *_named(names, "B", "b")]
-        columns += [*_variance_columns(board, f"A - B, {heading}"), *_sign()]
+        columns += [*_variance_columns(board, f"A - B, {heading}", differences), *_sign()]
         signs = [SIGN, *_empty(differences), *([NO_SIGN] if any(entry.sign is None for entry in differences) else [])]
         tables.append(Table(columns, differences, f"{board.name}, differences of two rows", signs))
     return tables
 
 
 def _empty(splits: Sequence[VarianceSplit]) -> list[str]:
-    return [EMPTY] if any(part not in entry.parts for entry in splits for part in PARTS) else []
+    empty = [EMPTY] if any(part not in entry.parts for entry in splits for part in PARTS) else []
+    if any(IMAGES not in entry.parts for entry in splits):
+        which = "all" if all(IMAGES not in entry.parts for entry in splits) else "those without a number for them"
+        return [*empty, f"Test images are held fixed in {which}: not all results record the hits of single images."]
+    return empty
 
 
 def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[VarianceSplit]]:
@@ -250,7 +278,10 @@ def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list
     return [Column(heading, name, lambda entry: {heading.lower(): name(entry)}, fold=14)]
 
 
-def _variance_columns(board: TaskResults, heading: str) -> list[Column[VarianceSplit]]:
+def _variance_columns(board: TaskResults, heading: str, splits: Sequence[VarianceSplit]) -> list[Column[VarianceSplit]]:
+    with_images = any(IMAGES in entry.parts for entry in splits)
+    sources = (*PARTS, *((IMAGES,) if with_images else ()), ONE)
+
     def deviation(part: str) -> Column[VarianceSplit]:
         def text(entry: VarianceSplit) -> str:
             if part not in entry.parts:
@@ -263,7 +294,7 @@ def _variance_columns(board: TaskResults, heading: str) -> list[Column[VarianceS
             values = _deviations(entry.parts[part]) if part in entry.parts else (math.nan,) * 3
             return {name + end: rounded(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
 
-        return Column("a single one" if part == ONE else part, text, fields, drop=(*PARTS, ONE)[::-1].index(part))
+        return Column("a single one" if part == ONE else part, text, fields, drop=sources[::-1].index(part))
 
     def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
         return {
@@ -276,7 +307,7 @@ def _variance_columns(board: TaskResults, heading: str) -> list[Column[VarianceS
     sign = "+" if " - " in heading else ""
     return [
         Column(heading, lambda entry: plus_minus(entry.mean, sign), mean),
-        *map(deviation, (ONE, *PARTS)),
+        *map(deviation, (ONE, *sources[:-1])),
         Column("seeds", lambda entry: str(entry.seeds)),
     ]
 

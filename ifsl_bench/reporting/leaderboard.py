@@ -22,12 +22,12 @@ SHARED = "Rows of other seeds stand where their difference to the best row, on t
 RULE = (
     "Rank: the places by {} that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
-    "vary over {} and over training seeds; novel classes are held fixed. A row with fewer than three seeds, with "
-    "options of its own, or trained mostly with another gradient than it names, is provisional: shown in its place, "
-    "without a rank. Rows are ordered by their difference from the best row, on the seeds that both have. Rows that "
-    "are not tuned are ranked apart from tuned ones "
-    "(--setting). Each of your rows, and each row of fewer seeds than three in four others have, is ranked with the "
-    "others, without its like."
+    "vary over {} and over training seeds, and over test images where results record these; novel classes are held "
+    "fixed. A row with fewer than three seeds, with options of its own, or trained mostly with another gradient than "
+    "it names, is provisional: shown in its place, without a rank. Rows are ordered by their difference from the best "
+    "row, on the seeds that both have. Rows that are not tuned are ranked apart from tuned ones (--setting). Each of "
+    "your rows, and each row of fewer seeds than three in four others have, is ranked with the others, "
+    "without its like."
 )
 PUBLISHED = ("acc", "first", "last", "pd", "gain", "base", "novel")  # metrics of published rows in sessions
 PUBLISHED_DROP = {"pd": 2, "first": 3, "base": 5, "novel": 4}

@@ -84,8 +84,11 @@ def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
         notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
         if "sessions" in first.protocol.features:
             notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
-        if "sessions" in first.protocol.features and not single:
-            notes.append(f"Intervals hold fixed {fixed_in_intervals(board.rows, 'the trained models')}.")
+        if not single:
+            fixed = "the trained models, the test images and the novel classes"
+            if "sessions" in first.protocol.features:
+                fixed = fixed_in_intervals(board.rows, "the trained models", "the test images")
+            notes.append(f"Intervals hold fixed {fixed}.")
         if board.task.hides("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
     usual = board.task.evaluation.episodes
@@ -212,6 +215,10 @@ def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
     if reasons:
         reasons_text = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
         notes.append(f"Provisional, without a rank. {reasons_text[0].upper()}{reasons_text[1:]}.")
+    held = [place.row.full_name for place in places if place.gap and place.gap.images_fixed and not place.row.single]
+    if len(places) > 1:
+        of_images = f"hold the test images fixed for {which(held)}" if held else "include other test images"
+        notes.append(f"Ranks{' and differences to the best' * to_best} {of_images}.")
     few = [place.row.full_name for place in places if place.gap and place.common_seeds < 2 and not place.row.single]
     if few and to_best:
         notes.append(

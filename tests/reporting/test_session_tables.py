@@ -276,7 +276,10 @@ def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
     assert f"the base and novel classes and {options} lr." in call("compare", "lr", "teen", *task)[1]
     assert "every interval holds fixed the base and novel classes." in call("compare", "ncm", "teen", *task)[1]
     _, out, _ = call("table", "tiny-features-sessions")
-    fixed = re.search(f"Intervals hold fixed the trained models, the base and novel classes and {options} (.*)\\.", out)
+    fixed = re.search(
+        f"Intervals hold fixed the trained models, the test images, the base and novel classes and {options} (.*)\\.",
+        out,
+    )
     assert {"lda", "lr"} <= {*fixed[1].split(", ")} <= {"lda", "lr", "lr.memory=supports", "mlp", "subspace"}
     assert options not in call("table", "tiny-features-sessions", "--method", "ncm,teen")[1]
 

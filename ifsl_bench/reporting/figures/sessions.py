@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
-from ifsl_bench.analysis.session_variance import ONE, PARTS, splits_of_differences, splits_of_rows
+from ifsl_bench.analysis.session_variance import ONE, SOURCES, splits_of_differences, splits_of_rows
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.figures.style import (
@@ -41,7 +41,7 @@ SAID = (
     "sd: of a single value, in points; wrong: how likely one comparison on one order, one support set and one seed has "
     "the wrong sign"
 )
-COLOUR_OF = dict(zip(PARTS, COLOURS, strict=False))
+COLOUR_OF = dict(zip(SOURCES, COLOURS, strict=False))
 
 
 def require_sessions(board: TaskResults) -> None:
@@ -145,7 +145,7 @@ def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
 
 @styled()
 def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
-    """Draw the shares of the variance of a single value that are due to order, support set and training seed.
+    """Draw the shares of the variance of a single value that its order, support set, seed and test images have.
 
     Above are rows, the best first, below the difference of each to the next. At the right is the standard deviation of
     a single value, and for a difference how likely a single one has the wrong sign.
@@ -161,7 +161,7 @@ def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]
     splits = [*rows, *differences]
     labels = [names[row.a] for row in rows]
     labels += [f"{names[split.a]} \N{MINUS SIGN} {names[split.b]}" for split in differences if split.b]
-    parts = [part for part in PARTS if any(part in split.parts for split in splits)]
+    parts = [part for part in SOURCES if any(part in split.parts for split in splits)]
     figure = new_figure(heights(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
     places = [at + (at >= len(rows)) for at in range(len(splits))]

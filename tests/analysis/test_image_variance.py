@@ -1,0 +1,125 @@
+"""The variance over test images: against plain loops, and against the truth of images that are drawn anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ifsl_bench.analysis.aggregate import SeedAggregate
+from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.image_variance import PoolShares, over_images, variance_of_images
+from ifsl_bench.analysis.ranking import Prior, Ranking, difference
+from ifsl_bench.protocols.image_counts import ImageHits, PoolHits
+from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.store.schema import StoredImageHits
+from tests.store.result_fields import counted
+
+
+def test_it_is_that_of_a_plain_loop():
+    """Two classes, weights and one part: the sum of squares of what each image adds."""
+    rng = np.random.default_rng(0)
+    asked, classes = rng.integers(1, 9, (1, 7)), np.array([0, 0, 0, 1, 1, 1, 1])
+    x = rng.random((2, 1, 7))
+    expected = 0.0
+    for c in (0, 1):
+        own = [j for j in range(7) if classes[j] == c]
+        share = x.mean(0)[0]
+        a = [asked[0, j] for j in own]
+        mean = sum(n * share[j] for n, j in zip(a, own, strict=True)) / sum(a)
+        parts = [n / asked.sum() * (share[j] - mean) for n, j in zip(a, own, strict=True)]
+        squares, cubes = sum(n**2 for n in a), sum(n**3 for n in a)
+        left = 1 - 2 * cubes / squares / sum(a) + squares / sum(a) ** 2  # of the expectation, as the mean is estimated
+        expected += sum(part**2 for part in parts) / left
+    found = variance_of_images([PoolShares(x, asked, classes)], models_fixed=True)
+    assert found.value == pytest.approx(1e4 * expected)
+    cross = variance_of_images([PoolShares(x, asked, classes)], models_fixed=False)
+    halves = variance_of_images([PoolShares(x.transpose(1, 0, 2), np.repeat(asked, 2, 0), classes)], models_fixed=True)
+    assert cross.value == pytest.approx(halves.value), "products of seeds, and of halves, in place of squares"
+    assert cross.value < found.value
+    equal = variance_of_images([PoolShares(x, np.full((1, 7), 5), classes)], models_fixed=True)
+    within = sum(n * np.var(x.mean(0)[0, classes == c], ddof=1) for c, n in ((0, 3), (1, 4)))
+    assert equal.value == pytest.approx(1e4 * within / 49)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_it_is_the_variance_over_images_alone_though_few_queries_are_asked_of_each(seeds):
+    """Queries are random and answers vary from query to query and from seed to seed: neither is counted as images'."""
+    rng, classes = np.random.default_rng(1), np.repeat(np.arange(20), 15)
+    mean, spread, own = 0.6, 0.25, 0.15  # of images, and of an image with one seed
+    estimates = []
+    for _ in range(300):
+        chance = np.clip(rng.normal(mean, spread, 300), 0, 1)
+        of_seed = np.clip(chance + rng.normal(0, own, (seeds, 1, 300)), 0, 1)
+        asked = rng.poisson(2.0, (2, 300))
+        right = rng.binomial(asked, of_seed) / np.maximum(asked, 1)
+        estimates.append(variance_of_images([PoolShares(right, asked, classes)], models_fixed=seeds < 2).value)
+    draws = np.clip(rng.normal(mean, spread, 10**6), 0, 1)
+    shown = np.clip(draws[:, None] + rng.normal(0, own, (10**6, 4)), 0, 1)
+    truth = np.cov(shown[:, 0], shown[:, 0 if seeds < 2 else 1])[0, 1]  # what seeds have in common
+    assert np.mean(estimates) == pytest.approx(1e4 * truth / 300, rel=0.05)
+
+
+def test_a_class_of_one_image_is_compared_with_others_of_one():
+    shares = np.array([0.1, 0.5, 0.9, 0.2, 0.4]).reshape(1, 1, 5)
+    asked, classes = np.ones((1, 5), int), np.array([0, 1, 2, 3, 3])
+    found = variance_of_images([PoolShares(shares, asked, classes)], models_fixed=True)
+    assert found.value == pytest.approx(
+        1e4 / 25 * (3 * np.var([0.1, 0.5, 0.9], ddof=1) + 2 * np.var([0.2, 0.4], ddof=1))
+    )
+
+
+def rows_of_images(step: int = 1) -> list[SeedAggregate]:
+    """Two rows of three seeds with the hits of 40 base and 40 novel images; the second row's are grouped."""
+    rng = np.random.default_rng(3)
+    asked = rng.poisson(6, (2, 40))
+    rows, episodes, classes = [], 40, np.tile(np.arange(5), (40, 1))
+    for label, better in (("a", 0.1), ("b", 0.0)):
+        results = []
+        for seed in range(3):
+            pools, sums = {}, {}
+            for name in ("base", "novel"):
+                alone = rng.binomial(asked, 0.6 + better)
+                pools[name] = PoolHits(np.full(4, 10), 1, asked, {"joint": rng.binomial(alone, 0.9), "alone": alone})
+                for what in ("joint", "alone"):
+                    total = int(pools[name].right[what].sum())
+                    sums[f"{name}_{what}"] = rng.multinomial(total, np.full(episodes, 1 / episodes))
+            hits = ImageHits(pools, shares=False)
+            for name in pools if label == "b" else ():
+                hits = hits.grouped(name, step)
+            counts = Counts(**sums, base_queries=30, novel_queries=30)
+            results.append(counted(label, seed, counts, classes, images=StoredImageHits.of(hits)))
+        rows.append(SeedAggregate(label, "yours", tuple(results)))
+    return rows
+
+
+def test_overall_intervals_ranks_and_comparisons_include_images():
+    a, b = rows_of_images()
+    images = over_images(a, b, "acc", a.seeds, models_fixed=False)
+    x, y = (row.by_seed("acc") for row in (a, b))
+    expected = difference(x, y, Prior(0, 0), 2, images=images)
+    assert expected.error**2 == pytest.approx(difference(x, y, Prior(0, 0), 2).error ** 2 + images.value)
+    assert Ranking([a, b]).difference(a, b) == expected
+    assert not expected.images_fixed
+    comparison = compare(a, b, [a, b])
+    assert comparison.overall["acc"] == expected
+    fixed = over_images(a, b, "delta", a.seeds, models_fixed=True)
+    assert comparison.over_images["delta"].interval == pytest.approx(fixed.interval)
+    assert "ausuc" not in comparison.over_images
+    older = SeedAggregate(
+        "b", "yours", tuple(counted("b", s, b.results[s].counts(), b.results[s].classes()) for s in b.seeds)
+    )
+    assert over_images(a, older, "acc", a.seeds, models_fixed=True) is None
+    assert Ranking([a, older]).difference(a, older).images_fixed
+
+
+def test_rows_whose_images_are_grouped_differently_are_compared_on_the_larger_groups():
+    fine, (_, coarse) = rows_of_images(), rows_of_images(step=4)
+    assert coarse.results[0].images.pools["base"].step == 4
+
+    def variance(a, b):
+        return over_images(a, b, "acc", a.seeds, models_fixed=True)
+
+    mixed, backwards = variance(fine[0], coarse), variance(coarse, fine[0])
+    assert mixed.value == pytest.approx(backwards.value) != pytest.approx(variance(*fine).value)
+    assert variance(coarse, fine[1]).value == 0, "the same hits"
+    assert mixed.degrees < variance(*fine).degrees
