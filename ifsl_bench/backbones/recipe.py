@@ -92,12 +92,12 @@ class Recipe(nn.Module):
     makes the modules that it trains beside the backbone.
 
     Attributes:
-        views: of each image that a step sees; ``loss`` gets one batch of images for each. knows_classes: whether the
-        recipe is told the number of base and novel classes, in its option ``total``. Rows say
-            so: most methods do not know how many classes will come.
-        passes: of the backbone in a step for each image of a batch, where they are not the number of views, a view with
-            half of the side being a quarter. All recipes have the same passes in all, and so the fewer epochs the more
-            passes a step takes.
+        views: the views of each image that a step sees; ``loss`` gets one batch of images for each.
+        knows_classes: whether the recipe is given the number of base and novel classes, in its option ``total``. Rows
+            say so, because most methods do not know how many classes will come.
+        passes: the passes of the backbone that a step takes for each image of a batch, where they are not the number of
+            views (a view with half of the side is a quarter of a pass). All recipes have the same number of passes in
+            the whole training, so that one that takes more in a step has fewer epochs.
         dropped: the names of modules and buffers that the finished backbone does not need.
         revision: raised when the recipe begins to give other weights.
 
@@ -172,10 +172,6 @@ class Recipe(nn.Module):
         A cosine classifier is fitted always.
         """
         return None
-
-    def extras(self) -> dict[str, Tensor]:
-        """Return further tensors of the training, by name, for classifiers that ask for them."""
-        return {}
 
 
 def at_least_single(x: Tensor) -> Tensor:

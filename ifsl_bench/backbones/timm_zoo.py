@@ -76,7 +76,7 @@ class Timm(Frozen):
 
         # timm renames the tensors of older files, and leaves out the classifier; both while it makes a network.
         overlay = {"state_dict": dict(weights), "hf_hub_id": None, "url": "", "custom_load": False}
-        # Tensors that the file lacks stay random without a word; so it is done twice, from other random numbers.
+        # Tensors that the file lacks stay random, and timm does not say so: hence two loads, from other numbers.
         states = []
         for seed in (0, 1):
             torch.manual_seed(seed)

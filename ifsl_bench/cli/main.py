@@ -83,7 +83,7 @@ def cli(traceback: bool) -> None:
 
 def _interrupted(arguments: Sequence[str], how: str = "interrupted") -> str:
     """Return what a person who has stopped a run should know."""
-    if "--retrain" in arguments:  # nothing tells the models that it has made from those it was to replace
+    if "--retrain" in arguments:  # models it has just trained cannot be told from those it was meant to replace
         return f"ifsl-bench: {how}; with --retrain the same command trains everything again"
     return f"ifsl-bench: {how}; the same command goes on from where it stopped"
 

@@ -351,12 +351,12 @@ def agreed(question: str, yes: bool, more: str = "") -> bool:
         more: an alternative to ``--yes``, for the error where there is no terminal.
 
     Raises:
-        UserError: there is no terminal to ask at.
+        UserError: there is no terminal to ask for confirmation.
     """
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UserError(f"there is no terminal to ask at: --yes removes what is listed{more}")
+        raise UserError(f"there is no terminal to ask for confirmation: add --yes to remove what is listed{more}")
     return click.confirm(question, default=False, err=True)
 
 

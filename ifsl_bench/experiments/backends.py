@@ -297,7 +297,7 @@ class LokyPool(WorkerPool):
             if worker.name not in self._executors:
                 # If this process is killed, loky's tracker removes its semaphores, and need not warn of that.
                 os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-                # No modules from the current folder; and a process that has read large data has not lost memory.
+                # No modules from the current folder; and a process that has read large data has not leaked memory.
                 environment = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
                 if worker.device:
                     environment["CUDA_VISIBLE_DEVICES"] = worker.device

@@ -119,7 +119,7 @@ class EvaluationContext:
 
 @dataclass(frozen=True)
 class Evaluate(Stage):
-    """The result, of the best of its candidates; :mod:`ifsl_bench.experiments.stored_results` stores it."""
+    """The result of a job, of the best of its candidates; the runner stores it."""
 
     kind = "evaluation"
     placed_as = "evaluation"

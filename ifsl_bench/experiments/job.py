@@ -42,7 +42,7 @@ class Job:
     task: Task
     training: Training
     seed: int  # of meta-training, and of pretraining unless the task has one for all seeds
-    episodes: int  # the first so many test episodes of the task's stream, which may be more than its own number
+    episodes: int  # the number of test episodes, the first ones of the task's stream; it may exceed the task's own
     trials: int = 0  # how many settings are tried to choose from; 0 for the method as published
     calibrated: bool = False  # whether the row has the bias on the novel logits that is best on validation episodes
 

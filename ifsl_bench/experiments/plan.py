@@ -223,7 +223,7 @@ def _kinds(plan: JobState) -> tuple[str, ...]:
 
 
 def _missing(plans: Sequence[JobState], home: Paths) -> Counter[str]:
-    """Count the missing stages by kind, those that jobs share once, in the order of a run."""
+    """Count the missing stages by kind, a shared one once, in the order of a run."""
     stages = dict.fromkeys((stage.kind, stage.key(home)) for plan in plans for stage in plan.missing)
     return Counter(kind for kind, _ in stages)
 
@@ -252,7 +252,7 @@ def notes_of(plans: Sequence[JobState], home: Paths) -> list[str]:
         notes.append(why if why.startswith("data set ") else f"{first.job}{more}: {why}")
     if missing := _missing(plans, home):
         counted = ", ".join(f"{count:,} {kind}" for kind, count in missing.items())
-        notes.append(f"stages that are missing, those that jobs share once: {counted}")
+        notes.append(f"missing stages, a shared one counted once: {counted}")
     return notes
 
 

@@ -1,9 +1,9 @@
 """Runs jobs: what they share first, then each of them, in this process or on the workers of a back end.
 
 :func:`run_jobs` divides jobs into work items in three phases: distinct data sets; pretrainings with their features, and
-checks of episodes; the jobs, with the trials of their searches. Each phase is one parallel map of a back end. An item
-is a few stages that one process computes one after the other; a job one of whose items failed is left out, and the
-others go on.
+checks of episodes; the jobs, with the trials of their searches. With workers each phase is one parallel map; a single
+process goes through the items job by job. An item is a few stages that one process computes one after the other; a job
+one of whose items failed is left out, and the others go on.
 """
 
 from __future__ import annotations

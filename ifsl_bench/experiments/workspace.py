@@ -110,8 +110,8 @@ class Workspace:
             seed: of training.
         """
         if not self._open or self._open[0].made_of != (task, head, seed):
-            # A workspace of its own, with nothing open: in a circle with this one, network and features would stay in
-            # memory until Python next looks for circles, which after many runs is many networks later.
+            # A workspace of its own, with nothing open: in a reference cycle with this one, network and features would
+            # stay in memory until Python next looks for cycles, which after many runs is many networks later.
             self._open[:] = [PreparedTask(task, head, seed, replace(self))]
         return self._open[0]
 

@@ -43,9 +43,9 @@ class Margins:
         return (self.base >= exact).sum(1), (self.novel < exact).sum(1)
 
     def pairs(self) -> np.ndarray:
-        """Return twice the pairs of a base and a novel query with the larger margin at the base query, [n].
+        """Return the number of (base, novel) pairs of queries whose base query has the larger margin, times two, [n].
 
-        Ties count half.
+        A pair of equal margins counts as half a pair.
         """
         base, novel = self.base[:, :, None], self.novel[:, None, :]
         return (base > novel).sum((1, 2)) + (base >= novel).sum((1, 2))

@@ -90,6 +90,3 @@ class Etf(Recipe):
 
     def embed(self, images: Tensor) -> Tensor:
         return self.neck(self.features(images))
-
-    def extras(self) -> dict[str, Tensor]:
-        return {"corners": self.corners}

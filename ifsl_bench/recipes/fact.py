@@ -107,6 +107,3 @@ class Fact(Recipe):
             for stage in self.backbone.stages[AFTER:]:
                 inner = stage(inner)
         return at_least_single(inner)
-
-    def extras(self) -> dict[str, Tensor]:
-        return {"virtual": self.weight[self.classes :]}

@@ -367,7 +367,10 @@ class ProvenanceFields(Section, frozen=True):
 
 
 class PretrainingFields(Section, frozen=True):
-    """The backbone; from ``backbone`` to ``centre`` of frozen ones, behind that of ones of a recipe."""
+    """The backbone.
+
+    Fields from ``backbone`` to ``centre`` are of frozen backbones, later ones of backbones that a recipe trained.
+    """
 
     key: Text
     sha256: Hex64

@@ -14,7 +14,7 @@ def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, ca
     status, out, err = call("data", "remove", "mine", *home)
     assert status == 2
     assert [str(folder), str(tasks)] == [line.removeprefix("to be removed: ") for line in out.splitlines()]
-    assert err == "ifsl-bench: there is no terminal to ask at: --yes removes what is listed\n"
+    assert err == "ifsl-bench: there is no terminal to ask for confirmation: add --yes to remove what is listed\n"
     assert folder.is_dir()
     status, out, _ = call("data", "remove", "mine", "--yes", *home)
     assert status == 0

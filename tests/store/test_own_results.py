@@ -57,7 +57,10 @@ def test_results_are_listed_by_task_row_and_time(folder, call):
 def test_what_is_removed_is_listed_asked_for_and_nothing_else(folder, call):
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
     status, out, err = call("results", "remove", "lr", "glyphs-5shot")
-    assert (status, err) == (2, "ifsl-bench: there is no terminal to ask at: --yes removes what is listed\n")
+    assert (status, err) == (
+        2,
+        "ifsl-bench: there is no terminal to ask for confirmation: add --yes to remove what is listed\n",
+    )
     assert out.count("to be removed: ") == 2
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")} == files
     assert call("results", "remove", "lr", "glyphs-5shot", "--seed", "5", "--yes")[2].count("none of seed 5") == 1

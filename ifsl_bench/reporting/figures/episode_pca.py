@@ -117,7 +117,7 @@ def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -
 
 @styled()
 def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]]:
-    """Draw a row a method, before on the left and after on the right.
+    """Draw one row for each method, before on the left and after on the right.
 
     Regions are what the method answers on the plane: grey for base classes, coloured for novel ones. Before, it chooses
     among the base classes alone, as it weighs them in this episode; after, among all. Points are projections: what lies
