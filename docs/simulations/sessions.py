@@ -5,7 +5,8 @@
 prints the tables of docs/statistics.md, for 100 orders with 4 support sets each. In the first, two rows differ by 0.2
 points on average; the standard deviations of their difference's effects, in points, are those of ``DESIGNS``, and
 "skewed" ones are exponential. In the second, ten rows are equal: how often ranks tell any two of them apart. Each
-row's effects are so large that the difference of two has these deviations.
+row's effects are so large that the difference of two has these deviations. The third has the chance of a wrong sign,
+and the mean of its estimates, for two differences.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ifsl_bench.analysis.ranking import rank_intervals
-from ifsl_bench.analysis.session_variance import PARTS, overall, split, wrong_sign
+from ifsl_bench.analysis.session_variance import PARTS, mean_difference, split, wrong_sign
 
 ORDERS, SUPPORTS, MEAN = 100, 4, 0.2
 DESIGNS = {  # deviations of PARTS: order, support, seed, seed by order, rest
@@ -32,13 +33,15 @@ EFFECTS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]
 ONE_SEED = (*PARTS[:2], "one")
 
 
-def case(rng: np.random.Generator, seeds: int, deviations: tuple[float, ...], effects: str) -> tuple[np.ndarray, float]:
+def case(
+    rng: np.random.Generator, seeds: int, deviations: tuple[float, ...], effects: str, mean: float = MEAN
+) -> tuple[np.ndarray, float]:
     """Differences [seeds, orders, supports], and their mean with these seeds over all orders and support sets."""
     draw, (order, support, seed, both, rest) = EFFECTS[effects], deviations
     of_seed = seed * draw(rng, (seeds, 1, 1))
-    x = MEAN + of_seed + order * draw(rng, (1, ORDERS, 1)) + support * draw(rng, (1, ORDERS, SUPPORTS))
+    x = mean + of_seed + order * draw(rng, (1, ORDERS, 1)) + support * draw(rng, (1, ORDERS, SUPPORTS))
     x = x + both * draw(rng, (seeds, ORDERS, 1)) + rest * draw(rng, (seeds, ORDERS, SUPPORTS))
-    return x, MEAN + float(of_seed.mean())
+    return x, mean + float(of_seed.mean())
 
 
 def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int) -> dict[str, float]:
@@ -50,7 +53,7 @@ def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int
     truth["one"] = sum(truth.values())
     for _ in range(cases):
         x, with_these_seeds = case(rng, seeds, deviations, effects)
-        of_orders, of_all = overall(x.mean(0, keepdims=True)), overall(x)
+        of_orders, of_all = mean_difference(x.mean(0, keepdims=True)), mean_difference(x)
         sign, mean = wrong_sign(x), MEAN if seeds > 1 else with_these_seeds
         chance = 0.5 * math.erfc(abs(mean) / math.sqrt(2 * truth["one"]))
         coverages = {
@@ -74,6 +77,25 @@ def told_apart(seeds: int, deviations: tuple[float, ...], effects: str, cases: i
     return wrong / cases
 
 
+def chances(seeds: int, deviations: tuple[float, ...], effects: str, mean: float, cases: int) -> tuple[float, float]:
+    """The chance that a single comparison has the wrong sign under normal effects, and the mean of its estimates."""
+    rng = np.random.default_rng(0)
+    signs = [wrong_sign(case(rng, seeds, deviations, effects, mean)[0]) for _ in range(cases)]
+    truth = 0.5 * math.erfc(mean / math.sqrt(2 * sum(deviation**2 for deviation in deviations)))
+    return truth, float(np.mean([sign.chance for sign in signs if sign]))
+
+
+def print_chances(cases: int) -> None:
+    """Prints the table of :func:`chances`."""
+    print("\n| what varies | effects | difference | truth | 3 seeds | 5 seeds |\n|---|---|---|---|---|---|")
+    for design, deviations in DESIGNS.items():
+        for effects in EFFECTS:
+            for mean in (0.05, MEAN):
+                found = [chances(seeds, deviations, effects, mean, cases) for seeds in (3, 5)]
+                cells = " | ".join(f"{100 * share:.1f}%" for share in (found[0][0], *(each[1] for each in found)))
+                print(f"| {design} | {effects} | {mean} | {cells} |", flush=True)
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -95,6 +117,7 @@ def main() -> None:
         for effects in EFFECTS:
             shares = (f"{100 * told_apart(seeds, deviations, effects, cases // 2):.1f}%" for seeds in (3, 5))
             print(f"| {design} | {effects} | {' | '.join(shares)} |", flush=True)
+    print_chances(cases)
 
 
 if __name__ == "__main__":

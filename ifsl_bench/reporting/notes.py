@@ -300,7 +300,10 @@ def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> st
     level = f"{theirs:.2f} on {seeds_in_words(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
         level += f", where {mine.label} has {ours:.2f}"
-    over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {mine.units} and seeds"
+    units = mine.units if gap.images_fixed else f"{mine.units}, test images"
+    over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {units} and seeds"
+    if gap.models_fixed and not gap.images_fixed:
+        over = f"over {mine.units} and test images, of these trained models"
     if not common:
         over += "; the two have no seed in common"
     if math.isnan(gap.interval):

@@ -324,7 +324,8 @@ class RowPair:
         significant: whether it is one of those that ranks rest on: all comparisons of the ranking at once, by Holm's
             procedure.
         seeds: that both are compared on.
-        models_fixed: whether it is over episodes alone.
+        models_fixed: whether it holds the trained models fixed.
+        images_fixed: whether it holds the test images fixed.
     """
 
     a: int
@@ -335,6 +336,7 @@ class RowPair:
     significant: bool
     seeds: tuple[int, ...]
     models_fixed: bool
+    images_fixed: bool
 
 
 def digits_of(value: float) -> int:
@@ -375,7 +377,8 @@ def _pairs_of(
         p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
         mean, interval = (round(value, digits_of(value)) for value in (gap.mean, gap.interval))
         seeds = ranking.common(a, b)
-        pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, gap.models_fixed))
+        fixed = gap.models_fixed, gap.images_fixed
+        pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, *fixed))
     return pairs
 
 

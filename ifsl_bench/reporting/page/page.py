@@ -242,7 +242,8 @@ def _data(page: Page) -> dict[str, Any]:
 
     def compact(pair: RowPair) -> list[float]:
         seeds = texts.setdefault(", ".join(map(str, pair.seeds)), len(texts))
-        return [pair.a, pair.b, pair.mean, pair.interval, pair.p, int(pair.significant), seeds, int(pair.models_fixed)]
+        fixed = pair.models_fixed + 2 * (not pair.images_fixed)
+        return [pair.a, pair.b, pair.mean, pair.interval, pair.p, int(pair.significant), seeds, fixed]
 
     rows = []
     for row in page.rows:

@@ -150,7 +150,12 @@ function showPair(pair, one, metric) {
       "ranking",
       told ? "significant among all comparisons (Holm, 5%)" : "not significant among all comparisons (Holm, 5%)",
     ],
-    ["over", fixed ? "episodes alone, of these trained models" : "episodes and training seeds"],
+    [
+      "over",
+      (fixed & 1 ? "episodes" : "episodes and training seeds") +
+        (fixed & 2 ? " and test images" : ", test images held fixed") +
+        (fixed & 1 ? ", of these trained models" : ""),
+    ],
     ["seeds", DATA.texts[seeds] || "none in common"],
     ["task", one.task + ", " + one.said],
   ];
