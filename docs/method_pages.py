@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import of_method
-from ifsl_bench.plugin.listing import sections
+from ifsl_bench.plugin.bibliography import papers_of_method
+from ifsl_bench.plugin.listing import split_docstring
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
-from ifsl_bench.plugin.space import RATE, Range
+from ifsl_bench.plugin.space import RATE_NAME, Range
 from ifsl_bench.utils.text_format import format_value
 
 MARK = "<!-- methods -->"  # where docs/methods.md has them
@@ -25,8 +25,12 @@ def all_methods() -> str:
 
 def packaged() -> dict[str, type[Method]]:
     """The methods of this package, those too that need an optional package to run."""
-    points = (point for name in registry.names(registry.METHODS) for point in registry.owners(registry.METHODS, name))
-    return {point.name: point.load() for point in points if registry.package_of(point) == registry.OWN}
+    points = (
+        point
+        for name in registry.registered_entry_points(registry.METHOD_GROUP)
+        for point in registry.owning_entry_points(registry.METHOD_GROUP, name)
+    )
+    return {point.name: point.load() for point in points if registry.package_of(point) == registry.OWN_PACKAGE}
 
 
 def section(name: str, kind: type[Method]) -> str:
@@ -39,7 +43,7 @@ def section(name: str, kind: type[Method]) -> str:
         facts.append("Has a schedule of meta-training of its own.")
     for module, install in kind.requires.items():
         facts.append(f"Needs {module}: `{install}`.")
-    text, meanings = sections(inspect.getdoc(kind) or "")
+    text, meanings = split_docstring(inspect.getdoc(kind) or "")
     parts = [f"## {name}", " ".join(facts), prose(text), options_table(kind, meanings)]
     return "\n\n".join(part for part in [*parts, *cited([name, *kind.shorthands])] if part)
 
@@ -78,8 +82,10 @@ def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
          _spread(space.get(o.name)), prose(meanings.get(o.name, "")).replace("\\|", "|"))
         for o in options_of(kind).values()
     ]  # fmt: skip
-    if RATE in space:
-        rows.append((f"`{RATE}`", "`float`", "the schedule's", "", _spread(space[RATE]), "learning rate of training"))
+    if RATE_NAME in space:
+        rows.append(
+            (f"`{RATE_NAME}`", "`float`", "the schedule's", "", _spread(space[RATE_NAME]), "learning rate of training")
+        )
     if not rows:
         return "It has no options."
     heads = ("option", "takes", "default", "tried on validation episodes", "searched by `--tune`", "meaning")
@@ -100,5 +106,5 @@ def _values(values: Iterable[Any]) -> str:
 
 def cited(names: Iterable[str]) -> list[str]:
     """The papers of a method's rows, as Markdown with BibTeX; what ``ifsl-bench cite`` prints."""
-    papers = {paper.key: paper for name in names for paper in of_method(name)}
+    papers = {paper.key: paper for name in names for paper in papers_of_method(name)}
     return [f"*{p.field('title')}* ({p.short})\n\n```bibtex\n{p.bibtex.strip()}\n```" for p in papers.values()]

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.learn2learn import REQUIRES, load
+from ifsl_bench.plugin.learn2learn import REQUIRES, load_learn2learn
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.solvers import fixed_class
 from ifsl_bench.utils.errors import UserError
 
@@ -62,7 +62,7 @@ class ANIL(AdditiveClassifier):
     name = "anil"
     display: ClassVar = {"anil": ("ANIL", "a few gradient steps from a learned start")}
     parallel_copies: ClassVar[bool] = True
-    space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE: Range(1e-5, 1e-1, log=True)}
+    space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE_NAME: Range(1e-5, 1e-1, log=True)}
     requires: ClassVar[Mapping[str, str]] = REQUIRES
 
     def __init__(
@@ -74,7 +74,7 @@ class ANIL(AdditiveClassifier):
         if not 0 < inner_rate < math.inf:
             raise UserError(f"inner_rate must be positive and finite, not {inner_rate}")
         self.inner_steps = inner_steps
-        self.maml = load().algorithms.MAML(Heads(ways, base.weight), lr=inner_rate, first_order=first_order)
+        self.maml = load_learn2learn().algorithms.MAML(Heads(ways, base.weight), lr=inner_rate, first_order=first_order)
 
     def adapted(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:
         """Return heads adapted to each of the E episodes.

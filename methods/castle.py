@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.utils.cosine import direction, products
 from ifsl_bench.utils.errors import UserError
 
@@ -28,7 +28,7 @@ class _Synthesiser(Method):
     space: ClassVar[Space] = {
         "dropout": Range(0.0, 0.8),
         "temperature": Range(0.1, 10.0, log=True),
-        RATE: Range(1e-5, 1e-2, log=True),
+        RATE_NAME: Range(1e-5, 1e-2, log=True),
     }
 
     def __init__(self, base: Base, ways: int, *, dropout: float = 0.5, temperature: float = 1.0) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.utils.errors import UserError
 
 ROWS = 1024  # queries computed at once: their numbers for each class, of which there are ten, stay in the cache
@@ -49,7 +49,7 @@ class CEC(Method):
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
-    space: ClassVar[Space] = {"temperature": Range(1.0, 100.0, log=True), RATE: Range(1e-5, 1e-2, log=True)}
+    space: ClassVar[Space] = {"temperature": Range(1.0, 100.0, log=True), RATE_NAME: Range(1e-5, 1e-2, log=True)}
 
     def __init__(self, base: Base, ways: int, *, temperature: float = 16.0) -> None:
         super().__init__(base, ways)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Schedule
 from ifsl_bench.utils.cosine import cosines, direction, unit
 
@@ -56,7 +56,7 @@ class LwoF(AdditiveClassifier):
     display: ClassVar = {"lwof": ("LwoF", "support means, and attention on base weights")}
     parallel_copies: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
-    space: ClassVar[Space] = {RATE: Range(1e-5, 1e-1, log=True)}
+    space: ClassVar[Space] = {RATE_NAME: Range(1e-5, 1e-1, log=True)}
     schedule: ClassVar[MetaTraining | None] = MetaTraining(
         steps=10_000, schedule=Schedule(rate=1e-3, drops=(6000, 8000)), validate_every=1000
     )

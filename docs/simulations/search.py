@@ -23,7 +23,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from ifsl_bench.experiments.search import Point, next_round
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.options import defaults, space_of
+from ifsl_bench.plugin.options import default_options, space_of
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.variants import Training
@@ -154,7 +154,7 @@ def compare(file: Path) -> None:
     for key, accuracies in json.loads(file.read_text()).items():
         task, name = key.split()
         method = find_method(name)[0].method
-        space, default = space_of(method), defaults(method, find(task)[0])
+        space, default = space_of(method), default_options(method, find(task)[0])
         accuracy = interpolated(space, accuracies)
         cases.append((space, {key: default[key] for key in space}, accuracy, max(accuracies.values())))
     print("| search | " + " | ".join(f"{budget} trials" for budget in BUDGETS) + " |")

@@ -136,11 +136,11 @@ def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
     """
     plugin_name, model = name, ""
-    if not registry.owners(BACKBONES, name):
+    if not registry.owning_entry_points(BACKBONES, name):
         plugin_name, _, model = name.partition(":")
-        if not registry.owners(BACKBONES, plugin_name):
-            raise unknown("backbone", name, [*registry.names(BACKBONES), NO_BACKBONE])
-    value = registry.get(BACKBONES, "backbone", plugin_name)
+        if not registry.owning_entry_points(BACKBONES, plugin_name):
+            raise unknown("backbone", name, [*registry.registered_entry_points(BACKBONES), NO_BACKBONE])
+    value = registry.get_registered(BACKBONES, "backbone", plugin_name)
     if isinstance(value, type) and issubclass(value, Frozen):
         return value(), model
     if isinstance(value, type) and issubclass(value, Backbone):
@@ -154,7 +154,7 @@ def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
 
 def descriptions() -> dict[str, str]:
     """Return the first line of each registered backbone's docstring, by name; or why it cannot be used."""
-    plugins = {name: registry.load(BACKBONES, name) for name in registry.names(BACKBONES)}
+    plugins = {name: registry.load_plugin(BACKBONES, name) for name in registry.registered_entry_points(BACKBONES)}
     texts = {name: plugin.problem or (plugin.value.__doc__ or "").strip() for name, plugin in plugins.items()}
     return {name: text.partition("\n")[0] for name, text in texts.items()}
 

@@ -12,7 +12,7 @@ from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.recipe import Recipe
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_recipe
-from ifsl_bench.plugin.find_method import class_in
+from ifsl_bench.plugin.find_method import load_class_from_file
 from ifsl_bench.plugin.method_source import class_source
 from ifsl_bench.plugin.options import options_of, parse_value
 from ifsl_bench.protocols.tasks.task import Task
@@ -66,8 +66,8 @@ class RecipeChoice:
         Args:
             task: gives the number of novel classes, which some recipes know.
         """
-        points = [] if self.file else registry.owners(registry.RECIPES, self.name)
-        own = bool(points) and registry.package_of(points[0]) == registry.OWN
+        points = [] if self.file else registry.owning_entry_points(registry.RECIPE_GROUP, self.name)
+        own = bool(points) and registry.package_of(points[0]) == registry.OWN_PACKAGE
         plugin: Any = self.kind  # for mypy, which takes no class of modules for hashable
         code = {"revision": self.kind.revision, **({} if own else {"source": class_source(plugin, (Recipe,))})}
         known = {"novel_classes": novel_classes(task)} if self.knows_classes else {}
@@ -96,10 +96,10 @@ def find_recipe(reference: str) -> RecipeChoice:
     if registry.names_file(name):
         path, _, wanted = name.rpartition(".py:") if ".py:" in name else (name.removesuffix(".py"), "", "")
         source = Path(f"{path}.py").expanduser().absolute()
-        kind = class_in(source, wanted, Recipe, "recipes")
+        kind = load_class_from_file(source, wanted, Recipe, "recipes")
         name, file = kind.__name__, f"{source}:{kind.__name__}"
     else:
-        kind = registry.get(registry.RECIPES, "recipe", name)
+        kind = registry.get_registered(registry.RECIPE_GROUP, "recipe", name)
     if not (isinstance(kind, type) and issubclass(kind, Recipe)) or kind is Recipe:
         raise UserError(f"recipe {name!r} is {kind!r}, no subclass of ifsl_bench.Recipe")
     declared, options, passes = options_of(kind), {}, 1.0  # type: ignore[arg-type]  # constructors are alike

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from ifsl_bench.plugin.registry import RECIPES, names
+from ifsl_bench.plugin.registry import RECIPE_GROUP, registered_entry_points
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import disk_errors
 
@@ -62,7 +62,7 @@ def new_recipe(name: str) -> Path:
     path = Path(f"{module}.py")
     if path.exists() or path.is_symlink():
         raise UserError(f"recipes new: {path} is there already; remove it, or choose another name")
-    if name.lower() in {taken.lower() for taken in names(RECIPES)}:
+    if name.lower() in {taken.lower() for taken in registered_entry_points(RECIPE_GROUP)}:
         raise UserError(f"recipes new: there is a recipe {name!r} ('ifsl-bench recipes'); choose another name")
     if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place
         raise UserError(f"recipes new: there is a Python module {module!r}; choose another name")

@@ -32,10 +32,10 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
     Args:
         word: the word as typed so far.
     """
-    from ifsl_bench.plugin.display_names import rows
-    from ifsl_bench.plugin.registry import METHODS, names
+    from ifsl_bench.plugin.display_names import display_rows
+    from ifsl_bench.plugin.registry import METHOD_GROUP, registered_entry_points
 
-    return _completed(word, [*rows(), *names(METHODS)])
+    return _completed(word, [*display_rows(), *registered_entry_points(METHOD_GROUP)])
 
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
@@ -78,11 +78,11 @@ def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]
     Args:
         word: the word as typed so far.
     """
-    from ifsl_bench.plugin.registry import DATASETS, names
+    from ifsl_bench.plugin.registry import DATASET_GROUP, registered_entry_points
     from ifsl_bench.utils.files import Paths
 
     prepared = {folder.name for folder in Paths.locate(None, None).data.glob("[!.]*")}
-    return _completed(word, sorted(prepared.union(names(DATASETS))))
+    return _completed(word, sorted(prepared.union(registered_entry_points(DATASET_GROUP))))
 
 
 def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:
@@ -92,12 +92,12 @@ def complete_options(context: click.Context, _: click.Parameter, word: str) -> l
         context: of the command, with the methods named so far.
         word: the word as typed so far.
     """
-    from ifsl_bench.plugin.display_names import rows
+    from ifsl_bench.plugin.display_names import display_rows
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.options import options_of
 
     options: dict[str, None] = {}
-    for method in context.params.get("methods") or rows():
+    for method in context.params.get("methods") or display_rows():
         try:
             options |= dict.fromkeys(options_of(find_method(method)[0].method))
         except UserError:

@@ -49,16 +49,16 @@ def methods(names: tuple[str, ...], checked: str | None, package: bool, style: s
 
 
 def _begin(name: str, package: bool) -> None:
-    from ifsl_bench.plugin.new_method import new_method
+    from ifsl_bench.plugin.new_method import write_new_method
 
-    path = new_method(name, package)
+    path = write_new_method(name, package)
     then = f"pip install -e ./{path} && pytest {path}" if package else f"ifsl-bench methods --check {path}"
     click.echo(f"wrote {path}; next: {then} && ifsl-bench run --method {path} --task tiny-features-5shot")
     click.echo(f"in sessions: ifsl-bench run --method {path} --task tiny-features-sessions")
 
 
 def _list(style: str) -> None:
-    from ifsl_bench.plugin.listing import method_rows, shorthands_of
+    from ifsl_bench.plugin.listing import method_rows, methods_listed_by_shorthand
     from ifsl_bench.reporting.table import READERS, plain_table
 
     rows = method_rows()
@@ -67,16 +67,16 @@ def _list(style: str) -> None:
         rows = [{name: row[name] for name in shown} for row in rows]
     show_tables([plain_table(rows, fold={"what": 48}, drop=("paper", "package", "trained"))], style)
     if style in READERS:
-        named = "; ".join(f"{name} is {' or '.join(also)}" for name, also in shorthands_of().items())
+        named = "; ".join(f"{name} is {' or '.join(also)}" for name, also in methods_listed_by_shorthand().items())
         say(f"\nBy options: {named}", style)
         say("\nDetails of a method: ifsl-bench methods NAME; one of your own: ifsl-bench methods new NAME", style)
 
 
 def _describe(name: str, style: str) -> None:
-    from ifsl_bench.plugin.listing import described
+    from ifsl_bench.plugin.listing import describe_method
     from ifsl_bench.reporting.table import READERS, plain_table
 
-    description = described(name)
+    description = describe_method(name)
     table = plain_table(
         description.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24}, drop=("tried",)
     )
@@ -119,17 +119,17 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     that they are copied from. Each paper appears once. Without a name: the entry of the suite, and the paper whose
     protocol it follows.
     """
-    from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
-    from ifsl_bench.plugin.display_names import PRINTED_ALONE, rows
-    from ifsl_bench.plugin.registry import METHODS, all_shorthands, names_file
-    from ifsl_bench.plugin.registry import names as registered
+    from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, unique_entries
+    from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows
+    from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, names_file
+    from ifsl_bench.plugin.registry import registered_entry_points as registered
     from ifsl_bench.protocols.tasks.task_files import find, is_plain, own, packaged
     from ifsl_bench.reporting.page.references import citation_of_paper
     from ifsl_bench.store.published import titles
 
     folders, keys = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:
-        if name in [*rows(), *PRINTED_ALONE, *registered(METHODS)] or names_file(name):
+        if name in [*display_rows(), *PRINTED_ALONE, *registered(METHOD_GROUP)] or names_file(name):
             keys.append(cite_method(name))
             continue
         tasks = {**packaged(), **own(folders)}
@@ -144,7 +144,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             raise unknown(
                 "method, task or source",
                 name,
-                [*registered(METHODS), *all_shorthands(), *tasks, *titles()],
+                [*registered(METHOD_GROUP), *all_shorthands(), *tasks, *titles()],
                 see="ifsl-bench methods, ifsl-bench tasks, column source of ifsl-bench table",
             )
-    click.echo("\n\n".join(entries(keys)))
+    click.echo("\n\n".join(unique_entries(keys)))

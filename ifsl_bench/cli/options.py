@@ -154,11 +154,11 @@ def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str])
 
 
 def _is_method(name: str) -> bool:
-    from ifsl_bench.plugin.display_names import rows
-    from ifsl_bench.plugin.registry import METHODS
-    from ifsl_bench.plugin.registry import names as registered
+    from ifsl_bench.plugin.display_names import display_rows
+    from ifsl_bench.plugin.registry import METHOD_GROUP
+    from ifsl_bench.plugin.registry import registered_entry_points as registered
 
-    return name in rows() or name in registered(METHODS)
+    return name in display_rows() or name in registered(METHOD_GROUP)
 
 
 CHANGES = {  # of tasks: option -> what it takes, and its help

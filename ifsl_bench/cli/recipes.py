@@ -57,7 +57,7 @@ def _list(style: str) -> None:
     from ifsl_bench.reporting.table import plain_table
 
     rows = []
-    for name in registry.names(registry.RECIPES):
+    for name in registry.registered_entry_points(registry.RECIPE_GROUP):
         try:
             choice = find_recipe(name)
         except UserError as error:

@@ -26,7 +26,7 @@ def dataset_source(name: str) -> DatasetSource:
     """
     from ifsl_bench.data.source import DatasetSource
 
-    value = registry.get(registry.DATASETS, "data set", name)
+    value = registry.get_registered(registry.DATASET_GROUP, "data set", name)
     if not (isinstance(value, type) and issubclass(value, DatasetSource)):
         raise UserError(f"data set {name!r} is {value!r}, not a subclass of ifsl_bench.data.source.DatasetSource")
     return value()
@@ -34,7 +34,7 @@ def dataset_source(name: str) -> DatasetSource:
 
 def is_made_here(name: str) -> bool:
     """Return whether a data set is registered, and made from nothing."""
-    return name in registry.names(registry.DATASETS) and not dataset_source(name).needs_source
+    return name in registry.registered_entry_points(registry.DATASET_GROUP) and not dataset_source(name).needs_source
 
 
 def is_prepared(home: Paths, name: str) -> bool:
@@ -88,7 +88,11 @@ def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
 
 def command(name: str) -> str:
     """Return the command that prepares a data set."""
-    plugin = registry.load(registry.DATASETS, name) if name in registry.names(registry.DATASETS) else None
+    plugin = (
+        registry.load_plugin(registry.DATASET_GROUP, name)
+        if name in registry.registered_entry_points(registry.DATASET_GROUP)
+        else None
+    )
     source = "" if plugin and not plugin.problem and not plugin.value.needs_source else " --from PATH"
     return f"ifsl-bench data prepare {name}{source}"
 
@@ -101,7 +105,7 @@ def not_prepared(home: Paths, spec: DataSpec) -> str:
         spec: Name and source in the task.
     """
     then = f"Then: {command(spec.name)}"
-    if spec.obtain and spec.name not in registry.names(registry.DATASETS):
+    if spec.obtain and spec.name not in registry.registered_entry_points(registry.DATASET_GROUP):
         then = (
             "This version has no importer for them yet; frozen features of your own work with a task file of your own"
         )

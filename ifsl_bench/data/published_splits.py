@@ -311,7 +311,7 @@ def session_order(data: str, classes: Sequence[str]) -> np.ndarray:
     Raises:
         UserError: The data set has no published list, or lacks a class of it.
     """
-    source = dataset_source(data) if data in registry.names(registry.DATASETS) else None
+    source = dataset_source(data) if data in registry.registered_entry_points(registry.DATASET_GROUP) else None
     if not isinstance(source, SessionSource):
         raise UserError(f"data set {data!r} has no published list of sessions; leave out published = true")
     sessions = source.sessions()

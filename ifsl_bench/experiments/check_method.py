@@ -18,7 +18,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import parse_label
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.options import resolve_options
-from ifsl_bench.plugin.space import RATE
+from ifsl_bench.plugin.space import RATE_NAME
 from ifsl_bench.protocols.tasks.contamination import SEEN, seen
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
@@ -40,7 +40,7 @@ def _distribution(result: Result) -> dict[str, str]:
 
 def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
     """Return the packages that register the method here, and which of them the file names."""
-    owners = registry.owners(registry.METHODS, result.method)
+    owners = registry.owning_entry_points(registry.METHOD_GROUP, result.method)
     package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
     return owners, theirs
@@ -51,7 +51,7 @@ def _missing(result: Result) -> str | None:
     owners, _ = _owners(result)
     if not owners:
         return f"method {result.method} is not installed here"
-    lacks = registry.load(registry.METHODS, result.method).lacks
+    lacks = registry.load_plugin(registry.METHOD_GROUP, result.method).lacks
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else None
 
 
@@ -61,7 +61,7 @@ def _job(result: Result, task: Task) -> Job:
     Raises:
         UserError: options or training that the method does not take.
     """
-    name, method, meant = registry.resolve(result.method)
+    name, method, meant = registry.resolve_method(result.method)
     (set_options, train), trials = result.own_settings(), result.trials
     if recipe := parse_label(result.label).recipe:
         task = with_recipe(task, recipe)
@@ -162,7 +162,7 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
         if not re.fullmatch(METHOD, text):
             yield f"{what}: {text!r} is no name of a method"
     with contextlib.suppress(UserError):
-        if (owner := registry.resolve(name)[0]) != result.method:
+        if (owner := registry.resolve_method(name)[0]) != result.method:
             yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
     keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
     if (key := result.pretraining.get("key")) not in (None, *keys):
@@ -219,7 +219,7 @@ def _odd_settings(
     result: Result, job: Job, point: Mapping[str, Any], best: str, edge: Sequence[str] = ()
 ) -> Iterator[str]:
     """Compare options, training and edge with the job that was chosen, at this point."""
-    options = {**job.options, **{key: value for key, value in point.items() if key != RATE}}
+    options = {**job.options, **{key: value for key, value in point.items() if key != RATE_NAME}}
     why = f"the best of those tried, {best}, has" if best else "method and task make it"
     for name, recorded, expected in (
         ("options", result.options, options),

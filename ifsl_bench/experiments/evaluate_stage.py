@@ -20,7 +20,7 @@ from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, fresh, key_of, say_place, to_evaluate
 from ifsl_bench.experiments.trained_models import Trained, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated, ties
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated, ties_remark
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
@@ -163,7 +163,7 @@ class Evaluate(Stage):
         evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}", loader)
         seconds = time.perf_counter() - start
         check_repeated(first, answers)  # all that lies between must have left no trace
-        remarks = *evaluated.remarks(), *(context.trained.remarks() if context.trained else ()), ties(answers)
+        remarks = *evaluated.remarks(), *(context.trained.remarks() if context.trained else ()), ties_remark(answers)
         for remark in filter(None, remarks):
             work.reporter.warn(f"{self.job}: {remark}")
         return self._result(context, evaluated, loader.image_hits(self.job.calibrated), seconds, work)

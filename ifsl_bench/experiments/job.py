@@ -17,8 +17,8 @@ from ifsl_bench.plugin.display_names import Label, split_recipe
 from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
-from ifsl_bench.plugin.options import resolve_options, trains
-from ifsl_bench.plugin.space import RATE
+from ifsl_bench.plugin.options import is_trainable, resolve_options
+from ifsl_bench.plugin.space import RATE_NAME
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN, MetaTraining, Side, Task
 from ifsl_bench.protocols.tasks.task_files import find
@@ -107,11 +107,11 @@ class Job:
 
     @property
     def fixed_options(self) -> dict[str, Any]:
-        return {**self.set_options, **({RATE: self.training.rate} if self.training.rate else {})}
+        return {**self.set_options, **({RATE_NAME: self.training.rate} if self.training.rate else {})}
 
     @property
     def trains(self) -> bool:
-        return trains(self.method, self.options)
+        return is_trainable(self.method, self.options)
 
     @property
     def sides(self) -> tuple[Side, ...]:

@@ -14,7 +14,7 @@ from ifsl_bench.backbones.networks import Normalise
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
 from ifsl_bench.experiments.workspace import Workspace, workspace
-from ifsl_bench.plugin.learn2learn import load
+from ifsl_bench.plugin.learn2learn import load_learn2learn
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find_one
@@ -111,7 +111,7 @@ def to_learn2learn(
     Example:
         >>> images, labels = ifsl_bench.to_learn2learn("glyphs-regular-5shot").train.sample()  # doctest: +SKIP
     """
-    learn2learn = load()
+    learn2learn = load_learn2learn()
     from ifsl_bench.experiments.tasksets import EpisodeTasks, Images
 
     # Tasks are made on the CPU, so that no worker of a DataLoader touches a GPU.

@@ -23,11 +23,11 @@ from ifsl_bench.plugin.method import (
     SessionOutput,
     State,
     Support,
-    answering,
-    check_form,
+    call_method,
     check_prediction,
+    check_shapes,
     masked_logits,
-    returned,
+    naming_errors,
 )
 from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
 from ifsl_bench.protocols.loader import Batch
@@ -242,7 +242,7 @@ class MetaTrainer:
             raise UserError(f"method {self.name!r} has parameters, but its logits in training do not depend on them")
         for parameter in self.method.parameters():
             parameter.grad = None
-        with answering(self.name, self.method):
+        with naming_errors(self.name, self.method):
             loss.backward()
         for prediction, _ in answers:
             solves.add(prediction)
@@ -314,13 +314,13 @@ def by_session(
         group = support.labels[:, at] - (t - 1) * method.ways
         session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
         queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
-        with answering(name, method, session, queries, method.base):
-            learned = returned(SessionOutput, method.learn, session, state)
-            state, answer = learned.state, returned(Prediction, method.answer, learned.state, queries)
+        with naming_errors(name, method, session, queries, method.base):
+            learned = call_method(SessionOutput, method.learn, session, state)
+            state, answer = learned.state, call_method(Prediction, method.answer, learned.state, queries)
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
         count, novel = queries.features.shape[1], t * method.ways
         if numbers:
             check_prediction(name, prediction, batch.masked, count, novel)
         else:
-            check_form(name, prediction, episodes, count, classes + novel)
+            check_shapes(name, prediction, episodes, count, classes + novel)
         yield prediction, batch.labels[met].unflatten(0, (episodes, -1))

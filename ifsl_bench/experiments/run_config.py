@@ -178,12 +178,14 @@ def method_names(words: Iterable[str], warn: Warn) -> list[str]:
     for name in words:
         if name == ALL:
             names += _usable(warn)
-        elif registry.owners(registry.METHODS, name):
+        elif registry.owning_entry_points(registry.METHOD_GROUP, name):
             names.append(name)
         elif name in (sets := published_sets()):
             names += sets[name][0]
         elif is_glob(name) and not registry.names_file(name):
-            names += _fitting(name, [*registry.names(registry.METHODS), *registry.all_shorthands()], "method")
+            names += _fitting(
+                name, [*registry.registered_entry_points(registry.METHOD_GROUP), *registry.all_shorthands()], "method"
+            )
         else:
             names.append(name)
     return list(dict.fromkeys(names))
@@ -191,9 +193,9 @@ def method_names(words: Iterable[str], warn: Warn) -> list[str]:
 
 def _usable(warn: Warn) -> list[str]:
     names: list[str] = []
-    for name in registry.names(registry.METHODS):
+    for name in registry.registered_entry_points(registry.METHOD_GROUP):
         try:
-            names += vars(registry.method(name)).get("shorthands") or [name]
+            names += vars(registry.get_method(name)).get("shorthands") or [name]
         except UserError as error:
             warn(f"left out of 'all': {error}")
     return names

@@ -25,8 +25,8 @@ from ifsl_bench.experiments.trained_models import Diverged
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.find_method import searched_options
 from ifsl_bench.plugin.method import Method, NonFinite
-from ifsl_bench.plugin.options import accepts, defaults, grid_of, space_of, without_defaults
-from ifsl_bench.plugin.space import RATE, Space
+from ifsl_bench.plugin.options import accepts_options, default_options, grid_of, space_of, without_defaults
+from ifsl_bench.plugin.space import RATE_NAME, Space
 from ifsl_bench.protocols.calibration import Bias, best_bias, resamples
 from ifsl_bench.protocols.loader import MOST_UNCONVERGED, Evaluated, evaluate
 from ifsl_bench.protocols.metrics import HitCounts
@@ -151,7 +151,9 @@ def at_edge(method: type[Method], options: Mapping[str, Any], point: Point, offe
         if not _is_number(value):
             continue
         ends = [end for end, extreme in ((-math.inf, min(values)), (math.inf, max(values))) if value == extreme]
-        if any(key == RATE or accepts(method, {**options, **point, key: _beyond(value, end)}) for end in ends):
+        if any(
+            key == RATE_NAME or accepts_options(method, {**options, **point, key: _beyond(value, end)}) for end in ends
+        ):
             edges.append(key)
     return edges
 
@@ -190,7 +192,7 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
         job: with the searched options.
         accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while there is none.
     """
-    default = {**defaults(job.method, job.task), RATE: job.published_schedule.schedule.rate}
+    default = {**default_options(job.method, job.task), RATE_NAME: job.published_schedule.schedule.rate}
     sessions = protocol_of(job.task).learns_sessions
     rounds: list[list[Candidate]] = []
     finished: list[list[tuple[Point, float]]] = []
@@ -207,7 +209,7 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
 
 def _candidate(job: Job, point: Point) -> Candidate:
     options = without_defaults(job.method, {**job.set_options, **point}, job.task)
-    rate = point.get(RATE, job.training.rate)
+    rate = point.get(RATE_NAME, job.training.rate)
     published = job.published_schedule.schedule.rate
     training = msgspec.structs.replace(job.training, rate=0.0 if rate == published else rate)
     seed = TUNING_SEED if job.trials else job.seed
@@ -500,7 +502,7 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
     point, best = candidates[name].point, candidates[name].job
     offered = [candidate.point for candidate in candidates.values()]
     return replace(best, seed=job.seed), {
-        "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
+        "options": {**best.options, **{key: value for key, value in point.items() if key != RATE_NAME}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
         **(
             {"choice": Choice(**bootstrap_selection(tried, name))}

@@ -38,7 +38,7 @@ from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.trained_models import Model, folders, holds, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import Base, Method
-from ifsl_bench.plugin.options import defaults, make_method, remade
+from ifsl_bench.plugin.options import default_options, make_method, remake_method
 from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.draws import seed_of
@@ -280,7 +280,7 @@ def moved(method: Method, base: Base, device: torch.device) -> Method:
     """
     if method.base.weight.device == device:
         return method
-    copy = remade(method, base.to(device), method.ways)
+    copy = remake_method(method, base.to(device), method.ways)
     copy.load_state_dict(method.state_dict())
     return copy.train(method.training)
 
@@ -336,7 +336,9 @@ class MetaTrain(Stage):
         return finished_info(self.folder(home), pretraining_sha256=backbone_of(self.job).weights(home)) is not None
 
     def place(self, work: Workspace) -> DeviceChoice:
-        few = self.job.method.gpu_min_episodes(defaults(self.job.method, self.job.task) | dict(self.job.set_options))
+        few = self.job.method.gpu_min_episodes(
+            default_options(self.job.method, self.job.task) | dict(self.job.set_options)
+        )
         return work.place("meta-training", self.job.training.episodes_per_step, few)
 
     def validate(self, work: Workspace, method: Method) -> float:

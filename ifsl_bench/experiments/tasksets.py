@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.plugin.learn2learn import load
+from ifsl_bench.plugin.learn2learn import load_learn2learn
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
 from ifsl_bench.utils.errors import UserError
 
-Taskset: Any = load().data.Taskset
+Taskset: Any = load_learn2learn().data.Taskset
 BLOCK = 64  # episodes drawn at a time, in the time of one
 
 

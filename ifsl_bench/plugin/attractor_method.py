@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import FEW, AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE, Range, Space
+from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.solvers import learner_of
 from ifsl_bench.solvers.attractor_prior import to_prior
@@ -23,7 +23,7 @@ from ifsl_bench.utils.errors import UserError
 GAMMA, GAMMA_OF_ONE_SHOT = 0.01, 0.1
 
 Gradient = Literal["rbp", "implicit", "t-bptt"]
-READ: Mapping[Gradient, tuple[str, ...]] = {
+OPTIONS_OF_GRADIENT: Mapping[Gradient, tuple[str, ...]] = {
     "rbp": ("steps", "damping", "rate"), "implicit": (), "t-bptt": ("steps", "rate", "converge"),
 }  # fmt: skip
 
@@ -57,7 +57,7 @@ class AttractorMethod(AdditiveClassifier):
     space: ClassVar[Space] = {
         "gamma": Range(1e-5, 10.0, log=True),
         "weight_decay": Range(1e-9, 1.0, log=True),
-        RATE: Range(3e-5, 3e-2, log=True),
+        RATE_NAME: Range(3e-5, 3e-2, log=True),
     }
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -85,7 +85,7 @@ class AttractorMethod(AdditiveClassifier):
         if not 0 <= weight_decay < float("inf"):
             raise UserError(f"weight_decay must be 0 or positive, and finite, not {weight_decay}")
         self.weight_decay = weight_decay
-        self.meta = meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
+        self.meta = make_meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
         self.learner = learner_of(learner, ways, base.weight.shape[1])
         self.per_class_state = learner == "lr"  # hidden units serve all classes of a session
         start = self.learner.start() if isinstance(self.meta, Unrolled) else []
@@ -141,7 +141,7 @@ class AttractorMethod(AdditiveClassifier):
         return self.learner.logits(state, query.features)
 
 
-def meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> Meta:
+def make_meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> Meta:
     """Return the `Meta` that the options of `AttractorMethod` ask for.
 
     Args:
@@ -160,7 +160,7 @@ def meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converg
         raise UserError(f"damping must be at least 0 and below 1, not {damping}")
     if not 0 < rate < float("inf"):
         raise UserError(f"rate must be positive and finite, not {rate}")
-    declared, read = inspect.signature(AttractorMethod.__init__).parameters, READ[gradient]
+    declared, read = inspect.signature(AttractorMethod.__init__).parameters, OPTIONS_OF_GRADIENT[gradient]
     for name, value in {"steps": steps, "damping": damping, "rate": rate, "converge": converge}.items():
         if value != declared[name].default and name not in read:
             raise UserError(

@@ -12,37 +12,37 @@ from typing import TYPE_CHECKING
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import Paper, in_print, papers, parse_label, rows
+from ifsl_bench.plugin.display_names import Paper, display_label, display_rows, papers, parse_label
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.tasks.task import Task
 
-PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow
-_TRAINING = re.compile(r"^train\.")
+PROTOCOL_KEY = "ren2019incremental"  # the paper whose protocol all tasks follow
+_TRAINING_PREFIX = re.compile(r"^train\.")
 
 
-def printed(label: str) -> str:
+def paper_label(label: str) -> str:
     """Return a row's label as papers print it: "LR+A, calibrated (gamma = 1e-05)" for ``lr+a+cal.gamma=1e-05``.
 
     What nobody has said how to print stays as it is.
     """
     name, calibrated, setting, options = parse_label(label)
-    parts = [in_print(name), *(["calibrated"] if calibrated else [])]
+    parts = [display_label(name), *(["calibrated"] if calibrated else [])]
     if setting:
         trials = setting.removeprefix("tuned-")
         parts.append(f"tuned in {trials} trials" if trials.isdigit() else setting)
     option_text = ", ".join(
-        _TRAINING.sub("training ", option).replace("=", " = ", 1).replace("_", " ") for option in options
+        _TRAINING_PREFIX.sub("training ", option).replace("=", " = ", 1).replace("_", " ") for option in options
     )
     return ", ".join(parts) + (f" ({option_text})" if option_text else "")
 
 
-def of_method(name: str) -> list[Paper]:
+def papers_of_method(name: str) -> list[Paper]:
     """Return the package's papers of a row, or of all rows of a method; the first is the method's own."""
     names = {name}
-    if name not in rows() and registry.owners(registry.METHODS, name):
-        names |= set(vars(registry.method(name)).get("shorthands", {}))
+    if name not in display_rows() and registry.owning_entry_points(registry.METHOD_GROUP, name):
+        names |= set(vars(registry.get_method(name)).get("shorthands", {}))
     return [paper for paper in papers("methods") if names & set(paper.of)]
 
 
@@ -52,7 +52,7 @@ def cite_method(name: str) -> str:
     Raises:
         UserError: no such method, or one that names no paper.
     """
-    if own_papers := of_method(name):
+    if own_papers := papers_of_method(name):
         return "\n\n".join(paper.bibtex for paper in own_papers)
     from ifsl_bench.plugin.find_method import find_method
 
@@ -72,11 +72,11 @@ def cite_suite() -> str:
         "note": "Python package",
     }
     suite = ",\n".join(f"  {name} = {{{text}}}" for name, text in fields.items())
-    return f"@misc{{ifsl_bench,\n{suite}\n}}\n\n{_protocol().bibtex}"
+    return f"@misc{{ifsl_bench,\n{suite}\n}}\n\n{_protocol_paper().bibtex}"
 
 
-def _protocol() -> Paper:
-    return next(paper for paper in papers("methods") if paper.key == PROTOCOL)
+def _protocol_paper() -> Paper:
+    return next(paper for paper in papers("methods") if paper.key == PROTOCOL_KEY)
 
 
 def cite_task(task: Task) -> str:
@@ -86,9 +86,9 @@ def cite_task(task: Task) -> str:
     for name in dict.fromkeys(names):
         entries = [paper.bibtex for paper in papers("tasks") if name in paper.of]
         parts += entries or [f"% data set {name}: no paper"]
-    return "\n\n".join([*parts, _protocol().bibtex])
+    return "\n\n".join([*parts, _protocol_paper().bibtex])
 
 
-def entries(texts: Iterable[str]) -> list[str]:
+def unique_entries(texts: Iterable[str]) -> list[str]:
     """Return the entries and remarks of several texts, each once."""
     return list(dict.fromkeys(part.strip() for text in texts for part in text.split("\n\n") if part.strip()))

@@ -44,13 +44,13 @@ def suite_methods() -> Mapping[str, SuiteMethod]:
     files = [file for file in resources.files("ifsl_bench.methods").iterdir() if file.name.endswith(".py")]
     for file in sorted(files, key=lambda file: file.name):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and (declared := _literals(node, ("name", "display"))):
+            if isinstance(node, ast.ClassDef) and (declared := _literal_attributes(node, ("name", "display"))):
                 target = f"ifsl_bench.methods.{file.name.removesuffix('.py')}:{node.name}"
                 methods[declared["name"]] = SuiteMethod(target, declared["display"])
     return methods
 
 
-def _literals(node: ast.ClassDef, names: tuple[str, ...]) -> dict[str, Any]:
+def _literal_attributes(node: ast.ClassDef, names: tuple[str, ...]) -> dict[str, Any]:
     """Return attributes of a class that are assigned literals, if it has all of these names."""
     found: dict[str, Any] = {}
     for statement in node.body:
@@ -99,7 +99,7 @@ def papers(folder: str) -> tuple[Paper, ...]:
 
 
 @lru_cache(maxsize=1)
-def rows() -> Mapping[str, DisplayName]:
+def display_rows() -> Mapping[str, DisplayName]:
     """Return the rows of the suite's methods, by the names that ``--method`` takes, in the order of ``papers.bib``."""
     named = {
         row: DisplayName(*display, of="" if row == name else name)
@@ -110,20 +110,20 @@ def rows() -> Mapping[str, DisplayName]:
     return {row: named[row] for row in [*listed, *(row for row in named if row not in listed)]}
 
 
-def in_print(name: str) -> str:
+def display_label(name: str) -> str:
     """Return the label by which papers print a row; a row of another package keeps its name."""
-    named = rows().get(name) or PRINTED_ALONE.get(name)
+    named = display_rows().get(name) or PRINTED_ALONE.get(name)
     return named.printed if named else name
 
 
 # Where the next option begins; values have dots, too.
-_OPTION = re.compile(r"(?<!\.train)(?<!\.recipe)\.(?=[A-Za-z_][\w.-]*=)")
-_RECIPE_OPTION = re.compile(r"\.(?=[A-Za-z_]\w*=)")
+_OPTION_START = re.compile(r"(?<!\.train)(?<!\.recipe)\.(?=[A-Za-z_][\w.-]*=)")
+_RECIPE_OPTION_START = re.compile(r"\.(?=[A-Za-z_]\w*=)")
 
 
 def split_recipe(text: str) -> list[str]:
     """Split ``closer.beta=1`` into the name of the recipe, or its file, and the options, ``key=value`` each."""
-    return _RECIPE_OPTION.split(text)
+    return _RECIPE_OPTION_START.split(text)
 
 
 class Label(NamedTuple):
@@ -166,6 +166,6 @@ class Label(NamedTuple):
 
 def parse_label(label: str) -> Label:
     """Return the parts of a label: ``lr+a+cal@tuned-12.gamma=1e-05``."""
-    head, *options = _OPTION.split(label)
+    head, *options = _OPTION_START.split(label)
     name, _, setting = head.partition("@")
     return Label(name.removesuffix("+cal"), name.endswith("+cal"), setting, tuple(options))

@@ -1,7 +1,7 @@
 """The contract of :class:`~ifsl_bench.plugin.method.Method`, held against a method's answers.
 
 Every run looks at its first test episodes (:func:`check_answers`); ``ifsl-bench methods --check NAME`` goes through all
-of :data:`ifsl_bench.plugin.rules.RULES` on made-up episodes.
+of :data:`ifsl_bench.plugin.rules.EPISODE_RULES` on made-up episodes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.plugin.method import Method, Prediction, Query, Support, answering, ask, check_prediction, masked_logits
+from ifsl_bench.plugin.method import (
+    Method,
+    Prediction,
+    Query,
+    Support,
+    ask_method,
+    check_prediction,
+    masked_logits,
+    naming_errors,
+)
 from ifsl_bench.utils.errors import UserError
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
 TOLERANCE = 1e-4
 # With a search that ends where its own tolerance says; and in some episodes it may find another minimum.
-SEARCHED = 0.05
-MOST_OTHERWISE = 0.5
+SEARCH_TOLERANCE = 0.05
+MAX_DIFFERENT_SHARE = 0.5
 Rows = TypeVar("Rows", Support, Query)
 ROUNDINGS = 32  # and so many roundings of the largest logit, which may be far above their spread
 
@@ -40,7 +49,7 @@ class ContractProbe:
 
     def answer(self) -> Prediction:
         """Return the method's answer, checked for its form; see :func:`check_prediction`."""
-        prediction = ask(self.method, self.name, self.support, self.query)
+        prediction = ask_method(self.method, self.name, self.support, self.query)
         return check_prediction(self.name, prediction, self.masked, self.query.features.shape[1], self.method.ways)
 
     def logits(self) -> Tensor:
@@ -49,8 +58,8 @@ class ContractProbe:
 
     def as_float64(self) -> ContractProbe:
         """Return the same question in double precision."""
-        support, query = each(self.support, in_double), each(self.query, in_double)
-        return replace(self, method=method_in_double(self.method), support=support, query=query)
+        support, query = map_tensors(self.support, to_float64), map_tensors(self.query, to_float64)
+        return replace(self, method=method_to_float64(self.method), support=support, query=query)
 
     def with_search_flag(self) -> ContractProbe:
         """Return the same question with :attr:`searches` as one answer shows it.
@@ -58,23 +67,23 @@ class ContractProbe:
         Raises:
             UserError: the method writes into what it is given, which may spoil that answer and all later ones.
         """
-        if broken := leaves_its_input(self):
+        if broken := input_change_fault(self):
             raise UserError(f"method {self.name!r} breaks the contract: {broken}")
-        return replace(self, searches=comes_of_search(self.answer()))
+        return replace(self, searches=is_from_search(self.answer()))
 
     def part(self, episode: int) -> ContractProbe:
         """Return the question with one episode alone."""
         at = slice(episode, episode + 1)
-        support, query = each(self.support, lambda x: x[at]), each(self.query, lambda x: x[at])
+        support, query = map_tensors(self.support, lambda x: x[at]), map_tensors(self.query, lambda x: x[at])
         return replace(self, support=support, query=query, masked=self.masked[at])
 
 
-def comes_of_search(prediction: Prediction) -> bool:
+def is_from_search(prediction: Prediction) -> bool:
     """Return whether an answer has `solver_*` statistics, so that an inner search has found it."""
     return any(key.startswith("solver_") for key in prediction.statistics)
 
 
-def each(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+def map_tensors(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
     """Return support or query with a change of each tensor.
 
     Args:
@@ -84,19 +93,19 @@ def each(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
     return type(rows)(*map(change, vars(rows).values()))
 
 
-def in_double(x: Tensor) -> Tensor:
+def to_float64(x: Tensor) -> Tensor:
     """Return a tensor of numbers in double precision, labels and masks as they are."""
     return x.double() if x.is_floating_point() else x
 
 
-def method_in_double(method: Method) -> Method:
+def method_to_float64(method: Method) -> Method:
     """Return a copy of a method in double precision."""
     double = copy.deepcopy(method).double()
     double.base = double.base.to(dtype=torch.float64)
     return double
 
 
-def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
+def logits_differ(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     """Return whether logits differ beyond rounding, or in most episodes beyond a search's tolerance.
 
     Args:
@@ -113,12 +122,12 @@ def differs(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     centred = (expected - mean[:, None, None]).masked_fill(~there, 0.0).flatten(1)
     spread = (centred.square().sum(1) / count).sqrt().clamp_min(1e-6)
     if searches:
-        return bool((apart > SEARCHED * spread).float().mean() > MOST_OTHERWISE)
+        return bool((apart > SEARCH_TOLERANCE * spread).float().mean() > MAX_DIFFERENT_SHARE)
     largest = expected.masked_fill(~there, 0.0).abs().flatten(1).amax(1)
     return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
 
 
-def ties(logits: Tensor) -> str | None:
+def ties_remark(logits: Tensor) -> str | None:
     """Return a remark where several classes share a query's highest logit, None where none do.
 
     Args:
@@ -132,52 +141,58 @@ def ties(logits: Tensor) -> str | None:
     return f"{share} several classes have the highest logit ({logits.dtype}), and the first of them is taken{precise}"
 
 
-def repeats(probe: ContractProbe) -> str | None:
+def repeat_fault(probe: ContractProbe) -> str | None:
     """A second call gives the same answer, whatever was answered between."""
     first = probe.logits()
     probe.part(0).logits()
     broken = "a second call gives another answer: it draws at random or keeps something between calls"
-    return broken if differs(probe.logits(), first, probe.searches) else None
+    return broken if logits_differ(probe.logits(), first, probe.searches) else None
 
 
-def leaves_its_input(probe: ContractProbe) -> str | None:
+def input_change_fault(probe: ContractProbe) -> str | None:
     """The call changes nothing that the method is given."""
     holders = {"support": probe.support, "query": probe.query, "base": probe.method.base}
     named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
     parts = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     before = {name: value.detach().clone() for name, value in parts.items()}
-    with answering(probe.name, probe.method):
+    with naming_errors(probe.name, probe.method):
         probe.method(probe.support, probe.query)
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
     return f"it writes into {changed[0]}" if changed else None
 
 
-def sees_one_episode(probe: ContractProbe) -> str | None:
+def episode_dependence_fault(probe: ContractProbe) -> str | None:
     """An episode's answer does not depend on the other episodes of its batch."""
     whole = probe.logits()
     alone = torch.cat([probe.part(episode).logits() for episode in range(len(whole))])
     broken = "the answer to an episode depends on the other episodes in its batch"
-    return broken if differs(alone, whole, probe.searches) else None
+    return broken if logits_differ(alone, whole, probe.searches) else None
 
 
-def follows_the_queries(probe: ContractProbe) -> str | None:
+def query_order_fault(probe: ContractProbe) -> str | None:
     """Queries in another order get the same answers in that order."""
-    turned = replace(probe, query=each(probe.query, lambda x: x.flip(1))).logits()
+    turned = replace(probe, query=map_tensors(probe.query, lambda x: x.flip(1))).logits()
     broken = "the answer to a query depends on its place among the queries"
-    return broken if differs(turned.flip(1), probe.logits(), probe.searches) else None
+    return broken if logits_differ(turned.flip(1), probe.logits(), probe.searches) else None
 
 
-def sees_one_query(probe: ContractProbe) -> str | None:
+def query_dependence_fault(probe: ContractProbe) -> str | None:
     """A query's answer does not depend on the other queries, unless the class declares that it is transductive."""
     if probe.method.transductive:
         return None
-    alone = replace(probe, query=each(probe.query, lambda x: x[:, :1])).logits()
+    alone = replace(probe, query=map_tensors(probe.query, lambda x: x[:, :1])).logits()
     broken = "the answer to a query depends on the other queries"
-    return broken if differs(alone, probe.logits()[:, :1], probe.searches) else None
+    return broken if logits_differ(alone, probe.logits()[:, :1], probe.searches) else None
 
 
 Rule = Callable[[ContractProbe], str | None]  # returns how a method breaks it; None where it does not
-IN_EVERY_RUN: tuple[Rule, ...] = (leaves_its_input, repeats, sees_one_episode, follows_the_queries, sees_one_query)
+RULES_IN_EVERY_RUN: tuple[Rule, ...] = (
+    input_change_fault,
+    repeat_fault,
+    episode_dependence_fault,
+    query_order_fault,
+    query_dependence_fault,
+)
 
 
 @torch.no_grad()
@@ -187,9 +202,9 @@ def check_answers(probe: ContractProbe) -> Tensor:
     Raises:
         UserError: it breaks one; the message names it.
     """
-    for rule in IN_EVERY_RUN:
-        exact = rule in (leaves_its_input, repeats)
-        if (broken := rule(probe)) and (exact or not holds_in_double(rule, probe)):
+    for rule in RULES_IN_EVERY_RUN:
+        exact = rule in (input_change_fault, repeat_fault)
+        if (broken := rule(probe)) and (exact or not holds_in_float64(rule, probe)):
             raise UserError(f"method {probe.name!r} breaks the contract: {broken}")
     return probe.logits()
 
@@ -205,14 +220,14 @@ def check_repeated(probe: ContractProbe, answers: Tensor) -> None:
     Raises:
         UserError: the answers are others: the method keeps something between calls.
     """
-    if differs(probe.logits(), answers, probe.searches):
+    if logits_differ(probe.logits(), answers, probe.searches):
         raise UserError(
             f"method {probe.name!r} breaks the contract: after the evaluation it answers its first episodes otherwise "
             "than before; it keeps something between calls"
         )
 
 
-def holds_in_double(rule: Callable[[Any], str | None], probe: Any) -> bool:
+def holds_in_float64(rule: Callable[[Any], str | None], probe: Any) -> bool:
     """Return whether a rule that is broken in single precision holds in double.
 
     Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
@@ -222,7 +237,7 @@ def holds_in_double(rule: Callable[[Any], str | None], probe: Any) -> bool:
         probe: the question that breaks the rule; ``probe.as_float64()`` has it in double precision.
     """
     try:
-        with answering("", probe.method):
+        with naming_errors("", probe.method):
             return not rule(probe.as_float64())
     except UserError:
         return False  # a method that works in single precision alone

@@ -19,13 +19,13 @@ from typing import Any
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import LAZY, PRINTED_ALONE
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import EXECUTED, FROM, method_source, neighbours
-from ifsl_bench.plugin.options import check_method, defaults
+from ifsl_bench.plugin.method_source import EXECUTED_KEY, FROM_KEY, method_source, neighbour_modules
+from ifsl_bench.plugin.options import check_method, default_options
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, unknown, where
 from ifsl_bench.utils.text_format import format_value
 
-_LOCK = threading.RLock()
+_IMPORT_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class MethodRef:
     @property
     def distribution(self) -> dict[str, str]:
         """Name and version of the package that registers it; empty for a class that is not registered."""
-        points = [] if self.file else registry.owners(registry.METHODS, self.name)
+        points = [] if self.file else registry.owning_entry_points(registry.METHOD_GROUP, self.name)
         return registry.distribution_of(points[0]) if points else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A class from a file cannot be imported by its name elsewhere: the file is read there.
         if self.file:
-            return _reopen, (self.file, method_source(self.method))
+            return _unpickle_method_ref, (self.file, method_source(self.method))
         return type(self), (self.name, self.method)
 
 
-def _reopen(file: str, source: str) -> MethodRef:
+def _unpickle_method_ref(file: str, source: str) -> MethodRef:
     chosen = find_method(file)[0]
     if method_source(chosen.method) != source:
         raise UserError(f"{file} has changed since it was chosen; start the run again")
@@ -69,38 +69,38 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
     """
     if isinstance(reference, type):
         check_method(reference, repr(reference))
-        origin = getattr(sys.modules.get(reference.__module__), FROM, "")
-        return MethodRef(_name_of(reference), reference, origin and f"{origin}:{reference.__name__}"), {}
+        origin = getattr(sys.modules.get(reference.__module__), FROM_KEY, "")
+        return MethodRef(_registered_name(reference), reference, origin and f"{origin}:{reference.__name__}"), {}
     if not isinstance(reference, str):
         raise UserError(
             f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {reference!r}"
         )
     path, _, wanted = reference.rpartition(".py:") if ".py:" in reference else (reference.removesuffix(".py"), "", "")
     if path == reference:  # no file
-        if reference in PRINTED_ALONE and not registry.owners(registry.METHODS, reference):
+        if reference in PRINTED_ALONE and not registry.owning_entry_points(registry.METHOD_GROUP, reference):
             raise UserError(
                 f"{reference} is known from the numbers that its paper prints; its method is not part of this package "
                 f"and cannot be run. The paper: ifsl-bench cite {reference}"
             )
-        if reference == LAZY and not registry.owners(registry.METHODS, reference):
+        if reference == LAZY and not registry.owning_entry_points(registry.METHOD_GROUP, reference):
             raise UserError(
                 "lazy, the model that never answers with a novel class, needs no run: tables of tasks in sessions "
                 "compute its row from each A_0 of the other rows ('ifsl-bench table tiny-features-sessions')"
             )
-        name, method, meant = registry.resolve(reference)
+        name, method, meant = registry.resolve_method(reference)
         return MethodRef(name, method), meant
     try:
         file = Path(f"{path}.py").expanduser().absolute()
     except RuntimeError as error:  # ~nobody
         raise UserError(f"cannot read the method in {path}.py: {error}") from error
-    method = class_in(file, wanted)
+    method = load_class_from_file(file, wanted)
     check_method(method, f"{wanted} in {file}")
-    return MethodRef(_name_of(method), method, f"{file}:{wanted or method.__name__}"), {}
+    return MethodRef(_registered_name(method), method, f"{file}:{wanted or method.__name__}"), {}
 
 
-def _name_of(method: type) -> str:
+def _registered_name(method: type) -> str:
     """Return the registered name of a class, or the class's own where it has none and no other method has it."""
-    points = registry.names(registry.METHODS)
+    points = registry.registered_entry_points(registry.METHOD_GROUP)
     for point in points.values():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
             return point.name
@@ -124,10 +124,10 @@ def format_label(method: type[Method], name: str, options: Mapping[str, Any], ta
     """
     called, named_keys = name, set[str]()
     # A copy or a subclass of a registered method is another one, and says so.
-    if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
-        called, named_keys = method.label(name, defaults(method, task) | dict(options))
+    if name in registry.registered_entry_points(registry.METHOD_GROUP) and "shorthands" in vars(method):
+        called, named_keys = method.label(name, default_options(method, task) | dict(options))
         if called != name and called not in method.shorthands:
-            registry.check_free(called, name, f"label {called!r} of method {name}")
+            registry.check_label_is_free(called, name, f"label {called!r} of method {name}")
     return [called, *(f"{key}={format_value(value)}" for key, value in options.items() if key not in named_keys)]
 
 
@@ -145,7 +145,7 @@ def searched_options(method: type[Method], fixed_options: Container[str], trials
 # -- methods of files
 
 
-def class_in(file: Path, wanted: str, contract: type = Method, plural: str = "methods") -> Any:
+def load_class_from_file(file: Path, wanted: str, contract: type = Method, plural: str = "methods") -> Any:
     """Return a method, or a class of another contract, of a file, not yet checked.
 
     Args:
@@ -157,7 +157,7 @@ def class_in(file: Path, wanted: str, contract: type = Method, plural: str = "me
     Raises:
         UserError: the file cannot be read or run, or has no such class.
     """
-    module = _run(file)
+    module = _run_as_module(file)
     ours = {
         name: value
         for name, value in vars(module).items()
@@ -189,21 +189,21 @@ def _importable(folder: Path, beside: Iterable[Path]) -> Iterator[None]:
         sys.modules.update(before)
 
 
-def _run(file: Path) -> ModuleType:
+def _run_as_module(file: Path) -> ModuleType:
     """Run a file as a module; again only if its content changed, or a module's in its folder that it imports."""
     try:
         content = file.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the method in {file}: {error.strerror}") from error
-    beside = neighbours(file, content)
+    beside = neighbour_modules(file, content)
     digest = hashlib.sha256(b"\0".join([str(file).encode() + content, *beside.values()])).hexdigest()
     name = f"{file.stem}_{digest[:12]}"
-    with _LOCK:
+    with _IMPORT_LOCK:
         if name in sys.modules:
             return sys.modules[name]
         module = ModuleType(name)
         module.__file__ = str(file)
-        vars(module).update({EXECUTED: content, FROM: str(file)})
+        vars(module).update({EXECUTED_KEY: content, FROM_KEY: str(file)})
         sys.modules[name] = module  # dataclasses and pickle look there while the file runs
         try:
             with _importable(file.parent, beside):

@@ -17,7 +17,7 @@ INSTALL = 'pip install "learn2learn==0.2.0" --config-settings "--build-option=bu
 REQUIRES = {"learn2learn": f"{INSTALL} (in an environment of its own: it brings NumPy below 2)"}
 
 
-def load() -> ModuleType:
+def load_learn2learn() -> ModuleType:
     """Return the module ``learn2learn``.
 
     Raises:

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import of_method, printed
-from ifsl_bench.plugin.display_names import rows
+from ifsl_bench.plugin.bibliography import paper_label, papers_of_method
+from ifsl_bench.plugin.display_names import display_rows
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.options import grid_of, options_of, space_of, trains
-from ifsl_bench.plugin.space import RATE, Range
+from ifsl_bench.plugin.options import grid_of, is_trainable, options_of, space_of
+from ifsl_bench.plugin.space import RATE_NAME, Range
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_value
 
-OPTIONS = "Options:"  # what begins the section of a docstring that says what options mean
+OPTIONS_HEADING = "Options:"  # what begins the section of a docstring that says what options mean
 
 
 @dataclass(frozen=True)
-class Described:
+class MethodDescription:
     """A method in full."""
 
     title: str
@@ -34,31 +34,31 @@ class Described:
 def method_rows() -> list[dict[str, Any]]:
     """Return a row for each shorthand of a method, and for its defaults where no shorthand means these."""
     table: list[dict[str, Any]] = []
-    for name in registry.names(registry.METHODS):
-        plugin = registry.load(registry.METHODS, name)
+    for name in registry.registered_entry_points(registry.METHOD_GROUP):
+        plugin = registry.load_plugin(registry.METHOD_GROUP, name)
         kind, problem = None, plugin.problem
         if not problem:
             try:
-                kind = registry.method(name)
+                kind = registry.get_method(name)
             except UserError as error:
                 problem = f"broken: {error}"
         if kind is None:
-            has_row = name in rows()
+            has_row = name in display_rows()
             reason = f"needs {plugin.lacks}" if plugin.lacks else problem.partition(": ")[0]
-            what = f"{rows()[name].says} ({reason})" if has_row else problem
-            paper = of_method(name)[0].short if has_row else ""
-            table.append(_row(name, name, plugin.package) | {"what": what, "paper": paper})
+            what = f"{display_rows()[name].says} ({reason})" if has_row else problem
+            paper = papers_of_method(name)[0].short if has_row else ""
+            table.append(_method_row(name, name, plugin.package) | {"what": what, "paper": paper})
             continue
         meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
         usual = {option.name: option.default for option in options_of(kind).values()}
         if not any(usual | dict(meant) == usual for meant in meanings.values()):
             meanings[name] = {}
         for row, meant in meanings.items():
-            table.append(_row(row, name, plugin.package) | _usable(row, kind, meant))
+            table.append(_method_row(row, name, plugin.package) | _usable_row(row, kind, meant))
     return sorted(table, key=lambda row: str(row["method"]))
 
 
-def _row(row: str, name: str, package: str) -> dict[str, Any]:
+def _method_row(row: str, name: str, package: str) -> dict[str, Any]:
     return {
         "method": row,
         "what": "",
@@ -71,45 +71,45 @@ def _row(row: str, name: str, package: str) -> dict[str, Any]:
     }
 
 
-def _usable(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
-    summary = rows()[row].says if row in rows() else (kind.__doc__ or "").strip().split("\n")[0]
+def _usable_row(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
+    summary = display_rows()[row].says if row in display_rows() else (kind.__doc__ or "").strip().split("\n")[0]
     shown = [
         f"{o.name}={format_value(meant.get(o.name, o.default))} ({o.type_text})" for o in options_of(kind).values()
     ]
     return {
         "what": summary,
         "head": kind.head,
-        "trained": _trained(kind, meant),
-        "paper": ", ".join(paper.short for paper in of_method(row)[:1]),
+        "trained": _training_text(kind, meant),
+        "paper": ", ".join(paper.short for paper in papers_of_method(row)[:1]),
         "options": ", ".join(shown),
     }
 
 
-def _trained(kind: type[Method], options: Mapping[str, Any]) -> str:
+def _training_text(kind: type[Method], options: Mapping[str, Any]) -> str:
     try:
-        return "yes" if trains(kind, options) else "no"
+        return "yes" if is_trainable(kind, options) else "no"
     except UserError:  # it refuses what it is tried on
         return ""
 
 
-def described(name: str) -> Described:
+def describe_method(name: str) -> MethodDescription:
     """Describe a method by its name, a shorthand or ``path/to/file.py:Class``.
 
     Raises:
         UserError: there is no such method, or it cannot be used.
     """
-    papers, title = of_method(name), printed(name) if printed(name) != name else ""
-    title = ": ".join(filter(None, [title or name, rows()[name].says if name in rows() else ""]))
+    papers, title = papers_of_method(name), paper_label(name) if paper_label(name) != name else ""
+    title = ": ".join(filter(None, [title or name, display_rows()[name].says if name in display_rows() else ""]))
     of_papers = [("paper", f"{paper.field('title')} ({paper.short})") for paper in papers]
     try:
         chosen, meant = find_method(name)
     except UserError as error:
-        if name not in rows():
+        if name not in display_rows():
             raise
         cite = [("cite", f"ifsl-bench cite {name}")] if papers else []
-        return Described(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), "")
+        return MethodDescription(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), "")
     kind = chosen.method
-    text, means = sections((inspect.getdoc(kind) or "").replace("``", "`"))
+    text, means = split_docstring((inspect.getdoc(kind) or "").replace("``", "`"))
     space, grid = space_of(kind), grid_of(kind)
     options = [
         {
@@ -121,36 +121,40 @@ def described(name: str) -> Described:
                 for values in (grid, kind.session_grid)
                 if option.name in values
             ),
-            "--tune": _spread(space[option.name]) if option.name in space else "",
+            "--tune": _format_range(space[option.name]) if option.name in space else "",
             "meaning": means.get(option.name, ""),
         }
         for option in options_of(kind).values()
     ]
-    if RATE in space:
-        rate = {"option": RATE, "takes": "float", "default": "as published", "tried": ""}
-        options.append(rate | {"--tune": _spread(space[RATE]), "meaning": "of meta-training (--train rate=...)"})
+    if RATE_NAME in space:
+        rate = {"option": RATE_NAME, "takes": "float", "default": "as published", "tried": ""}
+        options.append(
+            rate | {"--tune": _format_range(space[RATE_NAME]), "meaning": "of meta-training (--train rate=...)"}
+        )
     owner = chosen.distribution.get("name") or chosen.file or "this session"
     with_these = ", with " + ", ".join(f"{key}={format_value(value)}" for key, value in meant.items()) if meant else ""
     others = [shorthand for shorthand in vars(kind).get("shorthands", {}) if shorthand != name]
     facts = [("method", f"{chosen.name} of {owner}{with_these}")]
     facts += [("rows", f"{', '.join(others)}: the same method with other options")] if others else []
     facts += [("head", f"{kind.head}: of the base classifier that it starts from")]
-    facts += [("trained", {"yes": "meta-trained", "no": "nothing is meta-trained"}.get(_trained(kind, meant), "?"))]
+    facts += [
+        ("trained", {"yes": "meta-trained", "no": "nothing is meta-trained"}.get(_training_text(kind, meant), "?"))
+    ]
     facts += [("transductive", "an answer may depend on the other queries of its episode")] if kind.transductive else []
     facts += of_papers
     facts += [("cite", f"ifsl-bench cite {name}")] if papers or kind.bibtex else []
-    return Described(title, tuple(facts), tuple(options), text)
+    return MethodDescription(title, tuple(facts), tuple(options), text)
 
 
-def _spread(values: Any) -> str:
+def _format_range(values: Any) -> str:
     if isinstance(values, Range):
         return f"{format_value(values.low)} to {format_value(values.high)}{' (log)' if values.log else ''}"
     return ", ".join(map(format_value, values.values))
 
 
-def sections(doc: str) -> tuple[str, dict[str, str]]:
+def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
     """Split a docstring into the text without its section on options, and the meaning of each option."""
-    before, marked, section = doc.partition(f"\n{OPTIONS}\n")
+    before, marked, section = doc.partition(f"\n{OPTIONS_HEADING}\n")
     if not marked:
         return doc, {}
     meanings: dict[str, str] = {}
@@ -167,7 +171,7 @@ def sections(doc: str) -> tuple[str, dict[str, str]]:
     return "\n".join([before.rstrip(), *(["", *rest] if rest else [])]), meanings
 
 
-def shorthands_of() -> dict[str, list[str]]:
+def methods_listed_by_shorthand() -> dict[str, list[str]]:
     """Return the methods that the list shows under their shorthands alone, with these."""
     shorthands: dict[str, list[str]] = {}
     for shorthand, ways in registry.all_shorthands().items():

@@ -142,7 +142,7 @@ class Prediction:
 
 
 MemoryPolicy = Literal["none", "supports"]  # of earlier sessions' images
-LEARNING = ("learn", "learn_classes")  # the methods that say how a session is learned
+LEARNING_METHODS = ("learn", "learn_classes")  # the methods that say how a session is learned
 State = Tree
 """What a method carries from session to session: tensors [E, ...], in dicts, lists and tuples."""
 
@@ -288,8 +288,8 @@ class Method(nn.Module, ABC):
         """
         if options.get("memory") == "supports" or Method.learn is cls.learn or Method.answer is cls.answer:
             return True
-        says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())
-        return says.isdisjoint(LEARNING)
+        says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING_METHODS} & vars(kind).keys())
+        return says.isdisjoint(LEARNING_METHODS)
 
     def base_logits(self, query: Query) -> Tensor:
         """Return logits of the base classes before any session, [E, Q, K]; by default the base classifier's.
@@ -328,8 +328,8 @@ class Method(nn.Module, ABC):
             support: support images of the episodes.
             query: queries of the episodes, [E, Q, D].
         """
-        learned = returned(SessionOutput, self.learn, support)
-        answer = returned(Prediction, self.answer, learned.state, query)
+        learned = call_method(SessionOutput, self.learn, support)
+        answer = call_method(Prediction, self.answer, learned.state, query)
         return Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
 
 
@@ -401,7 +401,7 @@ class AdditiveClassifier(Method):
         if before:
             query = self.transform_query(Query(support.features, support.base_logits))
             earlier = torch.cat([self.class_logits(state, query) for state in before], -1)
-        learned = returned(SessionOutput, self.learn_classes, support, earlier)
+        learned = call_method(SessionOutput, self.learn_classes, support, earlier)
         return replace(learned, state=(*before, learned.state))
 
     def answer(self, state: State, query: Query) -> Prediction:
@@ -410,7 +410,7 @@ class AdditiveClassifier(Method):
         return Prediction(torch.cat(logits, -1))
 
 
-def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
+def joint_logits_so_far(base: Tensor, earlier: Tensor | None) -> Tensor:
     """Return logits [E, S, K + (t - 1) N] of all classes met before a session.
 
     Args:
@@ -421,11 +421,19 @@ def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
 
 
 R = TypeVar("R", SessionOutput, Prediction)
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of logits
-NUMBERS = (*FLOATS[:3], torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # of statistics
+FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of logits
+NUMBER_TYPES = (
+    *FLOAT_TYPES[:3],
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)  # of statistics
 
 
-def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
+def call_method(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
     """Call a function of a method and return its value.
 
     Args:
@@ -442,7 +450,7 @@ def returned(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
     return value
 
 
-def failure(error: BaseException, method: type[Method], base: Base) -> str:
+def format_failure(error: BaseException, method: type[Method], base: Base) -> str:
     """Return place, class and message of an exception from a method's code, and what may explain it.
 
     Args:
@@ -460,7 +468,7 @@ def failure(error: BaseException, method: type[Method], base: Base) -> str:
 
 
 @contextmanager
-def refusing_writes(name: str, *given: Base | Support | Query) -> Iterator[None]:
+def forbid_writes(name: str, *given: Base | Support | Query) -> Iterator[None]:
     """Refuse a method that changes a tensor in place which it is given.
 
     PyTorch counts such changes. Those through NumPy are found where values are compared: in a run's first episodes.
@@ -472,7 +480,9 @@ def refusing_writes(name: str, *given: Base | Support | Query) -> Iterator[None]
     Raises:
         UserError: a tensor was changed; the message names it.
     """
-    tensors = {f"{type(of).__name__.lower()}.{key}": x for of in given for key, x in vars(of).items() if _counts(x)}
+    tensors = {
+        f"{type(of).__name__.lower()}.{key}": x for of in given for key, x in vars(of).items() if _counts_changes(x)
+    }
     before = [x._version for x in tensors.values()]
     yield
     for (key, x), version in zip(tensors.items(), before, strict=True):
@@ -480,34 +490,34 @@ def refusing_writes(name: str, *given: Base | Support | Query) -> Iterator[None]
             raise UserError(f"method {name!r} breaks the contract: it writes into {key}")
 
 
-def _counts(value: Any) -> bool:
+def _counts_changes(value: Any) -> bool:
     """Return whether this is a tensor that counts the changes in it."""
     return isinstance(value, Tensor) and not value.is_inference()
 
 
 @contextmanager
-def answering(name: str, method: Method, *given: Base | Support | Query) -> Iterator[None]:
+def naming_errors(name: str, method: Method, *given: Base | Support | Query) -> Iterator[None]:
     """Re-raise errors of a method as :class:`UserError` that names it.
 
     Args:
         name: the method's name in errors.
         method: the one that is at work in the block.
-        given: what it must leave as it is, see :func:`refusing_writes`.
+        given: what it must leave as it is, see :func:`forbid_writes`.
 
     Raises:
         UserError: the method fails, and the message names the place; or it changes what it is given.
     """
     try:
-        with refusing_writes(name, *given):
+        with forbid_writes(name, *given):
             yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        told = failure(error, type(method), method.base)
+        told = format_failure(error, type(method), method.base)
         raise UserError(f"method {name!r} failed: {told} (ifsl-bench --traceback ... prints all of it)") from error
 
 
-def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
+def ask_method(method: Method, name: str, support: Support, query: Query) -> Prediction:
     """Return the method's answer, not yet checked.
 
     Args:
@@ -517,9 +527,9 @@ def ask(method: Method, name: str, support: Support, query: Query) -> Prediction
         query: queries of the episodes, [E, Q, D].
 
     Raises:
-        UserError: as :func:`answering`, and for logits on another device.
+        UserError: as :func:`naming_errors`, and for logits on another device.
     """
-    with answering(name, method, support, query, method.base):
+    with naming_errors(name, method, support, query, method.base):
         prediction = method(support, query)
     logits = getattr(prediction, "logits", None)
     if isinstance(logits, Tensor) and logits.device != query.features.device:
@@ -534,7 +544,7 @@ class NonFinite(UserError):
     """A method answered with NaN or +inf, or with -inf for a class in play."""
 
 
-def check_form(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
+def check_shapes(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
     """Check types and shapes of a method's answer; no number is read, so no device is waited for.
 
     Args:
@@ -551,8 +561,8 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
     if not isinstance(prediction, Prediction):
         raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
     logits = prediction.logits
-    if not isinstance(logits, Tensor) or logits.dtype not in FLOATS or logits.layout is not torch.strided:
-        kind = f"of {logits.dtype}, {logits.layout}" if isinstance(logits, Tensor) else f"as {_shape(logits)}"
+    if not isinstance(logits, Tensor) or logits.dtype not in FLOAT_TYPES or logits.layout is not torch.strided:
+        kind = f"of {logits.dtype}, {logits.layout}" if isinstance(logits, Tensor) else f"as {_shape_in_words(logits)}"
         raise UserError(f"method {name!r} returned logits {kind}, expected a dense torch.Tensor of torch.float32")
     shape, expected = tuple(logits.shape), (episodes, queries, classes)
     if shape != expected:
@@ -569,8 +579,10 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
         if not isinstance(key, str):
             raise UserError(f"method {name!r} returned a statistic named {key!r}, expected a str")
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
-            raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")
-        if value.dtype not in NUMBERS or value.device != logits.device:
+            raise UserError(
+                f"method {name!r} returned statistic {key!r} as {_shape_in_words(value)}, expected [{episodes}]"
+            )
+        if value.dtype not in NUMBER_TYPES or value.device != logits.device:
             raise UserError(
                 f"method {name!r} returned statistic {key!r} of {value.dtype} on {value.device}, expected float32, "
                 f"int64 or bool on {logits.device}"
@@ -578,7 +590,7 @@ def check_form(name: str, prediction: Any, episodes: int, queries: int, classes:
     return prediction
 
 
-def bad_episodes(prediction: Prediction, masked: Tensor) -> Tensor:
+def nonfinite_episodes(prediction: Prediction, masked: Tensor) -> Tensor:
     """Return [E] bool, whether any of an episode's logits is NaN or +inf, or -inf for a class in play.
 
     Args:
@@ -591,8 +603,8 @@ def bad_episodes(prediction: Prediction, masked: Tensor) -> Tensor:
     return bad.flatten(1).any(1)
 
 
-def check_numbers(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
-    """Raise :class:`NonFinite` if some of a batch's episodes are :func:`bad_episodes`.
+def check_finite(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
+    """Raise :class:`NonFinite` if some of a batch's episodes are :func:`nonfinite_episodes`.
 
     Args:
         name: the method's name in errors.
@@ -619,19 +631,19 @@ def check_prediction(name: str, prediction: Any, masked: Tensor, queries: int, n
         masked: [E, K] bool, the base classes that are out of the softmax.
         queries: Q, of each episode.
         novel: novel classes of an episode, N.
-        of: name of the batch in errors, if any, see :func:`check_numbers`.
+        of: name of the batch in errors, if any, see :func:`check_finite`.
 
     Raises:
         NonFinite: logits that are NaN or infinite, but for -inf of ``masked`` classes.
-        UserError: as :func:`check_form`.
+        UserError: as :func:`check_shapes`.
     """
     episodes, classes = masked.shape
-    check_form(name, prediction, episodes, queries, classes + novel)
-    check_numbers(name, int(bad_episodes(prediction, masked).sum()), episodes, *of)
+    check_shapes(name, prediction, episodes, queries, classes + novel)
+    check_finite(name, int(nonfinite_episodes(prediction, masked).sum()), episodes, *of)
     return prediction
 
 
-def _shape(value: Any) -> str:
+def _shape_in_words(value: Any) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 

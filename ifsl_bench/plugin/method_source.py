@@ -14,15 +14,15 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.plugin.registry import OWN
+from ifsl_bench.plugin.registry import OWN_PACKAGE
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
 
-EXECUTED = "__executed__"  # a module made from a file says what was executed, whatever the file holds now
-FROM = "__from__"  # a module made from a file says which
-INSTALLED = ("site-packages", "dist-packages")  # folders where a module's neighbours are other distributions
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+EXECUTED_KEY = "__executed__"  # a module made from a file says what was executed, whatever the file holds now
+FROM_KEY = "__from__"  # a module made from a file says which
+INSTALL_FOLDERS = ("site-packages", "dist-packages")  # folders where a module's neighbours are other distributions
+NODES_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -39,8 +39,8 @@ def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
     distribution = made_by.get("distribution")
-    own = isinstance(distribution, dict) and distribution.get("name") == OWN
-    return made_by.get("revision", 0), OWN if own else made_by.get("method_source")
+    own = isinstance(distribution, dict) and distribution.get("name") == OWN_PACKAGE
+    return made_by.get("revision", 0), OWN_PACKAGE if own else made_by.get("method_source")
 
 
 def method_source(method: type[Method]) -> str:
@@ -64,36 +64,38 @@ def class_source(plugin: type, contract: tuple[type, ...]) -> str:
     sha = hashlib.sha256()
     for kind in plugin.__mro__:
         if issubclass(kind, contract[0]) and kind not in contract:
-            for part in _parts(kind, sys.modules.get(kind.__module__)):
+            for part in _syntax_of_modules(kind, sys.modules.get(kind.__module__)):
                 sha.update(part.encode())
     return sha.hexdigest()[:16]
 
 
-def _parts(kind: type, module: ModuleType | None) -> Iterator[str]:
+def _syntax_of_modules(kind: type, module: ModuleType | None) -> Iterator[str]:
     """Yield the syntax of each module that a class may run of its own package, or in the folder of its file."""
     package = sys.modules.get(top := kind.__module__.partition(".")[0])
-    folders = getattr(package, "__path__", ()) if top != OWN else ()  # whose modules have a method each, or none
+    folders = (
+        getattr(package, "__path__", ()) if top != OWN_PACKAGE else ()
+    )  # whose modules have a method each, or none
     files = {path: path.read_bytes() for folder in folders for path in sorted(Path(folder).rglob("*.py"))}
     if not files:
-        path, content = _executed(module)
+        path, content = _executed_source(module)
         if content is None:
-            yield repr(list(_compiled(kind, module, set())))
+            yield repr(list(_code_and_constants(kind, module, set())))
             return
         files = {path: content}
-        if package is module and not set(INSTALLED) & set(path.parts):
-            _add_neighbours(path, files)
-    yield from map(_syntax, files.values())
+        if package is module and not set(INSTALL_FOLDERS) & set(path.parts):
+            _add_neighbour_modules(path, files)
+    yield from map(_syntax_text, files.values())
 
 
-def _executed(module: ModuleType | None) -> tuple[Path, bytes | None]:
+def _executed_source(module: ModuleType | None) -> tuple[Path, bytes | None]:
     """Return the path of a module and the source it was made from; None where there is no file."""
-    path, content = Path(getattr(module, "__file__", None) or ""), getattr(module, EXECUTED, None)
+    path, content = Path(getattr(module, "__file__", None) or ""), getattr(module, EXECUTED_KEY, None)
     if isinstance(content, bytes):
         return path, content
     return path, path.read_bytes() if path.is_file() else None
 
 
-def neighbours(path: Path, content: bytes) -> dict[Path, bytes]:
+def neighbour_modules(path: Path, content: bytes) -> dict[Path, bytes]:
     """Return the modules in a file's folder that it imports, at any depth, with their content.
 
     Args:
@@ -101,36 +103,36 @@ def neighbours(path: Path, content: bytes) -> dict[Path, bytes]:
         content: of the file.
     """
     files = {path: content}
-    _add_neighbours(path, files)
+    _add_neighbour_modules(path, files)
     del files[path]
     return files
 
 
-def _add_neighbours(path: Path, files: dict[Path, bytes]) -> None:
+def _add_neighbour_modules(path: Path, files: dict[Path, bytes]) -> None:
     """Add the modules in a file's folder that it imports, at any depth; but never ifsl_bench, as in a clone."""
-    for node in ast.walk(_tree(files[path]) or ast.Module([], [])):
+    for node in ast.walk(_parse_or_none(files[path]) or ast.Module([], [])):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         tops = [name.partition(".")[0] for name in names]
-        for top in (top for top in tops if top != OWN):
+        for top in (top for top in tops if top != OWN_PACKAGE):
             beside = [path.with_name(f"{top}.py"), *sorted(path.with_name(top).rglob("*.py"))]
             for neighbour in beside:
                 if neighbour.is_file() and neighbour not in files:
                     files[neighbour] = neighbour.read_bytes()
-                    _add_neighbours(neighbour, files)
+                    _add_neighbour_modules(neighbour, files)
 
 
-def _syntax(content: bytes) -> str:
+def _syntax_text(content: bytes) -> str:
     """Return the syntax of a module without comments and docstrings, as text that is the same for equal trees."""
-    if (tree := _tree(content)) is None:
+    if (tree := _parse_or_none(content)) is None:
         return repr(content)
     for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, NODES_WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return ast.unparse(tree)  # unlike ast.dump, as good as the same in every version of Python
 
 
-def _tree(content: bytes) -> ast.Module | None:
+def _parse_or_none(content: bytes) -> ast.Module | None:
     """Return the syntax tree of a file; None if this Python cannot parse it, as a package's may be for another."""
     try:
         return ast.parse(content)
@@ -138,7 +140,7 @@ def _tree(content: bytes) -> ast.Module | None:
         return None
 
 
-def _compiled(value: Any, module: ModuleType | None, seen: set[int]) -> Iterator[Any]:
+def _code_and_constants(value: Any, module: ModuleType | None, seen: set[int]) -> Iterator[Any]:
     """Yield the byte code and constants of a class or function, and of names of its module that it uses."""
     if id(value) in seen:
         return
@@ -147,22 +149,22 @@ def _compiled(value: Any, module: ModuleType | None, seen: set[int]) -> Iterator
         for name, member in sorted(vars(value).items()):
             if not name.startswith("__") or isinstance(member, FunctionType):  # not where and when it was defined
                 yield name
-                yield from _compiled(member, module, seen)
+                yield from _code_and_constants(member, module, seen)
     elif isinstance(value, FunctionType):
         yield [value.__defaults__, value.__kwdefaults__]
-        yield from _compiled(value.__code__, module, seen)
+        yield from _code_and_constants(value.__code__, module, seen)
     elif isinstance(value, CodeType):
         yield value.co_code
         for constant in value.co_consts:
-            yield from _compiled(constant, module, seen)
+            yield from _code_and_constants(constant, module, seen)
         for name in value.co_names:
             yield name
             named = vars(module).get(name) if module else None
             if getattr(named, "__module__", None) == getattr(module, "__name__", "") or isinstance(
                 named, (int, float, str, tuple)
             ):
-                yield from _compiled(named, module, seen)
+                yield from _code_and_constants(named, module, seen)
     elif isinstance(value, (staticmethod, classmethod)):
-        yield from _compiled(value.__func__, module, seen)
+        yield from _code_and_constants(value.__func__, module, seen)
     elif isinstance(value, (int, float, complex, str, bytes, tuple, frozenset, type(None))):
         yield value

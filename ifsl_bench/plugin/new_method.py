@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from ifsl_bench.plugin.registry import METHODS, all_shorthands, names
+from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, registered_entry_points
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import disk_errors
 
-TAKEN = ("Method", "Prediction", "SessionOutput", *keyword.kwlist)  # classes that the file would not work with
-METHOD = '''\
+RESERVED_NAMES = ("Method", "Prediction", "SessionOutput", *keyword.kwlist)  # classes that the file would not work with
+METHOD_TEMPLATE = '''\
 """$name: what the method does, and whose it is. How such a file works: docs/writing-a-method.md of ifsl_bench."""
 
 import torch
@@ -43,7 +43,7 @@ class $kind(Method):
         novel = 10 * normalize(query.features, dim=-1) @ state.mT + self.bias
         return Prediction(torch.cat([self.base_logits(query), novel], -1))
 '''
-PROJECT = """\
+PROJECT_TEMPLATE = """\
 [build-system]
 requires = ["setuptools>=61"]
 build-backend = "setuptools.build_meta"
@@ -61,7 +61,7 @@ $name = "$module:$kind"
 [tool.setuptools]
 py-modules = ["$module"]
 """
-TEST = '''\
+TEST_TEMPLATE = '''\
 """Run by pytest once the package is installed: pip install -e ."""
 
 import torch
@@ -84,7 +84,7 @@ def test_an_image_like_the_supports_of_a_class_is_of_that_class():
 '''
 
 
-def new_method(name: str, package: bool = False) -> Path:
+def write_new_method(name: str, package: bool = False) -> Path:
     """Write a method that runs at once into the current folder: a file, or a package with entry point and test.
 
     Args:
@@ -98,18 +98,20 @@ def new_method(name: str, package: bool = False) -> Path:
         UserError: something of that name is there, a method or module has it, or it is no name.
     """
     module, kind = name.replace("-", "_"), "".join(word[:1].upper() + word[1:] for word in re.split("[-_]", name))
-    if not re.fullmatch("[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", name) or {module, kind} & {*TAKEN}:
+    if not re.fullmatch("[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", name) or {module, kind} & {*RESERVED_NAMES}:
         raise UserError(f"methods new: {name[:80]!r} is no name for a method; choose letters and digits, as my-method")
     path = Path(name if package else f"{module}.py")
     if path.exists() or path.is_symlink():
         raise UserError(f"methods new: {path} is there already; remove it, or choose another name")
-    if {name.lower(), kind.lower()} & {taken.lower() for taken in (*names(METHODS), *all_shorthands())}:
+    if {name.lower(), kind.lower()} & {
+        taken.lower() for taken in (*registered_entry_points(METHOD_GROUP), *all_shorthands())
+    }:
         raise UserError(f"methods new: there is a method {name!r} ('ifsl-bench methods'); choose another name")
     if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place
         raise UserError(f"methods new: there is a Python module {module!r}; choose another name")
-    files = {f"{module}.py": METHOD}
+    files = {f"{module}.py": METHOD_TEMPLATE}
     if package:
-        files |= {"pyproject.toml": PROJECT, f"test_{module}.py": TEST}
+        files |= {"pyproject.toml": PROJECT_TEMPLATE, f"test_{module}.py": TEST_TEMPLATE}
     with disk_errors(path, "cd"):
         if package:
             path.mkdir()

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 import torch
 
-from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, failure, refusing_writes
-from ifsl_bench.plugin.space import RATE, Choices, Range, Space
+from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, forbid_writes, format_failure
+from ifsl_bench.plugin.space import RATE_NAME, Choices, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
 from ifsl_bench.utils.errors import UserError, one_line, unknown, where
 
@@ -34,7 +34,7 @@ def is_settable(kind: Any) -> bool:
     return kind in (int, float, bool, str, type(None))
 
 
-def alternatives(kind: Any) -> tuple[Any, ...]:
+def union_types(kind: Any) -> tuple[Any, ...]:
     """Return the types of a union; the type alone where it is none."""
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
@@ -43,7 +43,7 @@ def format_type(kind: Any) -> str:
     """Write a type for people: ``int``, ``rbp|implicit``, ``float|none``."""
     return "|".join(
         "none" if k is type(None) else "|".join(map(str, typing.get_args(k))) if _is_literal(k) else k.__name__
-        for k in alternatives(kind)
+        for k in union_types(kind)
     )
 
 
@@ -57,7 +57,7 @@ def parse_value(kind: Any, value: Any) -> Any:
     Raises:
         ValueError: it can be none of them.
     """
-    for alternative in alternatives(kind):
+    for alternative in union_types(kind):
         try:
             return _parse(alternative, value)
         except (ValueError, msgspec.ValidationError):
@@ -67,7 +67,7 @@ def parse_value(kind: Any, value: Any) -> Any:
 
 def _parse(kind: Any, value: Any) -> Any:
     if not isinstance(value, str):
-        return _strictly(kind, value)
+        return _parse_strictly(kind, value)
     if kind in (int, float):
         value = kind(value)  # what msgspec would refuse (.5, 1_000), and 1e3 for no int
     elif _is_literal(kind):
@@ -77,7 +77,7 @@ def _parse(kind: Any, value: Any) -> Any:
     return msgspec.convert(value, kind, strict=False)
 
 
-def _strictly(kind: Any, value: Any) -> Any:
+def _parse_strictly(kind: Any, value: Any) -> Any:
     return msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # NumPy's float64 is a float
 
 
@@ -94,7 +94,7 @@ def convert_values(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     typed_values = []
     for value in values:
         try:
-            typed_values.append(_strictly(kind, value))
+            typed_values.append(_parse_strictly(kind, value))
         except msgspec.ValidationError:
             raise ValueError(f"{value!r} is not {format_type(kind)}") from None
     return tuple(typed_values)
@@ -113,7 +113,7 @@ def convert_range(kind: Any, offer: Range | Choices) -> Range | Choices:
     if isinstance(offer, Choices):
         return Choices(convert_values(kind, offer.values))
     low, high = offer.low, offer.high
-    if float not in alternatives(kind) and all(float(end).is_integer() for end in (low, high)):
+    if float not in union_types(kind) and all(float(end).is_integer() for end in (low, high)):
         low, high = int(low), int(high)
     try:
         low, high = convert_values(kind, (low, high))
@@ -151,10 +151,10 @@ def options_of(method: type[Method]) -> Mapping[str, Option]:
     """
     options: dict[str, Option] = {}
     for constructor, parameter in _parameters(method):
-        name, kind = parameter.name, _annotation(method, constructor, parameter)
+        name, kind = parameter.name, _option_type(method, constructor, parameter)
         if kind is None or parameter.default is inspect.Parameter.empty:
             raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
-        for alternative in alternatives(kind):
+        for alternative in union_types(kind):
             if not is_settable(alternative):
                 raise UserError(
                     f"option {name!r} of {method.__qualname__} is annotated {alternative!r}, which --set cannot read"
@@ -186,7 +186,7 @@ def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
     return pairs
 
 
-def _annotation(method: type[Method], constructor: Any, parameter: inspect.Parameter) -> Any:
+def _option_type(method: type[Method], constructor: Any, parameter: inspect.Parameter) -> Any:
     """Return an option's type. Other arguments are not resolved: they may have names for type checkers alone."""
     kind = parameter.annotation
     if kind is inspect.Parameter.empty:
@@ -209,7 +209,7 @@ def space_of(method: type[Method]) -> Space:
     Raises:
         UserError: values that the option does not take, or a range for one that is no number.
     """
-    kind_of, space = {RATE: float, **{key: option.kind for key, option in options_of(method).items()}}, {}
+    kind_of, space = {RATE_NAME: float, **{key: option.kind for key, option in options_of(method).items()}}, {}
     for key, values in method.space.items():
         try:
             space[key] = convert_range(kind_of[key], values)
@@ -251,12 +251,14 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
         UserError: the constructor refuses an option, fails, or does not call :class:`Method`'s.
     """
     try:
-        with refusing_writes(method.__qualname__, base):
+        with forbid_writes(method.__qualname__, base):
             instance = method(base, ways, **options)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"method {method.__qualname__} cannot be made: {failure(error, method, base)}") from error
+        raise UserError(
+            f"method {method.__qualname__} cannot be made: {format_failure(error, method, base)}"
+        ) from error
     if not all(hasattr(instance, name) for name in ("_parameters", "base", "ways")):
         raise UserError(f"{method.__qualname__}.__init__ does not call super().__init__(base, ways)")
     if not isinstance(instance.base, Base):
@@ -266,7 +268,7 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
     return instance
 
 
-def remade(method: Method, base: Base, ways: int) -> Method:
+def remake_method(method: Method, base: Base, ways: int) -> Method:
     """Construct a method again with the options of another one.
 
     Args:
@@ -287,7 +289,7 @@ def with_ways(method: Method, ways: int) -> Method:
     Raises:
         UserError: its parameters depend on the number of ways, or as :func:`make_method`.
     """
-    instance = remade(method, method.base, ways)
+    instance = remake_method(method, method.base, ways)
     own, others = method.state_dict(), instance.state_dict()
     shapes = [{(name, getattr(value, "shape", None)) for name, value in state.items()} for state in (own, others)]
     if different := sorted({name for name, _ in shapes[0] ^ shapes[1]}):
@@ -299,23 +301,25 @@ def with_ways(method: Method, ways: int) -> Method:
     return instance.train(method.training)
 
 
-_trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary()  # class -> options -> the answer
+_is_trainable_cache: WeakKeyDictionary[type[Method], dict[str, bool]] = (
+    WeakKeyDictionary()
+)  # class -> options -> the answer
 
 
-def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
+def is_trainable(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Return whether a method with these options has parameters to meta-train; the answer is cached.
 
     Args:
         method: the class.
         options: of the constructor.
     """
-    answers, key = _trains.setdefault(method, {}), repr(sorted(options.items()))
+    answers, key = _is_trainable_cache.setdefault(method, {}), repr(sorted(options.items()))
     if key not in answers:
-        answers[key] = any(parameter.requires_grad for parameter in _small(method, options).parameters())
+        answers[key] = any(parameter.requires_grad for parameter in _make_small_method(method, options).parameters())
     return answers[key]
 
 
-def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:
+def accepts_options(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Return whether the method's constructor takes options of these values.
 
     Args:
@@ -323,13 +327,13 @@ def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:
         options: of the constructor, and perhaps ``train.rate``.
     """
     try:
-        _small(method, {key: value for key, value in options.items() if key != RATE})
+        _make_small_method(method, {key: value for key, value in options.items() if key != RATE_NAME})
     except UserError:
         return False
     return True
 
 
-def _small(method: type[Method], options: Mapping[str, Any]) -> Method:
+def _make_small_method(method: type[Method], options: Mapping[str, Any]) -> Method:
     """Construct the method with a small base classifier."""
     small, counts = torch.ones(6, 8), torch.full((6,), 2)
     with torch.random.fork_rng(devices=[]):
@@ -371,7 +375,7 @@ def resolve_options(
     return without_defaults(method, resolved, task, trials)
 
 
-def defaults(method: type[Method], task: Task) -> dict[str, Any]:
+def default_options(method: type[Method], task: Task) -> dict[str, Any]:
     """Return every option's default, in the constructor's order; some may depend on the task.
 
     Args:
@@ -407,7 +411,7 @@ def without_defaults(method: type[Method], values: Mapping[str, Any], task: Task
         task: the defaults may depend on it.
         trials: of a search; 0 for none.
     """
-    default, tried = defaults(method, task), method.space if trials else method.grid
+    default, tried = default_options(method, task), method.space if trials else method.grid
     return {key: values[key] for key in default if key in values and (values[key] != default[key] or key in tried)}
 
 
@@ -418,16 +422,16 @@ def _is_mapping(value: Any, of: type, to: Callable[[Any], bool]) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, of) and to(entry) for key, entry in value.items())
 
 
-def _is_filled(values: Any) -> bool:
+def _is_filled_list(values: Any) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) > 0
 
 
 # A check of each attribute of a class, and the expected value in words.
-FLAG: tuple[Callable[[Any], bool], str] = (lambda flag: isinstance(flag, bool), "True or False")
-ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+FLAG_RULE: tuple[Callable[[Any], bool], str] = (lambda flag: isinstance(flag, bool), "True or False")
+ATTRIBUTE_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
     "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
-    **dict.fromkeys(("transductive", "uses_all_images", "order_free", "parallel_copies"), FLAG),
+    **dict.fromkeys(("transductive", "uses_all_images", "order_free", "parallel_copies"), FLAG_RULE),
     **dict.fromkeys(("revision", "class_bytes"), (lambda number: type(number) is int, "a whole number")),
     "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
     "requires": (
@@ -443,7 +447,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "option -> ifsl_bench.Range or ifsl_bench.Choices",
     ),
     **dict.fromkeys(
-        ("grid", "session_grid"), (lambda grid: _is_mapping(grid, object, _is_filled), "option -> values to try")
+        ("grid", "session_grid"), (lambda grid: _is_mapping(grid, object, _is_filled_list), "option -> values to try")
     ),
 }
 
@@ -480,7 +484,7 @@ def check_method(method: Any, called_in_error: str = "") -> None:
                     f"{called} is an AdditiveClassifier, which sessions never ask to {name}; define learn_classes and "
                     f"class_logits, or make it an ifsl_bench.Method"
                 )
-    for name, (is_sound, expected) in ATTRIBUTES.items():
+    for name, (is_sound, expected) in ATTRIBUTE_RULES.items():
         if not is_sound(value := getattr(method, name)):
             raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
     options, space = options_of(method), method.space
@@ -489,13 +493,13 @@ def check_method(method: Any, called_in_error: str = "") -> None:
     for shorthand, meant in method.shorthands.items():
         if strange := [key for key in meant if key not in options]:
             raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
-    if strange := [key for key in space if key not in options and key != RATE]:
-        raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE!r}")
+    if strange := [key for key in space if key not in options and key != RATE_NAME]:
+        raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE_NAME!r}")
     if strange := [key for key in method.grid if key not in space or key not in options]:
         raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
-    rate = space_of(method).get(RATE)
+    rate = space_of(method).get(RATE_NAME)
     if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
-        raise UserError(f"{called}.space[{RATE!r}] is {rate}, but a learning rate is positive")
+        raise UserError(f"{called}.space[{RATE_NAME!r}] is {rate}, but a learning rate is positive")
     if strange := [key for key in method.session_grid if key not in method.grid]:
         raise UserError(f"{called}.session_grid names {strange[0]!r}, which is no option of its grid")
     grid_of(method, sessions=True)

@@ -22,15 +22,15 @@ from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
 
-METHODS = "ifsl_bench.methods"
-DATASETS = "ifsl_bench.datasets"
-RECIPES = "ifsl_bench.recipes"
-SEE = {
-    METHODS: "ifsl-bench methods",
-    DATASETS: "ifsl-bench data list",
-    RECIPES: "ifsl-bench recipes",
+METHOD_GROUP = "ifsl_bench.methods"
+DATASET_GROUP = "ifsl_bench.datasets"
+RECIPE_GROUP = "ifsl_bench.recipes"
+LIST_COMMANDS = {
+    METHOD_GROUP: "ifsl-bench methods",
+    DATASET_GROUP: "ifsl-bench data list",
+    RECIPE_GROUP: "ifsl-bench recipes",
 }  # where all are listed
-OWN = "ifsl_bench"  # this package's distribution
+OWN_PACKAGE = "ifsl_bench"  # this package's distribution
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Plugin:
     lacks: str = ""
 
 
-def names(group: str) -> dict[str, EntryPoint]:
+def registered_entry_points(group: str) -> dict[str, EntryPoint]:
     """Return registered names, without importing any of them."""
-    return {name: points[0] for name, points in _points(group, tuple(sys.path)).items()}
+    return {name: points[0] for name, points in _entry_points(group, tuple(sys.path)).items()}
 
 
 @lru_cache(maxsize=8)  # every look-up would read the metadata of all packages again
-def _points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    found = [point for point in entry_points(group=group) if group != METHODS or package_of(point) != OWN]
-    if group == METHODS:  # the files of ``methods/`` declare those of the suite
-        suite = distribution(OWN)
+def _entry_points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    found = [point for point in entry_points(group=group) if group != METHOD_GROUP or package_of(point) != OWN_PACKAGE]
+    if group == METHOD_GROUP:  # the files of ``methods/`` declare those of the suite
+        suite = distribution(OWN_PACKAGE)
         for name, declared in suite_methods().items():
-            point = EntryPoint(name, declared.target, METHODS)
+            point = EntryPoint(name, declared.target, METHOD_GROUP)
             vars(point)["dist"] = suite  # as importlib.metadata does
             found.append(point)
     points: dict[str, list[EntryPoint]] = {}
@@ -69,11 +69,11 @@ def _points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
 
 def package_of(point: EntryPoint) -> str:
     """Return the distribution that registers a name."""
-    return _called(point.dist) if point.dist else "?"
+    return _distribution_name(point.dist) if point.dist else "?"
 
 
 @lru_cache(maxsize=1024)
-def _called(dist: Distribution) -> str:
+def _distribution_name(dist: Distribution) -> str:
     """Return the name of a distribution, which is parsed at each access."""
     return dist.name
 
@@ -94,14 +94,14 @@ def same_package(a: str, b: str) -> bool:
     return first == second
 
 
-def owners(group: str, name: str) -> list[EntryPoint]:
-    """Return the entry points of a name: several where packages dispute it and :func:`load` refuses it.
+def owning_entry_points(group: str, name: str) -> list[EntryPoint]:
+    """Return the entry points of a name: several where packages dispute it and :func:`load_plugin` refuses it.
 
     Args:
         group: of entry points.
         name: of the plugin.
     """
-    return _points(group, tuple(sys.path)).get(name, [])
+    return _entry_points(group, tuple(sys.path)).get(name, [])
 
 
 def is_installed(module: str) -> bool:
@@ -110,14 +110,14 @@ def is_installed(module: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def load(group: str, name: str) -> Plugin:
+def load_plugin(group: str, name: str) -> Plugin:
     """Import one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception.
 
     Args:
         group: of entry points.
         name: of the plugin.
     """
-    points = owners(group, name)
+    points = owning_entry_points(group, name)
     if len(points) > 1:
         whose = [package_of(point) for point in points]
         problem = f"ambiguous: {' and '.join(whose)} register it; uninstall all but one of them"
@@ -128,20 +128,20 @@ def load(group: str, name: str) -> Plugin:
         value = point.load()
         for module, install in getattr(value, "requires", {}).items():
             if not is_installed(module):
-                return _lacking(name, package, module, install)
+                return _missing_dependency(name, package, module, install)
         return Plugin(name, package, value=value)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if point.extras and missing and not missing.startswith("ifsl_bench"):
-            return _lacking(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
+            return _missing_dependency(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
         return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
 
 
-def _lacking(name: str, package: str, module: str, install: str) -> Plugin:
+def _missing_dependency(name: str, package: str, module: str, install: str) -> Plugin:
     return Plugin(name, package, problem=f"needs an extra ({module} is not installed): {install}", lacks=module)
 
 
-def get(group: str, kind: str, name: str) -> Any:
+def get_registered(group: str, kind: str, name: str) -> Any:
     """Return the object that is registered under a name.
 
     Args:
@@ -153,9 +153,9 @@ def get(group: str, kind: str, name: str) -> Any:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
         MissingDependencyError: something has to be installed first.
     """
-    if not owners(group, name):
-        raise unknown(kind, name, names(group), see=SEE.get(group, ""))
-    plugin = load(group, name)
+    if not owning_entry_points(group, name):
+        raise unknown(kind, name, registered_entry_points(group), see=LIST_COMMANDS.get(group, ""))
+    plugin = load_plugin(group, name)
     if plugin.problem:
         kind_of = MissingDependencyError if plugin.lacks else UserError
         raise kind_of(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
@@ -167,7 +167,7 @@ def names_file(method: str) -> bool:
     return ".py:" in method or method.endswith(".py")
 
 
-def method(name: str) -> type[Method]:
+def get_method(name: str) -> type[Method]:
     """Return the method class registered under ``name``.
 
     Raises:
@@ -175,31 +175,33 @@ def method(name: str) -> type[Method]:
     """
     from ifsl_bench.plugin.options import check_method
 
-    kind: type[Method] = get(METHODS, "method", name)
+    kind: type[Method] = get_registered(METHOD_GROUP, "method", name)
     check_method(kind, f"method {name!r} is {kind!r}, which")
     return kind
 
 
-def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
+def resolve_method(name: str) -> tuple[str, type[Method], dict[str, Any]]:
     """Find a method by its registered name or by a shorthand: its name, the class, and the options meant.
 
     Raises:
-        UserError: as :func:`method`; a name that several have; or a method whose shorthands are names of others.
+        UserError: as :func:`get_method`; a name that several have; or a method whose shorthands are names of others.
     """
-    if owners(METHODS, name):
-        kind = method(name)
-        check_free(name, name, f"method {name!r}")
+    if owning_entry_points(METHOD_GROUP, name):
+        kind = get_method(name)
+        check_label_is_free(name, name, f"method {name!r}")
         check_shorthands(name, kind)
         return name, kind, {}
-    shorthands = shorthands_called(name)
+    shorthands = shorthands_named(name)
     if not shorthands:
         label = parse_label(name)
-        if label.name != name and label.name in {**names(METHODS), **all_shorthands()}:
+        if label.name != name and label.name in {**registered_entry_points(METHOD_GROUP), **all_shorthands()}:
             raise UserError(
                 f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
                 f"ifsl-bench methods {label.name}"
             )
-        raise unknown("method", name, [*names(METHODS), *all_shorthands()], see=SEE[METHODS])
+        raise unknown(
+            "method", name, [*registered_entry_points(METHOD_GROUP), *all_shorthands()], see=LIST_COMMANDS[METHOD_GROUP]
+        )
     if len(shorthands) > 1:
         whose = " and ".join(f"{point.name} of {package_of(point)}" for point, *_ in shorthands)
         raise UserError(f"{name!r} is a shorthand of several methods, {whose}; name the method and its options instead")
@@ -219,10 +221,10 @@ def check_shorthands(name: str, kind: type[Method]) -> None:
         UserError: a shorthand is taken.
     """
     for shorthand in vars(kind).get("shorthands", {}):
-        check_free(shorthand, name, f"shorthand {shorthand!r} of method {name}")
+        check_label_is_free(shorthand, name, f"shorthand {shorthand!r} of method {name}")
 
 
-def check_free(label: str, name: str, what: str) -> None:
+def check_label_is_free(label: str, name: str, what: str) -> None:
     """Raise :class:`UserError` if a label of a method is the name or a shorthand of another one.
 
     Args:
@@ -230,11 +232,11 @@ def check_free(label: str, name: str, what: str) -> None:
         name: the method's name.
         what: the label in errors.
     """
-    others = [(point, f"method {point.name}") for point in owners(METHODS, label)]
-    others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_called(label)]
+    others = [(point, f"method {point.name}") for point in owning_entry_points(METHOD_GROUP, label)]
+    others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_named(label)]
     for point, kind in others:
         if point.name != name:
-            mine = owners(METHODS, name)
+            mine = owning_entry_points(METHOD_GROUP, name)
             by = f" (package {package_of(mine[0])})" if mine else ""
             raise UserError(f"{what}{by} is also {kind} (package {package_of(point)}); one of them needs another name")
 
@@ -242,17 +244,21 @@ def check_free(label: str, name: str, what: str) -> None:
 Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, and the class and options it stands for
 
 
-def shorthands_called(name: str) -> list[Shorthand]:
+def shorthands_named(name: str) -> list[Shorthand]:
     """Return the shorthands of that name; of the suite's methods only the one that has it is loaded."""
     suite = suite_methods()
-    points = [p for p in names(METHODS).values() if package_of(p) != OWN or name in suite[p.name].display]
+    points = [
+        p
+        for p in registered_entry_points(METHOD_GROUP).values()
+        if package_of(p) != OWN_PACKAGE or name in suite[p.name].display
+    ]
     return [shorthand for called, shorthand in _shorthands(points) if called == name]
 
 
 def all_shorthands() -> dict[str, list[Shorthand]]:
     """Return all shorthands by name."""
     by_name: dict[str, list[Shorthand]] = {}
-    for name, shorthand in _shorthands(names(METHODS).values()):
+    for name, shorthand in _shorthands(registered_entry_points(METHOD_GROUP).values()):
         by_name.setdefault(name, []).append(shorthand)
     return by_name
 
@@ -261,7 +267,7 @@ def _shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, Shorthand]]
     """Yield the shorthands of methods; plugins that cannot be used are left out."""
     for point in points:
         try:
-            kind = method(point.name)
+            kind = get_method(point.name)
         except UserError:
             continue
         for name, options in vars(kind).get("shorthands", {}).items():  # a subclass is another method

@@ -15,15 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.plugin.episode_contract import IN_EVERY_RUN, ContractProbe, Rule, differs, leaves_its_input, ties
-from ifsl_bench.plugin.method import Base, Method, Query, Support, answering, failure
-from ifsl_bench.plugin.options import make_method, remade
+from ifsl_bench.plugin.episode_contract import (
+    RULES_IN_EVERY_RUN,
+    ContractProbe,
+    Rule,
+    input_change_fault,
+    logits_differ,
+    ties_remark,
+)
+from ifsl_bench.plugin.method import Base, Method, Query, Support, format_failure, naming_errors
+from ifsl_bench.plugin.options import make_method, remake_method
 from ifsl_bench.utils.errors import UserError
 
-COPIES = 3  # that answer at once, and twice as many answers
+PARALLEL_COPIES = 3  # that answer at once, and twice as many answers
 
 
-def keeps_hidden_classes_out(probe: ContractProbe) -> str | None:
+def hidden_class_fault(probe: ContractProbe) -> str | None:
     """The values of a hidden base class change no answer about the others."""
     hidden = probe.support.hidden
     if not hidden.any():
@@ -35,7 +42,7 @@ def keeps_hidden_classes_out(probe: ContractProbe) -> str | None:
         for tensor in (base.weight, base.prototypes):
             tensor[hidden_class] += 5.0
         # Made anew, since it may keep what it has computed from the base classifier.
-        method = remade(probe.method, base, probe.method.ways).double().eval()
+        method = remake_method(probe.method, base, probe.method.ways).double().eval()
         for parameter, before in zip(method.parameters(), probe.method.parameters(), strict=True):
             parameter.copy_(before)
             if parameter.shape == base.weight.shape:  # a row for each base class
@@ -46,19 +53,21 @@ def keeps_hidden_classes_out(probe: ContractProbe) -> str | None:
     # What all logits of a query have in common tells nothing: the origin that features are seen from, for one.
     shifted = replace(probe, support=s, query=q, method=method)
     expected, found = (question.logits()[there].log_softmax(-1) for question in (probe, shifted))
-    return "a hidden base class leaves a trace in the answers" if differs(found, expected, probe.searches) else None
+    return (
+        "a hidden base class leaves a trace in the answers" if logits_differ(found, expected, probe.searches) else None
+    )
 
 
-def ignores_the_order_of_support(probe: ContractProbe) -> str | None:
+def support_order_fault(probe: ContractProbe) -> str | None:
     """The images of a class come in no particular order."""
     s, ways = probe.support, probe.method.ways
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
-    return broken if differs(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else None
+    return broken if logits_differ(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else None
 
 
-def copies_do_not_meet(probe: ContractProbe) -> str | None:
+def parallel_copies_fault(probe: ContractProbe) -> str | None:
     """Copies that answer at once, in threads, answer as one does, as the class declares."""
     if not probe.method.may_run_in_threads():
         return None
@@ -68,13 +77,13 @@ def copies_do_not_meet(probe: ContractProbe) -> str | None:
     def answer(mine: Method) -> list[Tensor]:
         return [replace(probe, method=mine).logits() for _ in range(2)]
 
-    with ThreadPoolExecutor(COPIES) as pool:
-        copies_answers = pool.map(answer, [copy.deepcopy(probe.method) for _ in range(COPIES)])
-        wrong = any(differs(logits, expected, probe.searches) for answers in copies_answers for logits in answers)
+    with ThreadPoolExecutor(PARALLEL_COPIES) as pool:
+        copies_answers = pool.map(answer, [copy.deepcopy(probe.method) for _ in range(PARALLEL_COPIES)])
+        wrong = any(logits_differ(logits, expected, probe.searches) for answers in copies_answers for logits in answers)
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else None
 
 
-def says_what_data_lack(probe: ContractProbe) -> str | None:
+def missing_images_fault(probe: ContractProbe) -> str | None:
     """Where data have no images of base classes, the method works, or a UserError says that it needs them."""
     base, kind = replace(probe.method.base, images=None), type(probe.method)
     try:
@@ -83,11 +92,11 @@ def says_what_data_lack(probe: ContractProbe) -> str | None:
     except UserError:
         return None
     except (Exception, SystemExit) as error:
-        return f"it fails where Base.images is None, as of features that are given: {failure(error, kind, base)}"
+        return f"it fails where Base.images is None, as of features that are given: {format_failure(error, kind, base)}"
     return None
 
 
-def learns(probe: ContractProbe) -> str | None:
+def gradient_fault(probe: ContractProbe) -> str | None:
     """Every parameter gets a finite gradient."""
     method = copy.deepcopy(probe.method).train()
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
@@ -100,7 +109,7 @@ def learns(probe: ContractProbe) -> str | None:
         classes = logits.shape[-1]
         shown = torch.isfinite(logits[:, 0]).int()  # [E, K + N]
         labels = (shown * torch.arange(1, classes + 1)).argmax(-1, keepdim=True).expand(logits.shape[:2])
-        with answering(probe.name, method):
+        with naming_errors(probe.name, method):
             F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     for name, parameter in parameters.items():
         if parameter.grad is None:
@@ -110,17 +119,17 @@ def learns(probe: ContractProbe) -> str | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (
-    *IN_EVERY_RUN,
-    keeps_hidden_classes_out,
-    ignores_the_order_of_support,
-    copies_do_not_meet,
-    says_what_data_lack,
-    learns,
+EPISODE_RULES: tuple[Rule, ...] = (
+    *RULES_IN_EVERY_RUN,
+    hidden_class_fault,
+    support_order_fault,
+    parallel_copies_fault,
+    missing_images_fault,
+    gradient_fault,
 )
 
 
-def made_up(
+def make_random_probe(
     name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool
 ) -> ContractProbe:
     """Make a method with random parameters and random episodes, in double precision; always the same ones.
@@ -173,26 +182,30 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
-            if broken := leaves_its_input(made_up(name, kind, options, *case)):  # it would spoil the other rules too
-                yield _words(leaves_its_input), broken
+            if broken := input_change_fault(
+                make_random_probe(name, kind, options, *case)
+            ):  # it would spoil the other rules too
+                yield _rule_text(input_change_fault), broken
                 return
-            first = made_up(name, kind, options, *case).with_search_flag()
+            first = make_random_probe(name, kind, options, *case).with_search_flag()
         except UserError as error:
             with_base = "no base classes" if regular else "hidden base classes" if hide else "all base classes"
             raise UserError(f"{error}; asked with {shots} shot{'s' * (shots > 1)} and {with_base}") from error
-        rules = [rule for rule in RULES if rule is not copies_do_not_meet or first.method.may_run_in_threads()]
+        rules = [
+            rule for rule in EPISODE_RULES if rule is not parallel_copies_fault or first.method.may_run_in_threads()
+        ]
         for rule in rules:
             if breaches.setdefault(rule, None):
                 continue
             try:  # with episodes of its own, since a method may write into them
-                breaches[rule] = rule(replace(made_up(name, kind, options, *case), searches=first.searches))
+                breaches[rule] = rule(replace(make_random_probe(name, kind, options, *case), searches=first.searches))
             except UserError as error:
                 breaches[rule] = str(error)
     for rule, broken in breaches.items():
-        yield _words(rule), broken
+        yield _rule_text(rule), broken
 
 
-def _words(rule: Rule) -> str:
+def _rule_text(rule: Rule) -> str:
     return (rule.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
 
@@ -205,7 +218,7 @@ def remark_on_ties(name: str, kind: type[Method], options: Mapping[str, Any]) ->
         kind: its class.
         options: of its constructor.
     """
-    logits = made_up(name, kind, options, 5, False, False).logits()
+    logits = make_random_probe(name, kind, options, 5, False, False).logits()
     if logits.dtype in (torch.float16, torch.bfloat16):
         return f"its logits are {logits.dtype}, where classes tie and the first of them is taken; return float32"
-    return ties(logits)
+    return ties_remark(logits)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.plugin.episode_contract import (
-    comes_of_search,
-    differs,
-    each,
-    holds_in_double,
-    in_double,
-    method_in_double,
+    holds_in_float64,
+    is_from_search,
+    logits_differ,
+    map_tensors,
+    method_to_float64,
+    to_float64,
 )
 from ifsl_bench.plugin.method import (
     AdditiveClassifier,
@@ -30,11 +30,11 @@ from ifsl_bench.plugin.method import (
     SessionOutput,
     State,
     Support,
-    answering,
+    call_method,
     check_prediction,
-    returned,
+    naming_errors,
 )
-from ifsl_bench.plugin.rules import made_up
+from ifsl_bench.plugin.rules import make_random_probe
 from ifsl_bench.solvers.tree import leaves, side_by_side
 from ifsl_bench.utils.errors import UserError
 
@@ -52,12 +52,12 @@ class SessionLearner:
         """Return the state that the method carries on after these sessions, the first two where not given."""
         state: State = None
         for support in supports or self.supports[:2]:
-            state = returned(SessionOutput, self.method.learn, support, state).state
+            state = call_method(SessionOutput, self.method.learn, support, state).state
         return state
 
     def logits(self, supports: Sequence[Support] | None = None) -> Tensor:
         """Return the logits [E, Q, C] after these sessions."""
-        return returned(Prediction, self.method.answer, self.state(supports), self.query).logits
+        return call_method(Prediction, self.method.answer, self.state(supports), self.query).logits
 
     def part(self, sequence: int) -> SessionLearner:
         """Return the sessions of one sequence alone."""
@@ -65,13 +65,15 @@ class SessionLearner:
 
     def as_float64(self) -> SessionLearner:
         """Return the same sessions in double precision."""
-        return replace(self._changed(in_double), method=method_in_double(self.method))
+        return replace(self._changed(to_float64), method=method_to_float64(self.method))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> SessionLearner:
-        return replace(self, supports=[each(x, change) for x in self.supports], query=each(self.query, change))
+        return replace(
+            self, supports=[map_tensors(x, change) for x in self.supports], query=map_tensors(self.query, change)
+        )
 
 
-def leaves_earlier_states(learner: SessionLearner) -> str | None:
+def state_change_fault(learner: SessionLearner) -> str | None:
     """Learning a session leaves the state before it as it is."""
     first = learner.state(learner.supports[:1])
     before = [x.clone() for x in leaves(first) if x is not None]
@@ -81,7 +83,7 @@ def leaves_earlier_states(learner: SessionLearner) -> str | None:
     return "learning a session changes the state of the sessions before it" if changed else None
 
 
-def carries_no_images(learner: SessionLearner) -> str | None:
+def state_size_fault(learner: SessionLearner) -> str | None:
     """The state is as large for one support image of a class as for more."""
     lean = learner.state([_one_image(support, learner.method.ways) for support in learner.supports])
     states = lean, learner.state(learner.supports)
@@ -89,32 +91,32 @@ def carries_no_images(learner: SessionLearner) -> str | None:
     return None if sizes[0] == sizes[1] else "its state grows with the number of support images"
 
 
-def answers_from_its_state(learner: SessionLearner) -> str | None:
+def stale_state_fault(learner: SessionLearner) -> str | None:
     """An answer comes from the state that is given, whatever was learned since."""
     state = learner.state()
     before = learner.method.answer(state, learner.query).logits
     learner.state(learner.supports[1::-1])
     after = learner.method.answer(state, learner.query).logits
     broken = "the answer from a state changes when other sessions are learned: it keeps something beside the state"
-    return broken if differs(after, before, learner.searches) else None
+    return broken if logits_differ(after, before, learner.searches) else None
 
 
-def sees_one_sequence(learner: SessionLearner) -> str | None:
+def sequence_dependence_fault(learner: SessionLearner) -> str | None:
     """The answer to a sequence does not depend on the others in its batch."""
     whole = learner.logits()
     alone = torch.cat([learner.part(n).logits() for n in range(len(whole))])
     broken = "the answer to a sequence depends on the other sequences in its batch"
-    return broken if differs(alone, whole, learner.searches) else None
+    return broken if logits_differ(alone, whole, learner.searches) else None
 
 
-def begins_as_episode(learner: SessionLearner) -> str | None:
+def first_session_fault(learner: SessionLearner) -> str | None:
     """One session is answered as the episode of the same support set."""
     episode = learner.method(learner.supports[0], learner.query).logits
     broken = "one session is answered otherwise than the same episode"
-    return broken if differs(learner.logits(learner.supports[:1]), episode, learner.searches) else None
+    return broken if logits_differ(learner.logits(learner.supports[:1]), episode, learner.searches) else None
 
 
-def keeps_order_free(learner: SessionLearner) -> str | None:
+def session_order_fault(learner: SessionLearner) -> str | None:
     """A method that declares so answers alike in whatever order sessions come."""
     if not learner.method.order_free:
         return None
@@ -122,10 +124,10 @@ def keeps_order_free(learner: SessionLearner) -> str | None:
     turned = learner.logits(learner.supports[1::-1])
     base, first, second = turned.split([turned.shape[-1] - 2 * ways, ways, ways], -1)
     broken = "the answer depends on the order of sessions, against order_free"
-    return broken if differs(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else None
+    return broken if logits_differ(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else None
 
 
-def grows_in_one_pass(learner: SessionLearner) -> str | None:
+def one_pass_fault(learner: SessionLearner) -> str | None:
     """An AdditiveClassifier learns and answers sessions at once, as it declares, as it does one by one."""
     method = learner.method
     if not isinstance(method, AdditiveClassifier):
@@ -134,17 +136,17 @@ def grows_in_one_pass(learner: SessionLearner) -> str | None:
     expected = torch.cat([method.class_logits(state, query) for state in states], -1)
     if not method.uses_earlier_logits:
         states = [
-            returned(SessionOutput, method.learn_classes, support, None).state for support in learner.supports[:2]
+            call_method(SessionOutput, method.learn_classes, support, None).state for support in learner.supports[:2]
         ]
     parts = [side_by_side(states)] if method.per_class_state else states
     at_once = torch.cat([method.class_logits(state, query) for state in parts], -1)
     broken = "sessions learned and answered at once have other logits than one by one, against what it declares"
-    return broken if differs(at_once, expected, learner.searches) else None
+    return broken if logits_differ(at_once, expected, learner.searches) else None
 
 
-OF_ANSWERS = (answers_from_its_state, sees_one_sequence, begins_as_episode, keeps_order_free, grows_in_one_pass)
-FIRST = "first sequences"
-RULES = (leaves_earlier_states, carries_no_images, *OF_ANSWERS)
+ANSWER_RULES = (stale_state_fault, sequence_dependence_fault, first_session_fault, session_order_fault, one_pass_fault)
+FIRST_SEQUENCES = "first sequences"
+SESSION_RULES = (state_change_fault, state_size_fault, *ANSWER_RULES)
 
 
 @torch.no_grad()
@@ -160,15 +162,15 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
     Raises:
         UserError: it breaks one; the message names it.
     """
-    with answering(name, method):
+    with naming_errors(name, method):
         episode = method(supports[0], query)
         hidden, queries = supports[0].hidden, query.features.shape[1]
-        check_prediction(name, episode, hidden, queries, method.ways, FIRST)
-        learner = SessionLearner(method, supports, query, comes_of_search(episode))
-        answer = returned(Prediction, method.answer, learner.state(), query)
-        check_prediction(name, answer, hidden, queries, 2 * method.ways, f"{FIRST} after session 2")
-        for rule in RULES:
-            if (broken := rule(learner)) and not (rule in OF_ANSWERS and holds_in_double(rule, learner)):
+        check_prediction(name, episode, hidden, queries, method.ways, FIRST_SEQUENCES)
+        learner = SessionLearner(method, supports, query, is_from_search(episode))
+        answer = call_method(Prediction, method.answer, learner.state(), query)
+        check_prediction(name, answer, hidden, queries, 2 * method.ways, f"{FIRST_SEQUENCES} after session 2")
+        for rule in SESSION_RULES:
+            if (broken := rule(learner)) and not (rule in ANSWER_RULES and holds_in_float64(rule, learner)):
                 raise UserError(f"method {name!r} breaks the contract: {broken}")
 
 
@@ -188,16 +190,16 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
     """
     if kind.keeps_supports():
         return
-    probe = made_up(name, kind, options, 5, False, False)
+    probe = make_random_probe(name, kind, options, 5, False, False)
     whole = probe.support
-    sessions = [each(whole, partial(torch.roll, shifts=t, dims=0)) for t in range(len(whole.features))]
+    sessions = [map_tensors(whole, partial(torch.roll, shifts=t, dims=0)) for t in range(len(whole.features))]
     applies = {
-        keeps_order_free: probe.method.order_free,
-        grows_in_one_pass: isinstance(probe.method, AdditiveClassifier),
+        session_order_fault: probe.method.order_free,
+        one_pass_fault: isinstance(probe.method, AdditiveClassifier),
     }
-    with answering(name, probe.method):
-        learner = SessionLearner(probe.method, sessions, probe.query, comes_of_search(probe.answer()))
-        for rule in RULES:
+    with naming_errors(name, probe.method):
+        learner = SessionLearner(probe.method, sessions, probe.query, is_from_search(probe.answer()))
+        for rule in SESSION_RULES:
             if not applies.get(rule, True):
                 continue
             yield (rule.__doc__ or "").strip().rstrip("."), rule(learner)

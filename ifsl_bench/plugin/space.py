@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-RATE = "train.rate"  # the learning rate of meta-training, as a name among options
+RATE_NAME = "train.rate"  # the learning rate of meta-training, as a name among options
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from ifsl_bench.plugin.method import (
     Prediction,
     Query,
     Support,
-    ask,
-    bad_episodes,
-    check_form,
-    check_numbers,
+    ask_method,
+    check_finite,
     check_prediction,
+    check_shapes,
     masked_logits,
+    nonfinite_episodes,
 )
 from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, PoolHits
@@ -43,10 +43,10 @@ def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Pr
         numbers: whether its logits are looked at too, for which an accelerator has to be waited for.
     """
     episodes, queries = batch.labels.shape
-    prediction = ask(method, name, batch.support, batch.query)
+    prediction = ask_method(method, name, batch.support, batch.query)
     if numbers:
         return check_prediction(name, prediction, batch.masked, queries, method.ways)
-    return check_form(name, prediction, episodes, queries, batch.support.hidden.shape[1] + method.ways)
+    return check_shapes(name, prediction, episodes, queries, batch.support.hidden.shape[1] + method.ways)
 
 
 class EpisodeLoader(Loader):
@@ -280,7 +280,7 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
     """
     count = _by_kernel if kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
     counts, statistics, margins, pairs, right, bad = count(prediction, batch, base_queries)
-    check_numbers(name, int(bad.sum()), len(batch))
+    check_finite(name, int(bad.sum()), len(batch))
     by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
     return Hits(*by_name, margins, pairs, right) if base_queries else Hits(*by_name, None, None, right)
 
@@ -320,7 +320,7 @@ def _in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> Counte
     margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float().masked_fill(~alone, torch.nan)
     right = torch.stack([joint, alone])
     values = (
-        bad_episodes(prediction, batch.masked),
+        nonfinite_episodes(prediction, batch.masked),
         margin,
         batch.novel,
         right,

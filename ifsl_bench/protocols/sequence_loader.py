@@ -21,12 +21,12 @@ from ifsl_bench.plugin.method import (
     SessionOutput,
     State,
     Support,
-    answering,
-    bad_episodes,
-    check_form,
-    check_numbers,
+    call_method,
+    check_finite,
+    check_shapes,
     masked_logits,
-    returned,
+    naming_errors,
+    nonfinite_episodes,
 )
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.calibration import Bias, Margins
@@ -341,7 +341,7 @@ class SessionEvaluator:
         self.supports_kept = loader.keeps_supports(method) if supports_kept is None else supports_kept
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
         pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
-        with answering(name, method, loader.base, pool, method.base):
+        with naming_errors(name, method, loader.base, pool, method.base):
             self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
             self._base = method.base_logits(loader.base)[0]  # [B, K]
             self._novel = method.base_logits(pool)[0]  # [images, K]
@@ -419,8 +419,8 @@ class SessionEvaluator:
             UserError, NonFinite: as :meth:`answered`.
         """
         ((prediction, _),) = self._after_each(method, batch, self.sessions)
-        bad = int(bad_episodes(prediction, batch.hidden).sum())
-        check_numbers(self.name, bad, len(batch), "sequences of a batch")
+        bad = int(nonfinite_episodes(prediction, batch.hidden).sum())
+        check_finite(self.name, bad, len(batch), "sequences of a batch")
         return masked_logits(prediction, batch.hidden).argmax(-1)
 
     def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
@@ -441,7 +441,7 @@ class SessionEvaluator:
     def _grown(self, method: AdditiveClassifier, batch: SequenceBatch) -> Answered:
         count, sessions = len(batch), self.sessions
         supports = batch.supports if method.uses_earlier_logits else [batch.at_once()]
-        with answering(self.name, method, *supports, self._queries, self._pool, method.base):
+        with naming_errors(self.name, method, *supports, self._queries, self._pool, method.base):
             learned = _learned(method, supports, (count, sessions))
             states = [session.state for session in learned]
             logits, base = self._of_novel_classes(method, states, batch)
@@ -501,9 +501,9 @@ class SessionEvaluator:
         for t in range(1, self.sessions + 1):
             support, query = batch.supports[t - 1], batch.queries(t)
             queries, classes = query.features.shape[1], self.classes + t * self.ways
-            with answering(self.name, method, support, query, method.base):
+            with naming_errors(self.name, method, support, query, method.base):
                 if step_by_step:
-                    learned = returned(SessionOutput, method.learn, support, state)
+                    learned = call_method(SessionOutput, method.learn, support, state)
                     state = learned.state
                 if t < first:
                     continue
@@ -512,9 +512,9 @@ class SessionEvaluator:
                 elif self.supports_kept:
                     prediction = with_ways(method, t * self.ways)(batch.together(t), query)
                 else:
-                    answer = returned(Prediction, method.answer, state, query)
+                    answer = call_method(Prediction, method.answer, state, query)
                     prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
-            yield check_form(self.name, prediction, len(batch), queries, classes), state
+            yield check_shapes(self.name, prediction, len(batch), queries, classes), state
 
     def _by_session(self, method: Method, batch: SequenceBatch) -> Answered:
         count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
@@ -555,7 +555,7 @@ class SessionEvaluator:
     def _of_every_image(self, method: Method, batch: SequenceBatch) -> Prediction:
         """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
         query, every = batch.queries(self.sessions), []
-        with answering(self.name, method, query, method.base):
+        with naming_errors(self.name, method, query, method.base):
             for at in range(len(batch)):
                 of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
                 every.append(self._whole(batch.every_image(at), of_one))
@@ -565,7 +565,7 @@ class SessionEvaluator:
     def _check(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or infinite."""
         bad = torch.stack([~part.isfinite().flatten(1).all(1) for part in logits]).any(0)
-        check_numbers(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
+        check_finite(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
 
 
 def _best_so_far(best: Tensor) -> Tensor:
@@ -599,7 +599,7 @@ def _learned(method: AdditiveClassifier, supports: Sequence[Support], shape: tup
         shape: sequences and sessions.
     """
     if not method.uses_earlier_logits:
-        whole = returned(SessionOutput, method.learn_classes, supports[0], None)
+        whole = call_method(SessionOutput, method.learn_classes, supports[0], None)
         columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
         statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
         return [
@@ -616,7 +616,7 @@ def _learned(method: AdditiveClassifier, supports: Sequence[Support], shape: tup
         parts = [side_by_side(states)] if states and method.per_class_state else states
         earlier = [method.class_logits(state, query) for state in parts]
         before = torch.cat(earlier, -1) if earlier else None
-        learned.append(returned(SessionOutput, method.learn_classes, support, before))
+        learned.append(call_method(SessionOutput, method.learn_classes, support, before))
     return learned
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, having
 from ifsl_bench.analysis.ranking import Ranking, setting_of
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.bibliography import printed
+from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import Paper, papers
 from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
@@ -190,7 +190,7 @@ def _block(entry: TableRow) -> tuple[int, str]:
 
 
 def _label(entry: TableRow, twice: Collection[str]) -> str:
-    parts = [printed(entry.label)]
+    parts = [paper_label(entry.label)]
     if entry.measured:
         parts += [entry.source] if entry.measured.origin != STORED and entry.label in twice else []
         parts += remarks_of(entry.measured)

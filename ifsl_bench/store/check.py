@@ -246,8 +246,8 @@ def _partial(result: Result, task: Task, home: Paths) -> Iterator[str]:
     data = task.dataset
     crossed = task.novel_from is not None  # then either may be
     expected = data.partial if data.fingerprint == result.fingerprint and not crossed else None
-    if expected is None and not crossed and data.name in registry.names(registry.DATASETS):
-        plugin = registry.load(registry.DATASETS, data.name)
+    if expected is None and not crossed and data.name in registry.registered_entry_points(registry.DATASET_GROUP):
+        plugin = registry.load_plugin(registry.DATASET_GROUP, data.name)
         expected = None if plugin.problem or plugin.value.needs_source else False  # what is made here is whole
     if expected is None:
         with verifying("partial"):

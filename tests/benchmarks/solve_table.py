@@ -58,7 +58,7 @@ ROWS = (
 
 def method(learner: str, shots: int, device: torch.device, dtype: torch.dtype, gradient: str = "rbp") -> Method:
     """The shipped attractor with initial parameters, the same on every device."""
-    attractor, _ = registry.method("attractor"), torch.manual_seed(0)
+    attractor, _ = registry.get_method("attractor"), torch.manual_seed(0)
     base = Episodes(1, shots).base()
     options = {"learner": learner, "gradient": gradient, "gamma": 0.1 if shots == 1 else 0.01}
     return attractor(base.to(device, dtype), N, **options).to(device, dtype)

@@ -87,7 +87,7 @@ def test_sampler_on_one_core(benchmark):
 def test_evaluation(benchmark, name):
     """Goal: 2,000 episodes in 2 s at D 512, K 200; the peer evaluates one episode at a time."""
     loader, base = make_loader(200, 160, 5)
-    method = registry.method(name)(base, 5)
+    method = registry.get_method(name)(base, 5)
     episodes = range(100 if benchmark.disabled else 2000)
     benchmark.pedantic(evaluate, (method, name, loader, episodes), rounds=3, warmup_rounds=1)
 
@@ -142,7 +142,7 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
 def test_lwof_meta_training(benchmark, tmp_path):
     """Goal 150 steps a second at D 512, K 64, one episode a step; the peer is the bare forward-backward-Adam step."""
     loader, base = make_loader(64, 64, 5, hide=True)
-    kind = registry.method("lwof")
+    kind = registry.get_method("lwof")
     steps = 20 if benchmark.disabled else 300
     plan = MetaTraining(steps=steps, schedule=Schedule(rate=1e-3), validate_every=steps)
     rounds = iter(range(100))

@@ -19,7 +19,7 @@ from ifsl_bench.protocols.tasks.task_files import packaged
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OURS = sorted(p.name for p in distribution("ifsl_bench").entry_points if p.group == registry.DATASETS)
+OURS = sorted(p.name for p in distribution("ifsl_bench").entry_points if p.group == registry.DATASET_GROUP)
 COMMANDS = re.findall(r"^    ifsl-bench (.*)$", DOCUMENT, re.M)
 
 

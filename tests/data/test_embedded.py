@@ -82,9 +82,11 @@ def used(made, tmp_path, monkeypatch):
     root, *rest = made
     monkeypatch.setattr(embedded, "FOLDER", root / "features")
     monkeypatch.setattr(pretrained, "PACKAGED", root / "weights")
-    names, source = registry.names, datasets.dataset_source
+    names, source = registry.registered_entry_points, datasets.dataset_source
     monkeypatch.setattr(
-        registry, "names", lambda group: names(group) | ({"embedded": None} if group == registry.DATASETS else {})
+        registry,
+        "registered_entry_points",
+        lambda group: names(group) | ({"embedded": None} if group == registry.DATASET_GROUP else {}),
     )
     monkeypatch.setattr(datasets, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))

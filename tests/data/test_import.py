@@ -76,8 +76,8 @@ def toy(tmp_path, monkeypatch) -> Path:
                 image = Image.fromarray(generator.integers(0, 256, (8, 8, 3), dtype=np.uint8))
                 image.save(tmp_path / "toys" / pool / c / f"{i}.png")
     (tmp_path / "toys" / "toy.txt").write_text("")
-    monkeypatch.setattr(registry, "names", lambda group: {"toy": None})
-    monkeypatch.setattr(registry, "load", lambda group, name: registry.Plugin(name, "tests", ToySource))
+    monkeypatch.setattr(registry, "registered_entry_points", lambda group: {"toy": None})
+    monkeypatch.setattr(registry, "load_plugin", lambda group, name: registry.Plugin(name, "tests", ToySource))
     monkeypatch.setattr(datasets, "dataset_source", lambda name: ToySource())
     return tmp_path / "toys"
 

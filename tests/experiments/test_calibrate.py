@@ -35,7 +35,7 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
     result = api.run("protonet", task, work=work)
     (definition,) = find(task)
     prepared = work.prepared(definition, "linear", 0)
-    method = make_method(registry.method("protonet"), prepared.base, 5, {})
+    method = make_method(registry.get_method("protonet"), prepared.base, 5, {})
     half = evaluate(method, "protonet", prepared.loader("val"), range(10)).margins
     assert result.calibration.validation_episodes == 10
     assert result.calibration.bias == best_bias(half)
@@ -63,7 +63,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     calibration = plain.calibration
     (definition,) = find("tiny-features-sessions")
     prepared = work.prepared(definition, "linear", 0)
-    method = make_method(registry.method("teen"), prepared.base, 5, {})
+    method = make_method(registry.get_method("teen"), prepared.base, 5, {})
     margins = evaluate(method, "teen", prepared.loader("val"), range(50)).margins
     biases = find_bias(margins, sequences=True).resampled
     base, novel = (np.reshape(hits, (100, 9)) for hits in (calibration.resampled_base, calibration.resampled_novel))
@@ -195,7 +195,7 @@ def test_check_knows_calibrated_rows(task, work, installed, monkeypatch):
     file = work.home.results / "clusters-1shot" / "imprint+cal.seed-0.json"
     good = file.read_text()
     if not installed:
-        monkeypatch.setattr(registry, "names", lambda group: {})
+        monkeypatch.setattr(registry, "registered_entry_points", lambda group: {})
     for change, message in (
         (lambda v: None, ""),
         (lambda v: v.update(label="imprint"), "label: 'imprint'"),

@@ -79,7 +79,7 @@ def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name,
     if name == "neighbours":
         method: Method = Neighbours(prepared.base, 5)
     else:
-        _, kind, meant = registry.resolve(name)
+        _, kind, meant = registry.resolve_method(name)
         method = make_method(kind, prepared.base, 5, meant)
     once = evaluate(method, name, loader, range(count))
     parts = [evaluate(method, name, loader, part, whole=count) for part in cuts(1, count)]

@@ -21,11 +21,16 @@ from scipy import optimize
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.episode_contract import each
+from ifsl_bench.plugin.episode_contract import map_tensors
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.plugin.session_contract import SessionLearner, check_session_rules, check_sessions, sees_one_sequence
+from ifsl_bench.plugin.session_contract import (
+    SessionLearner,
+    check_session_rules,
+    check_sessions,
+    sequence_dependence_fault,
+)
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols import sequence_loader as session_answers
 from ifsl_bench.protocols.calibration import best_bias
@@ -90,7 +95,9 @@ def seeded_method(name: str, base: Base, ways: int = 2) -> Method:
 
 
 # Of those that learn session by session; anil needs learn2learn.
-METHODS = [name for name in registry.names(registry.METHODS) if name not in ("anil", "upper-bound")] + [FECAM]
+METHODS = [
+    name for name in registry.registered_entry_points(registry.METHOD_GROUP) if name not in ("anil", "upper-bound")
+] + [FECAM]
 
 
 @pytest.mark.slow("every method is asked query by query")
@@ -569,8 +576,11 @@ def test_rounding_that_differs_between_batches_is_no_breach(base):
         return x.float() if x.is_floating_point() else x
 
     loader, method = loader_of(base), make_method(Rounds, base.to(dtype=torch.float32), 2, {})
-    supports, query = [each(x, single) for x in loader.batch(0, 4).supports], each(loader.episodes(4).query, single)
-    assert sees_one_sequence(SessionLearner(method, supports[:2], query, False)), "in single precision"
+    supports, query = (
+        [map_tensors(x, single) for x in loader.batch(0, 4).supports],
+        map_tensors(loader.episodes(4).query, single),
+    )
+    assert sequence_dependence_fault(SessionLearner(method, supports[:2], query, False)), "in single precision"
     check_sessions("m", method, supports, query)
 
 

@@ -153,7 +153,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(said, message, file, monk
 
 
 def test_a_class_with_the_name_of_another_method_is_refused():
-    namesake = type("lwof", (registry.method("protonet"),), {})
+    namesake = type("lwof", (registry.get_method("protonet"),), {})
     with pytest.raises(UserError, match=r"has the name of a registered method, lwof .*rename the class"):
         find_method(namesake)
 

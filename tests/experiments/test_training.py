@@ -89,7 +89,7 @@ def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters
 def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
     """These two answer after t sessions as in one episode of all classes so far: its losses, and one step on their
     mean."""
-    kind, sessions, ways, shots = registry.method(name), 2, 4, 5
+    kind, sessions, ways, shots = registry.get_method(name), 2, 4, 5
     training = {"steps": "1", "episodes_per_step": "3", "sessions": str(sessions)}
     training_job = job(clusters, kind, "clusters-5shot+ways=4", training)
     training_job = replace(training_job, chosen=MethodRef(name, kind))
@@ -224,7 +224,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     # A step size at which every Neumann series grows; the counts do not depend on where training stopped.
     options = {"learner": "lr", "rate": 1e3, "steps": 5}
     lr_job = Job(
-        MethodRef("attractor", registry.method("attractor")), options, task, Training(episodes_per_step=2), 0, 60
+        MethodRef("attractor", registry.get_method("attractor")), options, task, Training(episodes_per_step=2), 0, 60
     )
     interrupted(monkeypatch, 3)
     log = io.StringIO()
@@ -237,8 +237,8 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
         "adjoint_indefinite": 0,
     }  # fmt: skip
     assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
-    exact = Job(MethodRef("attractor", registry.method("attractor")), {"learner": "lr", "gradient": "implicit"}, task,
-                Training(), 0, 60)  # fmt: skip
+    options = {"learner": "lr", "gradient": "implicit"}
+    exact = Job(MethodRef("attractor", registry.get_method("attractor")), options, task, Training(), 0, 60)
     solves = run_unstored(exact, place).training["solves"]
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
 
@@ -259,7 +259,7 @@ def test_divergence_is_said(clusters, late, said):
 
 
 def test_schedule_of_the_method_wins_and_steps_stretch_it():
-    lwof = registry.method("lwof")
+    lwof = registry.get_method("lwof")
     plan = Training().applied(lwof.schedule)
     assert [plan.schedule.at(s, plan.steps) for s in (5999, 6000, 8000)] == pytest.approx([1e-3, 1e-4, 1e-5])
     assert plan.steps == 10_000

@@ -22,8 +22,8 @@ from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import TrialRecord, at_edge, best_setting, bootstrap_selection, rounds_of
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.options import defaults
-from ifsl_bench.plugin.space import RATE, Choices, Range
+from ifsl_bench.plugin.options import default_options
+from ifsl_bench.plugin.space import RATE_NAME, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.tasks.task_files import find
@@ -36,7 +36,7 @@ from ifsl_bench.utils.progress import Reporter
 class Scaled(Method):
     """Cosines beside the base logits; a learned offset, a temperature to choose."""
 
-    space: ClassVar = {"temperature": Range(0.01, 100.0, log=True), RATE: Range(1e-4, 1e-1, log=True)}
+    space: ClassVar = {"temperature": Range(0.01, 100.0, log=True), RATE_NAME: Range(1e-4, 1e-1, log=True)}
 
     def __init__(self, base, ways, *, temperature: float = 0.02):
         super().__init__(base, ways)
@@ -112,7 +112,7 @@ def test_a_search_makes_no_more_trials_than_asked_for_and_none_twice(trials):
 
 
 def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there():
-    lda, lr = (registry.load(registry.METHODS, name).value for name in ("lda", "ridge"))
+    lda, lr = (registry.load_plugin(registry.METHOD_GROUP, name).value for name in ("lda", "ridge"))
 
     def edges(method, value, *alternatives, key="shrinkage", **options):
         return at_edge(method, options, {key: value}, [{key: choice} for choice in (value, *alternatives)])
@@ -129,13 +129,13 @@ def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there()
 
 def test_every_method_that_has_something_to_choose_declares_where():
     task = find("glyphs-5shot")[0]
-    for name in registry.names(registry.METHODS):
-        kind = registry.load(registry.METHODS, name).value
+    for name in registry.registered_entry_points(registry.METHOD_GROUP):
+        kind = registry.load_plugin(registry.METHOD_GROUP, name).value
         if kind is None:
             continue
         (job,) = make_jobs(RunConfig([name], ["glyphs-5shot"]))
         assert kind.space or not (job.trains or kind.grid), name
-        values = {**defaults(kind, task), RATE: job.schedule.schedule.rate}
+        values = {**default_options(kind, task), RATE_NAME: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():
             assert isinstance(range_, Choices) or range_.low <= values[key] <= range_.high, (name, key)
             assert isinstance(range_, Choices) or 0.02 < range_.share(values[key]) < 0.98, (name, key)
@@ -154,19 +154,19 @@ def all_of(job, home):
 def test_the_default_comes_first_and_shares_its_training_with_the_method_as_published(task, work):
     job = job_of(task, work, trials=8)
     (point, default), *pairs = first_round(job)
-    assert point == {"temperature": 0.02, RATE: 1e-3}
+    assert point == {"temperature": 0.02, RATE_NAME: 1e-3}
     assert len(pairs) == 3
     plain = job_of(task, work, trials=0)
     assert plain.setting == "paper"
     assert stages.MetaTrain(default).key(work.home) == stages.MetaTrain(plain).key(work.home)
     assert [trial_job.options["temperature"] for _, trial_job in pairs] == [point["temperature"] for point, _ in pairs]
-    assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [point[RATE] for point, _ in pairs]
+    assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [point[RATE_NAME] for point, _ in pairs]
 
 
 def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
     first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
     assert first.label == "Scaled@tuned-4.train.steps=20"
-    assert (first.setting, first.trials, first.chosen) == ("tuned-4", 4, {"temperature", RATE})
+    assert (first.setting, first.trials, first.chosen) == ("tuned-4", 4, {"temperature", RATE_NAME})
     (tried,) = first.tuned.values()
     assert second.tuned == first.tuned
     assert second.options == first.options
@@ -276,7 +276,7 @@ def test_a_setting_that_diverges_is_passed_over(task, work):
     class Fragile(Scaled):
         """Its logits overflow once the parameter has gone far."""
 
-        space: ClassVar = {RATE: Range(1e-4, 1e6, log=True)}
+        space: ClassVar = {RATE_NAME: Range(1e-4, 1e6, log=True)}
 
         def forward(self, support, query):
             return Prediction(super().forward(support, query).logits * self.offset.square().exp())

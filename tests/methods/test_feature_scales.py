@@ -36,7 +36,7 @@ def problem(scale: float, dtype: torch.dtype) -> tuple[Base, Support, Query]:
 
 def answers(name: str, scale: float, dtype: torch.dtype) -> torch.Tensor:
     base, support, query = problem(scale, dtype)
-    return registry.method(name)(base, N)(support, query).logits[0].argmax(-1)
+    return registry.get_method(name)(base, N)(support, query).logits[0].argmax(-1)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -82,4 +82,4 @@ def test_the_gradient_of_unit_vectors_is_that_of_double_precision():
 def test_prototypes_that_are_zero_are_no_reason_to_refuse():
     base, support, query = problem(1.0, torch.float32)
     base = replace(base, prototypes=torch.zeros(K, D))
-    assert registry.method("protonet")(base, N)(support, query).logits.isfinite().all()
+    assert registry.get_method("protonet")(base, N)(support, query).logits.isfinite().all()

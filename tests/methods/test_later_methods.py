@@ -22,7 +22,7 @@ from torch import nn
 from ifsl_bench.backbones.features import Moments
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.plugin.options import trains
+from ifsl_bench.plugin.options import is_trainable
 from ifsl_bench.utils.errors import UserError
 
 K, N = 12, 5
@@ -30,7 +30,7 @@ K, N = 12, 5
 
 def method(name: str, base: Base, **options):
     torch.manual_seed(0)
-    return registry.method(name)(base, N, **options).double().eval()
+    return registry.get_method(name)(base, N, **options).double().eval()
 
 
 def base_of(z, weight=None, bias=None, scale: float = 1.0) -> Base:
@@ -109,7 +109,7 @@ def test_lda_in_the_form_of_fecam_with_its_options_against_its_code(oracle, run)
 @pytest.mark.parametrize("per_class", [False, True])
 def test_the_parts_of_fecam_can_be_asked_for_in_a_run(per_class):
     """The class is made beside a small base classifier before a job is: its images must have a covariance."""
-    assert not trains(LDA, {"form": "fecam", "tukey": 0.5, "per_class": per_class})
+    assert not is_trainable(LDA, {"form": "fecam", "tukey": 0.5, "per_class": per_class})
 
 
 @pytest.mark.parametrize("tukey", [0.5, 1.0])

@@ -12,9 +12,9 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import ContractProbe
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.plugin.options import options_of
-from ifsl_bench.plugin.rules import RULES, keeps_hidden_classes_out
+from ifsl_bench.plugin.rules import EPISODE_RULES, hidden_class_fault
 
-METHODS = sorted(registry.names(registry.METHODS))
+METHODS = sorted(registry.registered_entry_points(registry.METHOD_GROUP))
 E, N, SHOTS, Q, D, K = 4, 5, 3, 8, 24, 9
 
 
@@ -49,7 +49,7 @@ def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:
 
 @pytest.fixture(params=METHODS)
 def method(request):
-    plugin = registry.load(registry.METHODS, request.param)
+    plugin = registry.load_plugin(registry.METHOD_GROUP, request.param)
     if plugin.lacks:
         pytest.skip(plugin.problem)
     assert not plugin.problem
@@ -80,7 +80,7 @@ SOLVED = (
 def test_the_rules_that_runs_check_hold(method):
     support, query = make_episodes(method.base, hide=True)
     case = ContractProbe(method.registered, method, support, query, support.hidden).with_search_flag()
-    broken = [rule(case) for rule in RULES if rule is not keeps_hidden_classes_out]  # see below
+    broken = [rule(case) for rule in EPISODE_RULES if rule is not hidden_class_fault]  # see below
     assert not any(broken), broken
 
 

@@ -17,7 +17,11 @@ from tests.methods.test_methods_contract import E, K, N, Q, make_base, make_epis
 
 PINNED = Path(__file__).with_name("pinned_numbers.json")
 ELSEWHERE = {"anil"}  # test_learn2learn.py holds its numbers against learn2learn's own code
-OURS = {name for name, point in registry.names(registry.METHODS).items() if registry.package_of(point) == registry.OWN}
+OURS = {
+    name
+    for name, point in registry.registered_entry_points(registry.METHOD_GROUP).items()
+    if registry.package_of(point) == registry.OWN_PACKAGE
+}
 NAMES = sorted((OURS | registry.all_shorthands().keys()) - ELSEWHERE)
 # Where a network is pulled at as weakly as by default, it has several minima in these episodes, and the last bit of its
 # initial parameters, which processors round differently, decides between them (logits 0.3 apart). Pulled at like this
@@ -38,7 +42,7 @@ def truncated(tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, a: floa
 
 def numbers(name: str) -> dict[str, list[float]]:
     """Revision, one query's logits in two episodes with hidden classes, and the norms of the parameters' gradients."""
-    _, kind, meant = registry.resolve(name)
+    _, kind, meant = registry.resolve_method(name)
     torch.manual_seed(0)
     with mock.patch.object(torch.nn.init, "trunc_normal_", truncated):
         method = make_method(kind, make_base(), N, {**meant, **PULLED.get(name, {})}).double().eval()

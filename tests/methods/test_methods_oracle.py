@@ -37,7 +37,7 @@ def test_protonet(oracle):
     means = torch.stack([z["in/x_base_train"][z["in/y_base_train"] == k].mean(0) for k in range(12)])
     torch.testing.assert_close(means, z["prototypes_base"], rtol=0, atol=MEAN)
     base = Base(z["in/w_class_a"].T, z["in/b_class_a"], means)
-    method = registry.method("protonet")(base, 5)
+    method = registry.get_method("protonet")(base, 5)
     torch.testing.assert_close(support.class_means(5)[0], z["prototypes_novel"], rtol=0, atol=MEAN)
     torch.testing.assert_close(method(support, query).logits[0], z["query_logits_euclidean"], rtol=0, atol=LOGIT)
 
@@ -53,14 +53,14 @@ def test_imprint(oracle):
     z = oracle("imprint_s5_nomask")
     support, query = episode(z)
     base = Base(z["param/w_class_a"].T, z["param/b_class_a"], torch.zeros(12, 64), float(z["param/tau"]))
-    method = registry.method("imprint")(base, 5)
+    method = registry.get_method("imprint")(base, 5)
     torch.testing.assert_close(method(support, query).logits[0], z["query_logits_unmasked"], rtol=0, atol=LOGIT)
 
 
 def test_lwof(oracle):
     z = oracle("lwof_s5_nomask")
     weight = z["param/w_class_a"].T.contiguous()
-    method = registry.method("lwof")(Base(weight, z["param/b_class_a"], weight), 5)
+    method = registry.get_method("lwof")(Base(weight, z["param/b_class_a"], weight), 5)
     with torch.no_grad():
         for ours, theirs in LWOF.items():
             value = z[f"param/{theirs}"]

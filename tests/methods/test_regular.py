@@ -24,7 +24,7 @@ from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, 
 ROWS = sorted(  # the shorthands of a method stand for it: one of them is what it does by default
     row
     for name in METHODS
-    if not (plugin := registry.load(registry.METHODS, name)).problem
+    if not (plugin := registry.load_plugin(registry.METHOD_GROUP, name)).problem
     for row in plugin.value.shorthands or (name,)
 )
 VARIANTS = """
@@ -44,7 +44,7 @@ def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:
 
 
 def make(name: str, base: Base | None = None):
-    _, kind, options = registry.resolve(name)
+    _, kind, options = registry.resolve_method(name)
     torch.manual_seed(0)
     return kind(base or make_base(), N, **options).double().eval()
 

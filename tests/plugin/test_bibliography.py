@@ -9,22 +9,22 @@ import pytest
 
 from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, printed
-from ifsl_bench.plugin.display_names import PRINTED_ALONE, papers, rows, suite_methods
+from ifsl_bench.plugin.bibliography import cite_method, cite_task, paper_label, papers_of_method
+from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.page.references import citation_of_paper
 from ifsl_bench.store.published import titles
 from ifsl_bench.utils.errors import UserError
 
 ENTRIES = [paper for folder in ("methods", "tasks") for paper in papers(folder)]
-OURS = [registry.names(registry.METHODS)[name] for name in sorted(suite_methods())]
+OURS = [registry.registered_entry_points(registry.METHOD_GROUP)[name] for name in sorted(suite_methods())]
 NO_PAPER = "glyphs"
 
 
 def rows_of(point) -> list[str]:
     """The names of a method that is registered; of its shorthands, where it has any. One may lack its package."""
     try:
-        return list(vars(registry.method(point.name)).get("shorthands", {})) or [point.name]
+        return list(vars(registry.get_method(point.name)).get("shorthands", {})) or [point.name]
     except UserError:
         return [point.name]
 
@@ -37,10 +37,10 @@ def test_every_method_has_papers_and_a_name_in_print(point):
         [module.__doc__ or "", *(kind.__doc__ or "" for kind in vars(module).values() if isinstance(kind, type))]
     )
     for row in rows_of(point):
-        named = rows()[row]
+        named = display_rows()[row]
         assert len(named.says) <= 50, "one line of the list at 80 columns"
-        assert printed(row) == named.printed
-        first = of_method(row)[0]
+        assert paper_label(row) == named.printed
+        first = papers_of_method(row)[0]
         surname = re.sub(r"\{\\\"u\}", "ü", first.bibtex.partition("author")[2].partition("{")[2]).split(",")[0]
         assert re.search(rf"{surname}.*{first.field('year')}", text, re.DOTALL), (row, surname)
         assert first.bibtex in cite_method(row)
@@ -49,9 +49,9 @@ def test_every_method_has_papers_and_a_name_in_print(point):
 
 def test_no_row_is_of_a_method_that_there_is_not():
     own_rows = {row for point in OURS for row in rows_of(point)}
-    assert set(rows()) == own_rows
+    assert set(display_rows()) == own_rows
     shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
-    assert {name: row.of for name, row in rows().items() if row.of} == shorthands
+    assert {name: row.of for name, row in display_rows().items() if row.of} == shorthands
     assert {name for paper in papers("methods") for name in paper.of} == own_rows | set(PRINTED_ALONE)
 
 
@@ -61,7 +61,7 @@ def test_rows_of_papers_alone(call):
         assert citation_of_paper(source).bibtex, source
     assert citation_of_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
     assert list(PRINTED_ALONE) == ["xtarnet"]
-    assert printed("xtarnet") == "XtarNet"
+    assert paper_label("xtarnet") == "XtarNet"
     status, out, _ = call("cite", "xtarnet")
     assert (status, out.count("@")) == (0, 1)
     for command in (["methods", "xtarnet"], ["run", "--method", "xtarnet", "--task", "glyphs-5shot"]):
@@ -72,7 +72,7 @@ def test_rows_of_papers_alone(call):
 
 
 def test_sources_of_published_rows_are_cited(call):
-    others = {*rows(), *PRINTED_ALONE, *registry.names(registry.METHODS), *packaged()}
+    others = {*display_rows(), *PRINTED_ALONE, *registry.registered_entry_points(registry.METHOD_GROUP), *packaged()}
     assert not others & set(titles()), "one would hide the other"
 
     def words(text):
@@ -119,7 +119,7 @@ def test_entries_are_whole(paper):
     ],
 )
 def test_labels_in_print(label, shown):
-    assert printed(label) == shown
+    assert paper_label(label) == shown
 
 
 def test_cite(call, tmp_path):

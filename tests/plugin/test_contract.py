@@ -10,10 +10,10 @@ from ifsl_bench.methods.protonet import ProtoNet
 
 from ifsl_bench import api
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, repeats, sees_one_query
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, query_dependence_fault, repeat_fault
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support
-from ifsl_bench.plugin.rules import RULES, check_contract, copies_do_not_meet, made_up
-from ifsl_bench.plugin.session_contract import RULES as OF_SESSIONS
+from ifsl_bench.plugin.rules import EPISODE_RULES, check_contract, make_random_probe, parallel_copies_fault
+from ifsl_bench.plugin.session_contract import SESSION_RULES as OF_SESSIONS
 from ifsl_bench.utils.errors import UserError
 
 START = """
@@ -87,7 +87,7 @@ def test_rounding_where_large_numbers_cancel_is_no_breach(sound, searched):
     support, query = Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T)
     with torch.no_grad():
         case = ContractProbe("far", Far(base, 5), support, query, hidden).with_search_flag()
-        assert sees_one_query(case), "in single precision"
+        assert query_dependence_fault(case), "in single precision"
     if sound:
         check_answers(case)
     else:
@@ -108,13 +108,13 @@ def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():
     class Declares(Draws):
         parallel_copies = True
 
-    cases = {kind: made_up("x", kind, {}, 1, False, False) for kind in (Draws, Declares, ProtoNet)}
-    breaches = (copies_do_not_meet(cases[Declares]) for _ in range(10))  # on a busy machine they may miss each other
+    cases = {kind: make_random_probe("x", kind, {}, 1, False, False) for kind in (Draws, Declares, ProtoNet)}
+    breaches = (parallel_copies_fault(cases[Declares]) for _ in range(10))  # on a busy machine they may miss each other
     assert any("several threads" in breach for breach in breaches)
-    assert not copies_do_not_meet(cases[Draws]), "a subclass of a method that declares it does not"
-    assert not copies_do_not_meet(cases[ProtoNet])
+    assert not parallel_copies_fault(cases[Draws]), "a subclass of a method that declares it does not"
+    assert not parallel_copies_fault(cases[ProtoNet])
     with torch.no_grad():
-        assert not repeats(cases[Declares]), "one alone keeps the other rules"
+        assert not repeat_fault(cases[Declares]), "one alone keeps the other rules"
 
 
 @pytest.mark.parametrize("kept", ["prototypes", "weight"])
@@ -136,21 +136,25 @@ def test_what_a_method_keeps_of_a_hidden_class_is_found(kept):
     assert breach not in dict(check_contract("protonet", ProtoNet, {})).values()
 
 
-@pytest.mark.parametrize("name", sorted(registry.names(registry.METHODS)))
+@pytest.mark.parametrize("name", sorted(registry.registered_entry_points(registry.METHOD_GROUP)))
 def test_every_registered_method_keeps_every_rule(name):
-    if registry.load(registry.METHODS, name).lacks:
+    if registry.load_plugin(registry.METHOD_GROUP, name).lacks:
         pytest.skip("its extra is not installed")
-    kind = registry.method(name)
+    kind = registry.get_method(name)
     breaches = dict(check_contract(name, kind, {"weight_decay": 1e-2} if "weight_decay" in kind.grid else {}))
-    assert len(breaches) == len(RULES) - (not kind.may_run_in_threads()), "copies are for classes that allow them"
+    assert len(breaches) == len(EPISODE_RULES) - (not kind.may_run_in_threads()), (
+        "copies are for classes that allow them"
+    )
     assert not {rule: broken for rule, broken in breaches.items() if broken}
 
 
 def test_the_command_says_rule_by_rule_what_is_broken(call, tmp_path):
     status, out, _ = call("methods", "--check", "protonet")
     assert status == 0
-    kind = registry.method("protonet")
-    assert out.count(" ok") == len(RULES) - (not kind.may_run_in_threads()) + len(OF_SESSIONS) - (not kind.order_free)
+    kind = registry.get_method("protonet")
+    assert out.count(" ok") == len(EPISODE_RULES) - (not kind.may_run_in_threads()) + len(OF_SESSIONS) - (
+        not kind.order_free
+    )
     (tmp_path / "x.py").write_text(START.format("logits = logits + torch.randn_like(logits)"))
     status, out, err = call("methods", "--check", str(tmp_path / "x.py"))
     assert status == 2

@@ -106,7 +106,7 @@ def test_a_second_module_that_changes_is_seen(strange, clusters, messages):
 
 @pytest.mark.slow("a method is trained several times")
 def test_a_raised_revision_trains_anew(work, task):
-    kind = type("Again", (registry.method("lwof"),), {"schedule": MetaTraining(steps=2, validate_every=2)})
+    kind = type("Again", (registry.get_method("lwof"),), {"schedule": MetaTraining(steps=2, validate_every=2)})
     first = api.run(kind, task, work=work)
     kind.revision = 1
     assert api.run(kind, task, work=work, rerun=True).provenance["checkpoint"] != first.provenance["checkpoint"]
@@ -116,7 +116,7 @@ def test_a_raised_revision_trains_anew(work, task):
 
 
 def test_our_methods_are_known_by_their_revision():
-    name, kind, _ = registry.resolve("lwof")
+    name, kind, _ = registry.resolve_method("lwof")
     (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"]))
     provenance = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "lwof.seed-0.json").provenance
     assert (name, kind.revision) == ("lwof", 0)

@@ -25,7 +25,7 @@ from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.learn2learn import INSTALL, load
+from ifsl_bench.plugin.learn2learn import INSTALL, load_learn2learn
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.protocols.tasks.task_files import find
 
@@ -199,7 +199,7 @@ def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_ord
     base, support, query = make_episodes(hide)
     torch.manual_seed(2)
     options = {"inner_steps": 3, "inner_rate": 0.7, "first_order": first_order}
-    method = registry.method("anil")(base, N, **options).double()
+    method = registry.get_method("anil")(base, N, **options).double()
     target = torch.randint(0, K + N, (E, Q), generator=torch.Generator().manual_seed(5))
     target[target == torch.tensor([0, 3, 1]).unsqueeze(1)] = K  # never a hidden class
 
@@ -279,7 +279,7 @@ def without(monkeypatch):
 def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, clusters, work):
     assert "--config-settings" in INSTALL
     for call in (
-        load,
+        load_learn2learn,
         lambda: api.run("anil", named(clusters, "clusters-5shot"), work=work),
         lambda: ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), work=work),
     ):
@@ -287,8 +287,8 @@ def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, 
             call()
         assert INSTALL in str(caught.value)
         assert "\n" not in str(caught.value)
-    assert registry.load(registry.METHODS, "anil").lacks == "learn2learn"
-    assert not registry.load(registry.METHODS, "imprint").problem
+    assert registry.load_plugin(registry.METHOD_GROUP, "anil").lacks == "learn2learn"
+    assert not registry.load_plugin(registry.METHOD_GROUP, "imprint").problem
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_a_broken_learn2learn_is_not_called_missing(unloaded, monkeypatch, tmp_p
     ):
         (tmp_path / "learn2learn.py").write_text(content)
         with pytest.raises(ifsl_bench.UserError, match=message):
-            load()
+            load_learn2learn()
 
 
 def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_can(clusters, work, monkeypatch):
@@ -322,7 +322,7 @@ def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_c
     tasks = {task.name: task for task in find(str(clusters / "clusters.toml"))}
     before = check_file(path, tasks, work.home)
     assert not before.unverified
-    monkeypatch.setattr(registry.method("imprint"), "requires", {"a_package_that_nobody_has": "pip install it"})
+    monkeypatch.setattr(registry.get_method("imprint"), "requires", {"a_package_that_nobody_has": "pip install it"})
     report = check_file(path, tasks, work.home)
     assert report.failures == before.failures
     assert "a_package_that_nobody_has, which method imprint needs, is not installed" in report.unverified[0]

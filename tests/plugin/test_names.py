@@ -59,7 +59,7 @@ def installed(tmp_path, monkeypatch):
 
 def refused(name):
     with pytest.raises(UserError) as caught:
-        registry.resolve(name)
+        registry.resolve_method(name)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -72,7 +72,7 @@ def test_a_name_of_two_packages_is_refused_with_both_named(installed):
         message = refused(name)
         assert all(package in message for package in packages)
         assert "uninstall all but one" in message
-    assert registry.resolve("imprint")[0] == "imprint"
+    assert registry.resolve_method("imprint")[0] == "imprint"
 
 
 @pytest.mark.parametrize(

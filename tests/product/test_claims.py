@@ -17,7 +17,7 @@ from scipy import stats
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.plugin.display_names import rows
+from ifsl_bench.plugin.display_names import display_rows
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.store.result_folder import CLAIMS, packaged_root
 from ifsl_bench.store.schema import write
@@ -35,7 +35,9 @@ VERBS = {  # the first that fits: "gains nothing" is no gain
     "behind": r"behind|los(?:es|e|t)|costs?|worse",
 }
 VERB = re.compile("|".join(rf"\b(?P<{says.replace(' ', '_')}>{words})" for says, words in VERBS.items()))
-NAMES = sorted((*(re.escape(row.printed) for row in rows().values()), "[Aa]ttractors?", "[Aa]ttention"), key=len)
+NAMES = sorted(
+    (*(re.escape(row.printed) for row in display_rows().values()), "[Aa]ttractors?", "[Aa]ttention"), key=len
+)
 METHOD = re.compile(rf"(?<![\w+`/-])(?:{'|'.join(reversed(NAMES))})\b")
 FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row too
 

@@ -27,7 +27,7 @@ from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import MetaTrain
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.episode_contract import comes_of_search, differs
+from ifsl_bench.plugin.episode_contract import is_from_search, logits_differ
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocols.loader import batch_size, evaluate
@@ -71,8 +71,8 @@ PRETRAINING = (2, 1.2, 200)
 def variants() -> list[tuple[str, dict]]:
     """Every registered method as it is by default, and with the options of each of its shorthands."""
     methods: list[tuple[str, dict]] = []
-    for name in sorted(registry.names(registry.METHODS)):
-        plugin = registry.load(registry.METHODS, name)
+    for name in sorted(registry.registered_entry_points(registry.METHOD_GROUP)):
+        plugin = registry.load_plugin(registry.METHOD_GROUP, name)
         methods.append((name, {}))
         if plugin.value is not None:
             usual = {key: option.default for key, option in options_of(plugin.value).items()}
@@ -82,7 +82,7 @@ def variants() -> list[tuple[str, dict]]:
 
 
 def seeded_method(name: str, options: dict, base: Base) -> Method:
-    plugin = registry.load(registry.METHODS, name)
+    plugin = registry.load_plugin(registry.METHOD_GROUP, name)
     if plugin.lacks:
         pytest.skip(plugin.problem)
     torch.manual_seed(0)
@@ -127,11 +127,11 @@ def check_answers_and_gradients(name: str, options: dict, other: torch.device) -
                 logits = method.train()(on(support, device), on(query, device)).logits
                 F.cross_entropy(logits[:, 0], torch.full((E,), K, device=device)).backward()
                 gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
-    assert not differs(answers[1], answers[0], comes_of_search(prediction))
+    assert not logits_differ(answers[1], answers[0], is_from_search(prediction))
     if gradients:
         # without a search: float32 sums forward and backward, in another order
         close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
-        assert close > 0.98 if comes_of_search(prediction) else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+        assert close > 0.98 if is_from_search(prediction) else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
 
 
 def check_batches(batch, same) -> None:
@@ -335,7 +335,7 @@ def evaluate_sequences(prepared, name, device, launched=None):
         launched: what has been launched so far; cleared before the evaluation.
     """
     torch.manual_seed(0)
-    loader, plugin = prepared.loader("test", device=device), registry.load(registry.METHODS, name)
+    loader, plugin = prepared.loader("test", device=device), registry.load_plugin(registry.METHOD_GROUP, name)
     drawn = plugin.value(prepared.base, 2)  # each device draws parameters of its own
     method = plugin.value(prepared.base.to(device), 2).to(device)
     method.load_state_dict(drawn.state_dict())

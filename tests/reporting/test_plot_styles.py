@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import rows
+from ifsl_bench.plugin.display_names import display_rows
 from ifsl_bench.reporting.plot_styles import style_of, styles_of
 
 
 def test_methods_of_the_package_look_different():
-    looks = [style_of(name) for name in rows()]
-    assert len({(look.colour, look.marker) for look in looks}) == len(rows())
+    looks = [style_of(name) for name in display_rows()]
+    assert len({(look.colour, look.marker) for look in looks}) == len(display_rows())
     named = {"attractor": "lr+a", "static-attractor": "lr+s", "ridge": "lr"}
-    assert {named.get(name, name) for name in registry.names(registry.METHODS)} <= set(rows())
+    assert {named.get(name, name) for name in registry.registered_entry_points(registry.METHOD_GROUP)} <= set(
+        display_rows()
+    )
 
 
 def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_as_everywhere():

@@ -55,7 +55,7 @@ def unfinished_names(home: Paths) -> list[str]:
 def listing(home: Paths) -> list[dict[str, str]]:
     """Return a row for each data set that is registered, prepared, or used by a task."""
     rows = []
-    registered = registry.names(registry.DATASETS)
+    registered = registry.registered_entry_points(registry.DATASET_GROUP)
     used = {task.dataset.name: task.dataset for task in packaged().values()}
     mine = {task.dataset.name for task in own(home).values()}
     unfinished = unfinished_names(home)
@@ -64,7 +64,7 @@ def listing(home: Paths) -> list[dict[str, str]]:
         if name in unfinished:
             state = "being imported" if is_locked(home.data / name) else "import unfinished"
         row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
-        plugin = registry.load(registry.DATASETS, name) if name in registered else None
+        plugin = registry.load_plugin(registry.DATASET_GROUP, name) if name in registered else None
         if plugin:
             row["what"] = plugin.problem or plugin.value.summary
         elif name in used:
@@ -93,9 +93,9 @@ def availability(home: Paths, name: str) -> str:
     """
     if is_prepared(home, name):
         return "prepared"
-    if name not in registry.names(registry.DATASETS):
+    if name not in registry.registered_entry_points(registry.DATASET_GROUP):
         return "to be obtained"
-    plugin = registry.load(registry.DATASETS, name)
+    plugin = registry.load_plugin(registry.DATASET_GROUP, name)
     if plugin.problem:
         return plugin.problem
     if not plugin.value.needs_source:
@@ -144,7 +144,7 @@ def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
     if is_made_here(name):
         return prepare(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
-    names = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
+    names = {*registry.registered_entry_points(registry.DATASET_GROUP), *prepared_names(home), *specs}
     if name not in names:
         raise unknown("data set", name, names, see="ifsl-bench data list")
     spec = specs.get(name, DataSpec(name=name))

@@ -130,7 +130,7 @@ def _metadata(
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes)
-    source = datasets.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    source = datasets.dataset_source(name) if name in registry.registered_entry_points(registry.DATASET_GROUP) else None
     if source is None or (source.needs_source and not (published_counts and source.expected_contents())):
         raise UserError(not_prepared(home, spec))
     shape, counts = source.expected_contents() or ((), {})
@@ -159,7 +159,7 @@ def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
     specs = {task.dataset.name: task.dataset for task in packaged().values()}
     if name not in specs:
         specs |= {task.dataset.name: task.dataset for task in own(home).values()}
-    names = registry.names(registry.DATASETS)
+    names = registry.registered_entry_points(registry.DATASET_GROUP)
     if name not in specs and name not in names and not is_prepared(home, name):
         raise unknown(
             "data set",

@@ -84,7 +84,7 @@ def prepare(
     Raises:
         UserError: Unknown name, nothing to build from, or unusable content.
     """
-    names = registry.names(registry.DATASETS)
+    names = registry.registered_entry_points(registry.DATASET_GROUP)
     _check_name(name)
     if name not in names and path is None:
         if is_prepared(home, name):
@@ -129,7 +129,7 @@ def check_files(name: str, path: Path) -> None:
     Raises:
         UserError: It has none of the forms of that data set.
     """
-    known = name in registry.names(registry.DATASETS)
+    known = name in registry.registered_entry_points(registry.DATASET_GROUP)
     source = datasets.dataset_source(name) if known else OwnData(name, OwnOptions())
     with open_tree(path) as tree:
         _check_form(source, tree)
@@ -157,7 +157,7 @@ def prepare_objects(
         name, folder = learn2learn_files(objects)
         return prepare(home, name, folder, force, reporter, allow_partial)
     _check_name(name)
-    if name in registry.names(registry.DATASETS):
+    if name in registry.registered_entry_points(registry.DATASET_GROUP):
         raise UserError(f"{name!r} is made from files, not from objects; for a data set of your own, give a new name")
     source, layout = OwnObjects(name), LabelledObjects()
     source.check_name()
@@ -274,7 +274,11 @@ def _check_form(source: DatasetSource, tree: FileTree) -> None:
     """Raise UserError if the files have no layout of this data set, but one of another."""
     if not source.layouts or source.layout(tree) is not None:
         return
-    names = [name for name in registry.names(registry.DATASETS) if not registry.load(registry.DATASETS, name).problem]
+    names = [
+        name
+        for name in registry.registered_entry_points(registry.DATASET_GROUP)
+        if not registry.load_plugin(registry.DATASET_GROUP, name).problem
+    ]
     others = [
         (source, layout)
         for source in map(datasets.dataset_source, names)
@@ -369,7 +373,7 @@ def _say_speed(dataset: Dataset, context: BuildContext, complete: Container[str]
 
 def downloadable(name: str) -> Downloadable:
     """Return a data set that can be downloaded; raise UserError if it cannot."""
-    names = registry.names(registry.DATASETS)
+    names = registry.registered_entry_points(registry.DATASET_GROUP)
     if name not in names:
         raise unknown("data set", name, names, see="ifsl-bench data list")
     source = datasets.dataset_source(name)

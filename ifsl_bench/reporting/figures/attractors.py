@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.attractor_method import AttractorMethod
-from ifsl_bench.plugin.method import ask
+from ifsl_bench.plugin.method import ask_method
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
 from ifsl_bench.reporting.figures.models import novel_names
@@ -114,7 +114,7 @@ def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Attract
     batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
     with solvers_replaced(lambda solver: _Watched(solver, seen)):
-        ask(method, job.name, batch.support, batch.query)
+        ask_method(method, job.name, batch.support, batch.query)
     if not seen:
         raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
     fast = tensors(seen[-1])[part][0, :, :size]

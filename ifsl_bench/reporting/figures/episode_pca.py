@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
-from ifsl_bench.plugin.method import Query, ask, masked_logits
+from ifsl_bench.plugin.method import Query, ask_method, masked_logits
 from ifsl_bench.reporting.figures.models import Episode, episode_of
 from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, plain_text, styled, symbol
 from ifsl_bench.reporting.plot_styles import COLOURS, MARKERS
@@ -110,7 +110,7 @@ def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -
     base, logits = ready.method.base, []
     for some in points.to(base.weight).split(AT_ONCE):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
-        answer = ask(ready.method.eval(), ready.job.name, episode.batch.support, query)
+        answer = ask_method(ready.method.eval(), ready.job.name, episode.batch.support, query)
         logits.append(masked_logits(answer, episode.batch.masked)[0].float().cpu())
     return torch.cat(logits)
 

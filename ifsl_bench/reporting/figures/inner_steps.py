@@ -16,7 +16,7 @@ from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import fresh, to_evaluate
 from ifsl_bench.experiments.workspace import Workspace
-from ifsl_bench.plugin.attractor_method import READ, AttractorMethod
+from ifsl_bench.plugin.attractor_method import OPTIONS_OF_GRADIENT, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.loader import evaluate
@@ -27,7 +27,7 @@ from ifsl_bench.reporting.plot_styles import DASHES
 from ifsl_bench.utils.errors import UserError
 
 CONVERGED = 0  # stands for a search to its end
-SOLVING = {name for names in READ.values() for name in names}  # options that say how a problem is solved
+SOLVING = {name for names in OPTIONS_OF_GRADIENT.values() for name in names}  # options that say how a problem is solved
 EPISODES = 500
 DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].default
 

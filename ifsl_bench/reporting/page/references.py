@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method
-from ifsl_bench.plugin.display_names import PRINTED_ALONE, papers, rows
+from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers
 from ifsl_bench.reporting.plot_styles import method_of
 from ifsl_bench.store.published import bibtex, titles
 from ifsl_bench.utils.errors import UserError
@@ -52,7 +52,7 @@ def _bibtex(name: str) -> str:
 
     Results may name any file as their method's; none is run for a page.
     """
-    if name not in [*rows(), *PRINTED_ALONE] and not registry.owners(registry.METHODS, name):
+    if name not in [*display_rows(), *PRINTED_ALONE] and not registry.owning_entry_points(registry.METHOD_GROUP, name):
         return ""
     try:
         return cite_method(name)
@@ -66,7 +66,7 @@ def _first_words(method: str) -> str:
 
     Runs no code of the module.
     """
-    points = registry.owners(registry.METHODS, method)
+    points = registry.owning_entry_points(registry.METHOD_GROUP, method)
     if len(points) != 1:
         return ""
     try:
