@@ -296,28 +296,25 @@ class Trainer(Checkpoint):
 def seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: float = 1.0) -> float:
     """Measure how long a step of pretraining takes, with the network and the images that it will have.
 
-    The first step is left out if there is another. Nothing is stored.
+    The first step, which makes what the others use again, is left out. Nothing is stored.
 
     Args:
         task: Defines how to train.
         dataset: The images.
         device: Where to train.
-        most: Seconds after which no further step is begun; there are at most ten.
+        most: Seconds, without the first step, after which no further one is begun; there are two to ten.
     """
     spec = task.pretraining
     trainer = Trainer(Path(), task, dataset, "linear", task.pretraining_seed(0), device)
     pool = dataset.pool("base/train")
-    batch, steps_per_epoch = spec.epoch(len(pool))
+    with closing(trainer._batches(trainer._begin(), 0, spec.epoch(len(pool))[0], 1)) as loaded:
+        at, views, labels = next(loaded)
     seconds: list[float] = []
-    steps = min(steps_per_epoch, 10)
-    with closing(trainer._batches(trainer._begin(), 0, batch, steps)) as loaded:
-        for at, views, labels in loaded:
-            start = time.perf_counter()
-            trainer._step(views, labels, replace(at, step=0))  # whose loss is read, so that the device is waited for
-            seconds.append(time.perf_counter() - start)
-            if sum(seconds) > most:
-                break
-    return float(np.median(seconds[1:] or seconds))
+    while len(seconds) < 2 or (sum(seconds[1:]) < most and len(seconds) < 10):
+        start = time.perf_counter()
+        trainer._step(views, labels, replace(at, step=0))  # whose loss is read, so that the device is waited for
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds[1:]))
 
 
 def pretrain(

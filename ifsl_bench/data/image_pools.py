@@ -190,8 +190,9 @@ def note_duplicates(
     digests = np.concatenate([np.load(context.writer.side_file(name)) for name in pools])
     repeated = np.flatnonzero(digests != 0)
     order = repeated[np.argsort(digests[repeated], kind="stable")]
-    same = np.flatnonzero(digests[order][1:] == digests[order][:-1])
-    pairs = [(paths[order[i]], paths[order[i + 1]]) for i in same]
+    equal = np.append(False, digests[order][1:] == digests[order][:-1])  # to the one before it
+    first = np.maximum.accumulate(np.where(equal, 0, np.arange(len(order))))  # place of the first of its equals
+    pairs = [(paths[order[first[i]]], paths[order[i]]) for i in np.flatnonzero(equal)]
     if not pairs:
         return
     pools_differ = [a[0] != b[0] for a, b in pairs]

@@ -37,7 +37,9 @@ def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
     for task in tasks:
         reason = _reason(dataset, task)
         if reason is not None:
-            lines.append(f"{task.name} is out of reach: {reason}{_remedy(dataset, task)}")
+            options = _sufficient_options(dataset, task)
+            remedy = f"within reach with {options}" if options else "no number of --ways or --queries would do"
+            lines.append(f"{task.name} is out of reach: {reason}; {remedy}")
     return lines
 
 
@@ -68,8 +70,8 @@ def _reason(dataset: Dataset, task: Task) -> str | None:
     return None
 
 
-def _remedy(dataset: Dataset, task: Task) -> str:
-    """Return the nearest feasible task in words: as many ways as possible, and then as many queries."""
+def _sufficient_options(dataset: Dataset, task: Task) -> str:
+    """Return options of the nearest feasible task, as many ways as possible, then as many queries; "" for none."""
     if task.sessions is None:
         ways, queries = task.episode.ways, task.episode.novel_queries
     else:  # where sessions name no number of queries, they have as many as a base class has images
@@ -77,8 +79,8 @@ def _remedy(dataset: Dataset, task: Task) -> str:
     for fewer_ways, fewer_queries in itertools.product(range(ways, 1, -1), range(queries, 0, -1)):
         if _reason(dataset, changed(task, Change(ways=fewer_ways, queries=fewer_queries))) is None:
             flags = [f"--ways {fewer_ways}"] * (fewer_ways < ways) + [f"--queries {fewer_queries}"]
-            return f"; within reach with {' '.join(flags)}"
-    return "; no number of --ways or --queries would do"
+            return " ".join(flags)
+    return ""
 
 
 def _images_of_a_class(dataset: Dataset, pool: str) -> int:
@@ -132,12 +134,19 @@ def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str
     }
     episodes = {**content, "tasks": tasks}
     if (count := min(novel // WAYS, SESSIONS)) < 2:
-        reporter.say(
-            f"{name}-sessions is left out: two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has "
-            f"{novel}; smaller ones: ifsl-bench run --method ncm --task {name}-{SHOTS}shot --sessions 2 "
-            f"--ways {novel // 2}"
-        )
-        return task_text(episodes, head)
+        text = task_text(episodes, head)
+        line = f"two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has {novel}"
+        if ways := novel // 2:
+            (task,) = (task for task in parse(text, name) if task.name == f"{name}-{SHOTS}shot")
+            smaller = changed(task, Change(sessions=2, ways=ways))
+            options = f"--ways {ways}"
+            if _reason(dataset, smaller) is not None:
+                found = _sufficient_options(dataset, smaller)
+                options = found if "--ways" in found or not found else f"{options} {found}"
+            if options:
+                line += f"; smaller ones: ifsl-bench run --method ncm --task {task.name} --sessions 2 {options}"
+        reporter.say(f"{name}-sessions is left out: {line}")
+        return text
     sessions = {
         "of": f"{name}-{SHOTS}shot",
         "title": f"{name} {base} + {count} x {WAYS}, sessions of {SHOTS} shots",

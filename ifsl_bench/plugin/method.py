@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -561,8 +561,9 @@ def check_shapes(name: str, prediction: Any, episodes: int, queries: int, classe
     if not isinstance(prediction, Prediction):
         raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
     logits = prediction.logits
-    if not isinstance(logits, Tensor) or logits.dtype not in FLOAT_TYPES or logits.layout is not torch.strided:
+    if not _is_dense(logits) or logits.dtype not in FLOAT_TYPES:
         kind = f"of {logits.dtype}, {logits.layout}" if isinstance(logits, Tensor) else f"as {_shape_in_words(logits)}"
+        kind += ", nested" if isinstance(logits, Tensor) and logits.is_nested else ""
         raise UserError(f"method {name!r} returned logits {kind}, expected a dense torch.Tensor of torch.float32")
     shape, expected = tuple(logits.shape), (episodes, queries, classes)
     if shape != expected:
@@ -578,7 +579,7 @@ def check_shapes(name: str, prediction: Any, episodes: int, queries: int, classe
     for key, value in prediction.statistics.items():
         if not isinstance(key, str):
             raise UserError(f"method {name!r} returned a statistic named {key!r}, expected a str")
-        if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
+        if not _is_dense(value) or tuple(value.shape) != (episodes,):
             raise UserError(
                 f"method {name!r} returned statistic {key!r} as {_shape_in_words(value)}, expected [{episodes}]"
             )
@@ -643,8 +644,12 @@ def check_prediction(name: str, prediction: Any, masked: Tensor, queries: int, n
     return prediction
 
 
+def _is_dense(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+
+
 def _shape_in_words(value: Any) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return f"a tensor of shape {list(value.shape)}" if _is_dense(value) else type(value).__name__
 
 
 def masked_logits(prediction: Prediction, masked: Tensor) -> Tensor:

@@ -189,7 +189,10 @@ def test_bad_features_and_too_little_are_found_when_they_are_prepared(change, me
 @pytest.mark.parametrize(
     ("convert", "remedy"),
     [
-        (lambda x, y: (x, y.astype(object)), r"'labels' of .* Python objects.* save labels\.astype\(str\)"),
+        (
+            lambda x, y: (x, y.astype(object)),
+            r"'labels' of .* Python objects.* labels\.astype\(str\) .* labels\.astype\(int\)",
+        ),
         (lambda x, y: (x.astype(object), y), r"'features' of .* features\.astype\('float32'\) for numbers"),
         (lambda x, y: (x, y.astype("M8[s]")), r"an array of type datetime64\[s\]; .* save labels"),
         (lambda x, y: (x.astype("f2").view("V2"), y), r"an array of type \|V2; .* save features"),
@@ -227,6 +230,21 @@ def test_tensors_of_another_type_are_refused_with_the_conversion(features, label
     (features_folder / "novel-test.npz").unlink()
     torch.save({"features": features, "labels": labels}, features_folder / "novel-test.pt")
     assert "damaged" not in refused(home, "mine", features_folder, remedy)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, on what it deprecates
+def test_a_program_of_torchscript_is_named(features_folder, home):
+    (features_folder / "novel-test.npz").unlink()
+    torch.jit.script(torch.nn.Linear(2, 2)).save(features_folder / "novel-test.pt")
+    assert "damaged" not in refused(home, "mine", features_folder, "is a TorchScript program; save a dict of tensors")
+
+
+def test_a_refusal_is_the_only_line(features_folder, home, recwarn):
+    (features_folder / "novel-test.npz").unlink()
+    content = {"features": torch.eye(5, 16).to_sparse(), "labels": torch.arange(5)}
+    torch.save(content, features_folder / "novel-test.pt")
+    refused(home, "mine", features_folder, "a sparse tensor")
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -322,6 +340,32 @@ def test_rows_that_repeat_and_rows_of_zeros_are_counted(features_folder, home, m
     assert f"{len(labels) - 7} rows of features repeat another one number by number" in repeated
     assert f"{len(labels) - 7} of them in another pool and 0 on another side" in repeated
     assert "7 of base/train, 2 of base/test: rows of features that are all zero" in zeros
+
+
+def test_rows_that_repeat_within_their_pool_too_are_counted_in_another(features_folder, home, messages):
+    with np.load(features_folder / "base-train.npz") as file:
+        features, labels = file["features"], file["labels"]
+    for name, row in (("base-train", 0), ("base-test", 0), ("novel-test", 0)):
+        with np.load(features_folder / f"{name}.npz") as file:
+            own, labels = file["features"], file["labels"]
+        own[:4] = features[row]
+        np.savez(features_folder / f"{name}.npz", features=own, labels=labels)
+    prepare(home, "mine", features_folder, False, messages)
+    (warning,) = messages.warned
+    assert "11 rows of features repeat another one number by number, 8 of them in another pool and 4 on" in warning
+
+
+def test_fewer_sessions_are_suggested_only_where_they_can_be_drawn(tmp_path, write_features, home, messages):
+    counts = {"base": 8, "novel/train": 9, "novel/val": 7, "novel/test": 6}
+    dataset = prepare(home, "mine", write_features(tmp_path / "f", classes=counts), False, messages)
+    (line,) = (line for line in messages.said if "mine-sessions is left out" in line)
+    options = re.search(r"--task mine-5shot --sessions 2 --ways (\d+) --queries (\d+)$", line)
+    assert options, line
+    task = find("mine-5shot", home=home)[0]
+    ways, queries = int(options[1]), int(options[2])
+    assert ways == 3
+    assert infeasible_tasks(dataset, [changed(task, Change(sessions=2, ways=ways, queries=queries))]) == []
+    assert len(infeasible_tasks(dataset, [changed(task, Change(sessions=2, ways=ways))])) == 1
 
 
 def test_large_features_are_reported_before_a_classifier_fails_on_them(features_folder, home, messages):

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from ifsl_bench.backbones.trainer import Trainer, seconds_per_step
 from ifsl_bench.data.pools import POOLS, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
@@ -175,6 +177,14 @@ def test_what_a_run_takes_is_measured_and_how_to_rehearse_it(photos, home, call)
     assert total == pytest.approx(int(found[3]) * float(found[4]), rel=0.3, abs=1.1)  # both are rounded
     assert int(found[3]) == own(home)["mine-5shot"].pretraining.steps
     assert "first pretrains" not in call(*arguments, "--quiet")[2]
+
+
+def test_the_first_step_does_not_count_even_on_a_slow_machine(photos, home, messages, monkeypatch):
+    dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
+    steps, step = [], Trainer._step
+    monkeypatch.setattr(Trainer, "_step", lambda self, *arguments: steps.append(step(self, *arguments)))
+    seconds_per_step(own(home)["mine-5shot"], dataset, torch.device("cpu"), most=0.0)
+    assert len(steps) == 2
 
 
 def test_an_error_is_one_line_whatever_a_file_is_called(photos, call):

@@ -112,7 +112,9 @@ def test_two_workers_find_what_one_process_finds_though_a_job_fails(mine, undist
     for line, task in ((first, "clusters-1shot"), (second, "clusters-5shot")):
         assert line.startswith(f"  Broken.train.steps=40 on {task}, seed 0, in evaluation: method 'Broken' failed")
         log = Path(line.rsplit("(log: ", 1)[1].removesuffix(")"))
-        assert re.search("Z failed .*too many at once$", log.read_text().splitlines()[-1])
+        assert re.search(
+            r"Z failed .*too many at once \(ifsl-bench --traceback .*\)$", log.read_text().splitlines()[-1]
+        )
     logs = mine / "home" / "logs"
     (trained,) = (logs / "result").glob("clusters-5shot-*/Scaled.*.log")
     assert "validation" in trained.read_text()

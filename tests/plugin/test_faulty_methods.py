@@ -84,6 +84,8 @@ ANSWERED = {
     "len(logits) > 8 and query.features.zero_(); return Prediction(logits)": "it writes into query.features",
     "len(logits) > 8 and self.base.weight.zero_(); return Prediction(logits)": "it writes into base.weight",
     "return Prediction(logits.to_sparse())": "returned logits of torch.float32, torch.sparse_coo, expected a dense",
+    "return Prediction(torch.nested.nested_tensor([*logits]))": "logits of torch.float32, .*, nested, expected a dense",
+    "return Prediction(logits, {'a': torch.nested.nested_tensor([*logits])})": "statistic 'a' as Tensor, expected",
     "return Prediction(logits, {'a': logits[:, 0, 0].bfloat16()})": "statistic 'a' of torch.bfloat16 on cpu",
     "return Prediction(logits, {1: logits[:, 0, 0]})": "returned a statistic named 1, expected a str",
     "return Prediction(logits, {'a': torch.zeros(1)})": r"statistic 'a' as a tensor of shape \[1\], expected \[8\]",

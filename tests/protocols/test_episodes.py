@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -112,15 +114,19 @@ def test_known_digest():
     ("change", "message"),
     [
         ({"novel": np.arange(0, 49, 12)}, "need 5 novel classes, the pool has 4"),
-        ({"novel": np.arange(0, 64, 9)}, "need 10 images of a novel class"),
+        ({"novel": np.arange(0, 64, 9)}, "need 10 images of a novel class .* has 9; --queries 4 would do here"),
+        ({"novel": np.arange(0, 35, 5)}, "has 5; --shots 1 --queries 4 would do here"),
+        ({"novel": np.arange(0, 7)}, "has 1$"),
         ({"base": np.array([0, 10, 20])}, "need 25 base queries, the pool has 20 images for them"),
         ({"hide": True, "base": np.arange(0, 100, 10)}, "same"),
     ],
 )
 def test_impossible_episodes_are_refused(change, message):
     arguments = {"novel": SIZES_NOVEL, "base": SIZES_BASE, **change}
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as refused:
         Sampler(("t", "test", 0), EpisodeSpec(), 5, **arguments)
+    if least := re.search(r"--shots (\d+) --queries (\d+)", str(refused.value)):
+        Sampler(("t", "test", 0), EpisodeSpec(novel_queries=int(least[2])), int(least[1]), **arguments)
 
 
 @pytest.mark.parametrize(("ways", "classes"), [(1, 1), (5, 5), (5, 108), (20, 45), (200, 300)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -81,7 +82,7 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
             if kind is not None:
                 raise UserError(
                     f"{what} is an array of {kind}; only numbers and texts are read: save {name}.astype(str) for "
-                    f"texts, {name}.astype('float32') for numbers"
+                    f"texts, {name}.astype({'int' if name == 'labels' else repr('float32')}) for numbers"
                 )
             arrays[name] = array
     return arrays
@@ -122,12 +123,15 @@ def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
         archive = _open_archive(".pt", file, where, "get it again, or save it again by torch 1.6 or later")
         for info in archive.infolist():
             open_member(archive, info, where).close()  # torch would expand it, whatever its size
+        if any(info.filename.endswith("/constants.pkl") for info in archive.infolist()):
+            raise UserError(f"{where} is a TorchScript program; save a dict of tensors by torch.save")
         file.seek(0)
         # The names of NumPy's arrays of numbers and texts in a pickle.
         types = {type(np.dtype(kind)) for kind in "?bhilqBHILQefdSU"}
         names: list[Any] = [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, *types]
         try:
-            with torch.serialization.safe_globals(names):
+            with torch.serialization.safe_globals(names), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of types that are refused below
                 value = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:  # its first lines advise to trust the file
             reason = str(error).rpartition("WeightsUnpickler error: ")[2].partition(" was not")[0].strip()

@@ -268,3 +268,15 @@ def remedy(option: str, value: int) -> str:
         value: the largest that would do; 0 or less where none would.
     """
     return f"; --{option} {value:,} would do here" if value > 0 else ""
+
+
+def fewer_images(least: int, shots: int, queries: int) -> str:
+    """Return the end of a message that a class has too few images, with shots and queries that would suffice.
+
+    Args:
+        least: images of the smallest class, fewer than ``shots + queries``.
+        shots: of an episode.
+        queries: of a novel class.
+    """
+    one = remedy("queries", least - shots) or remedy("shots", least - queries)
+    return one or (f"; --shots 1 --queries {least - 1:,} would do here" if least > 1 else "")

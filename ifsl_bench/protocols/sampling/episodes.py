@@ -24,6 +24,7 @@ from ifsl_bench.protocols.sampling.draws import (
     below,
     digest_of,
     distinct,
+    fewer_images,
     random_words,
     remedy,
     stream_key,
@@ -108,7 +109,7 @@ class Sampler:
             raise UserError(
                 f"episodes of {stream[0]} need {need:,} images of a novel class ({shots:,} shots + "
                 f"{shape.novel_queries:,} queries), class {repr(classes[label]) if classes else f'number {label}'} of "
-                f"{pools[0]} has {least}{remedy('queries', least - shots) or remedy('shots', least - 1)}"
+                f"{pools[0]} has {least}{fewer_images(least, shots, shape.novel_queries)}"
             )
         if hide and len(novel) != len(base):
             raise UserError("classes can be hidden only where novel and base classes are the same")

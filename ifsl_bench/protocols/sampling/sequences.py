@@ -22,6 +22,7 @@ from ifsl_bench.protocols.sampling.draws import (
     digest_of,
     distinct,
     distinct_of_few,
+    fewer_images,
     random_words,
     remedy,
     stream_key,
@@ -151,12 +152,11 @@ class SequenceSampler:
         if queries < 1:
             raise UserError(f"sequences of {self.task} have no queries of novel classes; --queries must be at least 1")
         if least < need:
-            of_queries = 0 if pools.support is not None else queries
-            fewer = remedy("queries", least - self.shots) if of_queries else ""
+            apart = pools.support is not None
+            fewer = remedy("shots", least) if apart else fewer_images(least, self.shots, queries)
             raise UserError(
                 f"sequences of {self.task} need {need:,} images of a novel class {what}, class "
-                f"{_called(label, pools.novel_classes)} of {name} has {least:,}"
-                f"{fewer or remedy('shots', least - of_queries)}"
+                f"{_called(label, pools.novel_classes)} of {name} has {least:,}{fewer}"
             )
         return queries
 
