@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ifsl_bench.plugin.display_names import LAZY
+from ifsl_bench.plugin.display_names import LAZY, parse_label, shown_label
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.image_counts import ImageHits
@@ -42,9 +42,39 @@ class SeedAggregate:
     results: tuple[Result, ...]
 
     @property
+    def shown(self) -> str:
+        """Its name in tables: the label, and where it has one the recipe behind a bar, as in "ncm | closer"."""
+        return shown_label(self.label)
+
+    @property
     def full_name(self) -> str:
-        """Its label with its origin: "lr (stored)"; commands take both."""
+        """Its name in tables with its origin: "lr (stored)"; commands take both."""
+        return f"{self.shown} ({self.origin})"
+
+    @property
+    def full_label(self) -> str:
+        """Its label with its origin, which commands take too."""
         return f"{self.label} ({self.origin})"
+
+    @property
+    def without_recipe(self) -> str:
+        """The label that it has under the task's own recipe."""
+        return parse_label(self.label).without_recipe
+
+    @property
+    def of_other_recipe(self) -> bool:
+        """Whether a run chose another recipe than the task's own to train the backbone, which the label has."""
+        return bool(parse_label(self.label).recipe)
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe that trained the backbone; None where it was not trained on the task's images."""
+        return parse_label(self.label).recipe or self.results[0].recipe
+
+    @property
+    def knows_classes(self) -> bool:
+        """Whether that recipe is given the number of novel classes to come."""
+        return any(r.pretraining.get("knows_classes") is True for r in self.results)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -137,7 +167,7 @@ class SeedAggregate:
     @property
     def has_options(self) -> bool:
         """Whether the user changed the method's options or training, which the label has after a dot."""
-        return "." in self.label.removeprefix(self.results[0].method)
+        return "." in self.without_recipe.removeprefix(self.results[0].method)
 
     @cached_property
     def _counts(self) -> tuple[HitCounts, ...]:
@@ -284,6 +314,8 @@ class LazyRow(SeedAggregate):
         """Its label, as in tables."""
         return self.label
 
+    full_label = full_name
+
     @property
     def edge(self) -> list[str]:
         """The options at an edge: none, as none matters to it."""
@@ -321,9 +353,9 @@ class BiasedRow(SeedAggregate):
 
 
 def names_of(rows: Sequence[SeedAggregate]) -> list[str]:
-    """Return names of rows: their labels, with the origin where two share one."""
+    """Return names of rows as tables have them, with the origin where two share one."""
     often = Counter(row.label for row in rows)
-    return [row.label if often[row.label] == 1 else row.full_name for row in rows]
+    return [row.shown if often[row.label] == 1 else row.full_name for row in rows]
 
 
 def lazy_of(row: SeedAggregate) -> LazyRow:
@@ -355,10 +387,10 @@ def fixed_in_intervals(rows: Sequence[SeedAggregate], *more: str) -> str:
         more: further things that are fixed.
     """
     names = [*more, "the base and novel classes"]
-    if fixed := [row.label for row in rows if row.bias_unrecorded]:
+    if fixed := [row.shown for row in rows if row.bias_unrecorded]:
         all_of_them = len(fixed) == sum(any(result.calibration for result in row.results) for row in rows)
         names.append("the bias on novel logits" + ("" if all_of_them else f" of {', '.join(fixed)}"))
-    tuned = [row.label for row in rows if any(result.tuned for result in row.results)]
+    tuned = [row.shown for row in rows if any(result.tuned for result in row.results)]
     if tuned:
         names.append(f"the chosen options of {', '.join(tuned)}")
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
@@ -366,7 +398,7 @@ def fixed_in_intervals(rows: Sequence[SeedAggregate], *more: str) -> str:
 
 def unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
     """Return a remark on rows that do not record choices, whose intervals are without their uncertainty."""
-    names = [row.label for row in rows if row.choices_unrecorded]
+    names = [row.shown for row in rows if row.choices_unrecorded]
     if not names:
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"

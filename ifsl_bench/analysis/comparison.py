@@ -21,6 +21,7 @@ from ifsl_bench.analysis.aggregate import (
 )
 from ifsl_bench.analysis.image_variance import over_images
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
+from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
 from ifsl_bench.protocols.protocol import Protocol
@@ -36,7 +37,7 @@ class Comparison:
     """A - B on the same episodes.
 
     Attributes:
-        a, b: the labels and whose rows they are, as in "lr (stored)".
+        a, b: the labels and whose rows they are, as in "lr (stored)"; readers see the recipe of one behind a bar.
         episodes: metric -> paired difference over episodes, holding the trained models fixed.
         seeds: the seeds both have.
         by_seed: metric -> mean difference of each common seed, [len(seeds)].
@@ -116,8 +117,8 @@ def compare(
     estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist()) if by_class else ()
     of_images = {name: over_images(a, b, name, common, models_fixed=True) for name in names}
     return Comparison(
-        a=first,
-        b=second,
+        a=_named(a),
+        b=_named(b),
         task=a.results[0].task,
         count=len(differences),
         protocol=a.protocol,
@@ -166,6 +167,9 @@ def _notes(a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes:
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
     if keeping := [f"{_called(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
         yield f"{' and '.join(keeping)} of earlier sessions"
+    if a.recipe != b.recipe:
+        each = [f"{_called(row)} on one trained {f'by {row.recipe}' if row.recipe else 'elsewhere'}" for row in (a, b)]
+        yield f"the two have different backbones, {', '.join(each)}"
     yield from unrecorded_choices([a, b])
     if a.trials != b.trials:
         yield f"chosen in validation: {'; '.join(_chosen(row) for row in (a, b))}"
@@ -191,9 +195,14 @@ def overall(a: SeedAggregate, b: SeedAggregate, among: Sequence[SeedAggregate], 
     return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
 
 
+def _named(row: SeedAggregate) -> str:
+    """Return the label of a row with its origin; of a file the label alone, which names it."""
+    return row.label if row.origin == FILE else row.full_label
+
+
 def _called(row: SeedAggregate) -> str:
-    """Return the full name of a row; of a file the label alone, which names it."""
-    return row.label if row.origin == FILE else row.full_name
+    """Return the name of a row for readers."""
+    return shown_label(_named(row))
 
 
 def _chosen(row: SeedAggregate) -> str:
@@ -209,14 +218,15 @@ def verdict(comparison: Comparison) -> str:
     whole = len(comparison.seeds) > 1 or comparison.over_images
     gap = comparison.overall["acc"] if whole else comparison.episodes["acc"]
     units, acc = comparison.units, comparison.protocol.column("acc").title
+    a, b = shown_label(comparison.a), shown_label(comparison.b)
     if gap.mean == gap.interval == 0:
-        return f"{comparison.a} and {comparison.b} have the same accuracy in every {units.removesuffix('s')}."
+        return f"{a} and {b} have the same accuracy in every {units.removesuffix('s')}."
     if math.isnan(gap.p):
         return f"The difference is that of one {units.removesuffix('s')}: nothing says how much others would differ."
     if gap.p > LEVEL:
-        sentence = f"{acc} does not tell {comparison.a} and {comparison.b} apart"
+        sentence = f"{acc} does not tell {a} and {b} apart"
     else:
-        better, worse = (comparison.a, comparison.b) if gap.mean > 0 else (comparison.b, comparison.a)
+        better, worse = (a, b) if gap.mean > 0 else (b, a)
         sentence = f"{better} has a significantly higher {acc} than {worse}"
     sentence += f" (p {format_p_value(gap.p)}"
     if len(comparison.seeds) < 2:

@@ -26,6 +26,8 @@ from ifsl_bench.utils.errors import UserError, unknown
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import counted
 
+ALL_RECIPES = "all"  # asks for the rows of every recipe
+
 
 @dataclass(frozen=True)
 class TaskResults:
@@ -39,6 +41,9 @@ class TaskResults:
         papers: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
         remarks: on files and rows that are left out.
         setting: that rows are ranked in, see :class:`ifsl_bench.analysis.ranking.Ranking`.
+        recipes: those that were asked for; empty for the task's own alone.
+        other_recipes: rows on backbones of other recipes than those, which would be of ``rows`` and ``compared``.
+        other_recipes_apart: rows on backbones of other recipes, which would be of ``others``.
     """
 
     task: Task
@@ -48,6 +53,9 @@ class TaskResults:
     papers: tuple[PublishedRow, ...]
     remarks: tuple[str, ...]
     setting: str = PAPER
+    recipes: tuple[str, ...] = ()
+    other_recipes: tuple[SeedAggregate, ...] = ()
+    other_recipes_apart: tuple[SeedAggregate, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,6 +65,11 @@ class TaskResults:
     def measured(self) -> tuple[SeedAggregate, ...]:
         """All measured rows, comparable or not."""
         return (*self.rows, *self.others)
+
+    @property
+    def hidden(self) -> tuple[SeedAggregate, ...]:
+        """All measured rows on backbones of other recipes, which are neither shown nor ranked."""
+        return (*self.other_recipes, *self.other_recipes_apart)
 
     @property
     def empty(self) -> bool:
@@ -80,7 +93,31 @@ class TaskResults:
             f"`ifsl-bench table --rank --setting {name} {self.name}` has {counted(count, 'more row')}"
             for name, count in sorted(counts.items())
         ]
-        return replace(self, setting=setting, rows=rows, remarks=(*self.remarks, *remarks))
+        hidden = tuple(row for row in self.other_recipes if row.setting in (setting, EVERY))
+        return replace(self, setting=setting, rows=rows, other_recipes=hidden, remarks=(*self.remarks, *remarks))
+
+    def of_recipes(self, recipes: Collection[str]) -> TaskResults:
+        """Return the results with the rows of some recipes, which are shown and ranked together.
+
+        Args:
+            recipes: with their options, as ``closer.beta=1``; or ``all``. Where it is empty, the task's own.
+        """
+        lower = {name.lower() for name in recipes}
+
+        def asked(row: SeedAggregate) -> bool:
+            if not recipes:
+                return not row.of_other_recipe
+            return ALL_RECIPES in lower or (row.recipe or "").lower() in lower
+
+        def divided(*rows: SeedAggregate) -> tuple[tuple[SeedAggregate, ...], tuple[SeedAggregate, ...]]:
+            return tuple(filter(asked, rows)), tuple(row for row in rows if not asked(row))
+
+        rows, hidden = divided(*self.rows, *self.other_recipes)
+        others, apart = divided(*self.others, *self.other_recipes_apart)
+        return replace(
+            self, rows=rows, compared=rows, others=others, recipes=tuple(recipes),
+            other_recipes=hidden, other_recipes_apart=apart,
+        )  # fmt: skip
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -90,19 +127,33 @@ class TaskResults:
     @property
     def labels(self) -> set[str]:
         """The labels of all rows, measured and published."""
-        return {row.label for row in self.measured} | {paper.label for paper in self.papers}
+        return {row.label for row in (*self.measured, *self.hidden)} | {paper.label for paper in self.papers}
 
     def has_row(self, label: str) -> bool:
         """Return whether :meth:`only` finds a row for a label."""
-        papers = {paper.label.lower() for paper in self.papers}
-        return label.lower() in papers.union(*(row_names(row) for row in self.measured))
+        names = {paper.label.lower() for paper in self.papers}
+        names.update(*(row_names(row) for row in (*self.measured, *self.hidden)))
+        return label.lower() in names.union(row.without_recipe.lower() for row in self.measured)
 
     def only(self, labels: Collection[str]) -> TaskResults:
-        """Return the rows with these labels, or labels and origins as in "lr (stored)", whatever their case."""
+        """Return the rows with these labels, or labels and origins as in "lr (stored)", whatever their case.
+
+        A label that names a recipe brings its row, whichever recipes are shown; one without has those of all that are.
+        """
         lower = {label.lower() for label in labels}
-        rows, others = (tuple(r for r in part if lower & set(row_names(r))) for part in (self.rows, self.others))
+
+        def chosen(shown: Iterable[SeedAggregate], hidden: Iterable[SeedAggregate]) -> tuple[SeedAggregate, ...]:
+            named = [row for row in shown if lower & {*row_names(row), row.without_recipe.lower()}]
+            return (*named, *(row for row in hidden if lower & set(row_names(row))))
+
+        rows, others = chosen(self.rows, self.other_recipes), chosen(self.others, self.other_recipes_apart)
         papers = tuple(paper for paper in self.papers if paper.label.lower() in lower)
-        return replace(self, rows=rows, others=others, papers=papers)
+        compared = (*self.compared, *(row for row in self.other_recipes if row in rows))
+        left = [row for row in self.hidden if row not in (*rows, *others) and row.without_recipe.lower() in lower]
+        return replace(
+            self, rows=rows, compared=compared, others=others, papers=papers,
+            other_recipes=tuple(left), other_recipes_apart=(),
+        )  # fmt: skip
 
     def default_view(self, labels: Collection[str]) -> TaskResults:
         """Return the rows without stored ones that have other options, or were chosen in another way than these.
@@ -136,7 +187,7 @@ class TaskResults:
 
     def row(self, label: str) -> SeedAggregate | None:
         """Return the row of a label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
-        rows = [row for row in self.measured if label.lower() in row_names(row)]
+        rows = [row for row in (*self.measured, *self.hidden) if label.lower() in row_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
     def incompatibility(self, row: SeedAggregate) -> str | None:
@@ -146,13 +197,15 @@ class TaskResults:
         return mismatch(self.rows[0].results[0], row.results[0]) if self.rows else None
 
 
-def row_names(row: SeedAggregate) -> tuple[str, str]:
-    """Return the names of a row, in lower case: its label, and the label with its origin."""
-    return row.label.lower(), row.full_name.lower()
+def row_names(row: SeedAggregate) -> tuple[str, ...]:
+    """Return the names of a row, in lower case: its label and its name in tables, each alone and with its origin."""
+    return row.label.lower(), row.full_label.lower(), row.shown.lower(), row.full_name.lower()
 
 
 def load_board(task: Task, results: Path) -> TaskResults:
     """Load the measured rows of a task, yours first, then those that come with the package, and the published ones.
+
+    Those on backbones of other recipes than the task's own are hidden; :meth:`TaskResults.of_recipes` shows them.
 
     Args:
         task: of the rows.
@@ -180,7 +233,8 @@ def load_board(task: Task, results: Path) -> TaskResults:
     comparable = [row for row in admitted if reference is None or not mismatch(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
     shown = tuple(comparable)
-    return TaskResults(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
+    board = TaskResults(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
+    return board.of_recipes(())
 
 
 def _roots(results: Path) -> list[tuple[Path, str]]:
@@ -245,6 +299,9 @@ def nothing_stored(board: TaskResults, method: str = "NAME") -> UserError:
         board: of the task.
         method: of the command in the message that makes a row.
     """
+    if board.hidden:
+        recipes = ", ".join(sorted({row.recipe for row in board.hidden if row.recipe}))
+        return UserError(f"task {board.name!r} has rows of other recipes alone ({recipes}): add --recipe all")
     remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
     return UserError(
         f"no results of task {board.name!r} are stored{remarks}; "
@@ -252,16 +309,19 @@ def nothing_stored(board: TaskResults, method: str = "NAME") -> UserError:
     )
 
 
-def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> list[TaskResults]:
+def boards_of(
+    tasks: Sequence[str], labels: Sequence[str], folders: Paths, recipes: Sequence[str] = ()
+) -> list[TaskResults]:
     """Load the rows of some tasks.
 
     Args:
         tasks: their names; by default all tasks that have any row.
         labels: only rows of these, if any.
         folders: with your results and tasks.
+        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
 
     Raises:
-        UserError: an unknown task or label.
+        UserError: an unknown task, label or recipe.
     """
     if odd := [name for name in tasks if not isinstance(name, str)]:
         raise UserError(f"tasks are names, one after the other, not {type(odd[0]).__name__}: {odd[0]!r:.60}")
@@ -269,11 +329,30 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> li
         raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
     chosen = [task for name in tasks for task in find(name, home=folders)]
     boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
+    boards = of_recipes(boards, recipes)
     if labels:
         boards = only(boards, labels, f"of {', '.join(tasks) or 'any task'}", f"ifsl-bench table {' '.join(tasks)}")
     if tasks and not labels:
         return boards
     return carry_remarks([board for board in boards if not board.empty], boards)
+
+
+def of_recipes(boards: Sequence[TaskResults], recipes: Sequence[str]) -> list[TaskResults]:
+    """Return the tasks with the rows of some recipes, see :meth:`TaskResults.of_recipes`.
+
+    Args:
+        boards: of the tasks.
+        recipes: with their options.
+
+    Raises:
+        UserError: a recipe of which no row is stored.
+    """
+    known = {row.recipe for board in boards for row in (*board.measured, *board.hidden) if row.recipe}
+    for name in recipes:
+        if name.lower() not in {ALL_RECIPES, *(recipe.lower() for recipe in known)}:
+            tasks = ", ".join(board.name for board in boards) if len(boards) < 4 else "any task"
+            raise unknown("recipe", name, {ALL_RECIPES, *known}, where=f"in the rows of {tasks}")
+    return [board.of_recipes(recipes) for board in boards] if recipes else [*boards]
 
 
 def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: str) -> list[TaskResults]:
@@ -311,18 +390,21 @@ def in_setting(boards: Sequence[TaskResults], setting: str | None) -> list[TaskR
     return [board.in_setting(setting or PAPER) for board in boards]
 
 
-def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Paths) -> list[TaskResults]:
+def measured_boards(
+    tasks: Sequence[str], labels: Sequence[str], folders: Paths, recipes: Sequence[str] = ()
+) -> list[TaskResults]:
     """Load the rows of some tasks.
 
     Args:
         tasks: their names; by default all on which something is measured.
         labels: only rows of these, if any.
         folders: with your results and tasks.
+        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
 
     Raises:
-        UserError: an unknown task or label, or nothing is measured.
+        UserError: an unknown task, label or recipe, or nothing is measured.
     """
-    boards = boards_of(tasks, labels, folders)
+    boards = boards_of(tasks, labels, folders, recipes)
     if not tasks:
         boards = carry_remarks([board for board in boards if board.rows], boards)
         if not boards:
@@ -356,7 +438,7 @@ def row_of(board: TaskResults, label: str) -> SeedAggregate:
     row = board.row(label)
     if row is not None:
         return row
-    labels = {row.label for row in board.measured}
+    labels = {row.label for row in (*board.measured, *board.hidden)}
     about = (f"{LEFT_OUT}{label}, seed ", f"/{label}.seed-")
     if remarks := [remark for remark in board.left_out if any(part in remark for part in about)]:
         raise UserError(f"there is no row {label} of task {board.name}; {remarks[0]}")
@@ -392,24 +474,36 @@ class ComparedRows(NamedTuple):
     namesakes: tuple[SeedAggregate, ...] = ()
 
 
-def pair_of(a: str, b: str, task: str | None, folders: Paths) -> ComparedRows:
+def pair_of(a: str, b: str, task: str | None, folders: Paths, recipe: str | None = None) -> ComparedRows:
     """Return two rows to compare, all rows that they are comparable with, and further rows of their labels.
+
+    The rows that they are comparable with are those of their recipes.
 
     Args:
         a: a label, or a file.
         b: another one.
         task: the task of labels; None for files.
         folders: with your results and tasks.
+        recipe: of rows whose labels name none; by default the task's own.
 
     Raises:
-        UserError: there is no such row or file.
+        UserError: there is no such row, recipe or file.
     """
+    if recipe and (not task or recipe.lower() == ALL_RECIPES):
+        raise UserError("--recipe takes one recipe here, of rows of a --task; other rows name theirs in their labels")
     if task:
         board = board_of(task, folders)
+        if recipe:
+            (of_recipe,) = of_recipes([board], [recipe])
+            labels_of = {row.without_recipe.lower(): row.label for row in of_recipe.measured}
+            a, b = (labels_of.get(label.lower(), label) for label in (a, b))
         first, second = rival_of(board, a, b), rival_of(board, b, a)
+        if {id(first.results), id(second.results)} & {id(row.results) for row in board.hidden}:
+            board = board.of_recipes([row.recipe for row in (first, second) if row.recipe])
         ranked = {id(row.results) for row in board.compared}  # a lazy model has the results of its row
         among = board.compared if {id(first.results), id(second.results)} <= ranked else ()
-        labels = {row.label for row in (first, second) if row.full_name.lower() not in (a.lower(), b.lower())}
+        typed = {a.lower(), b.lower()}
+        labels = {row.label for row in (first, second) if not typed & {row.full_label.lower(), row.full_name.lower()}}
         return ComparedRows(first, second, among, tuple(row for row in board.measured if row.label in labels))
     for name in (a, b):
         if not os.path.exists(name):

@@ -105,6 +105,14 @@ label_option = click.option(
     shell_complete=complete_rows,
     help="Only rows with these labels, comma-separated or repeated.",
 )
+recipe_option = click.option(
+    "--recipe",
+    "recipes",
+    multiple=True,
+    callback=names,
+    metavar="NAME",
+    help="Rows on backbones of these recipes, comma-separated or repeated, or of all [the task's own].",
+)
 home_option = click.option("--home", metavar="DIR", help="Folder of caches [IFSL_BENCH_HOME, or the platform's].")
 results_option = click.option(
     "--results", "results_dir", metavar="DIR", help="Folder of results [the platform's, or results below the home]."

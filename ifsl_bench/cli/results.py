@@ -22,6 +22,7 @@ from ifsl_bench.cli.options import (
     home_option,
     label_option,
     quiet_option,
+    recipe_option,
     reporter_for,
     style_option,
     verbose_option,
@@ -80,6 +81,7 @@ def _show_tasks(
     "--beside", is_flag=True, help="Show measured rows beside printed ones, and whether they are within the band."
 )
 @label_option
+@recipe_option
 @folders_options
 @style_option
 def table(
@@ -89,6 +91,7 @@ def table(
     full: bool,
     beside: bool,
     labels: tuple[str, ...],
+    recipes: tuple[str, ...],
     folders: Paths,
     style: str,
 ) -> None:
@@ -98,7 +101,7 @@ def table(
     """
     from ifsl_bench.analysis.task_results import boards_of, in_setting
 
-    boards = boards_of(tasks, labels, folders)
+    boards = boards_of(tasks, labels, folders, recipes)
     if beside:
         from ifsl_bench.reporting.comparison_tables import published_comparison_tables
 
@@ -131,10 +134,17 @@ def table(
 )
 @click.option("--full", is_flag=True, help=FULL)
 @label_option
+@recipe_option
 @folders_options
 @style_option
 def leaderboard(
-    tasks: tuple[str, ...], setting: str | None, full: bool, labels: tuple[str, ...], folders: Paths, style: str
+    tasks: tuple[str, ...],
+    setting: str | None,
+    full: bool,
+    labels: tuple[str, ...],
+    recipes: tuple[str, ...],
+    folders: Paths,
+    style: str,
 ) -> None:
     """Print the ranked rows of tasks, yours among the stored ones.
 
@@ -160,8 +170,8 @@ def leaderboard(
     """
     from ifsl_bench.analysis.task_results import in_setting, measured_boards
 
-    boards = in_setting(measured_boards(tasks, labels, folders), setting)
-    if style == TEXT and not (tasks or labels or setting or full):
+    boards = in_setting(measured_boards(tasks, labels, folders, recipes), setting)
+    if style == TEXT and not (tasks or labels or setting or full or recipes):
         from ifsl_bench.reporting.leaderboard import overview
 
         tables, closing = overview(boards)
@@ -176,9 +186,10 @@ def leaderboard(
 @click.option(
     "--task", "task", shell_complete=complete_tasks, help="The task, where A and B are labels of stored rows."
 )
+@click.option("--recipe", metavar="NAME", help="The recipe of rows whose labels name none [the task's own].")
 @folders_options
 @style_option
-def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> None:
+def compare(a: str, b: str, task: str | None, recipe: str | None, folders: Paths, style: str) -> None:
     """Paired difference A - B of two rows of a task, or two files.
 
     Your own row comes before the stored one of the same label, which "LABEL (stored)" names. In sessions, 'lazy' is the
@@ -189,7 +200,7 @@ def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> Non
     from ifsl_bench.reporting.comparison_tables import comparison_table
     from ifsl_bench.reporting.table import PROGRAMS
 
-    comparison = compare_rows(*pair_of(a, b, task, folders))
+    comparison = compare_rows(*pair_of(a, b, task, folders, recipe))
     show_tables([comparison_table(comparison)], style)
     if style in PROGRAMS:  # which get no notes
         warn(comparison.namesakes)
@@ -203,9 +214,12 @@ def compare(a: str, b: str, task: str | None, folders: Paths, style: str) -> Non
 @click.argument("task", shell_complete=complete_tasks)
 @click.option("--metric", default="acc", metavar="NAME", help="Of those in --format json [acc, the average].")
 @label_option
+@recipe_option
 @folders_options
 @style_option
-def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, style: str) -> None:
+def variance(
+    task: str, metric: str, labels: tuple[str, ...], recipes: tuple[str, ...], folders: Paths, style: str
+) -> None:
     """Split how rows in sessions vary: order, supports, seed.
 
     Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
@@ -214,7 +228,7 @@ def variance(task: str, metric: str, labels: tuple[str, ...], folders: Paths, st
     from ifsl_bench.analysis.task_results import boards_of
     from ifsl_bench.reporting.comparison_tables import variance_tables
 
-    boards = boards_of([task], labels, folders)
+    boards = boards_of([task], labels, folders, recipes)
     show_tables([table for board in boards for table in variance_tables(board, metric)], style)
 
 

@@ -221,17 +221,21 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
     from ifsl_bench.reporting.leaderboard import task_table
     from ifsl_bench.reporting.table import PROGRAMS
 
-    boards = [load_board(task, work.home.results) for task in tasks]
+    boards, labels_of = [], dict[str, list[str]]()
+    for task in tasks:
+        board = load_board(task, work.home.results)
+        labels = list(dict.fromkeys(job.label for job in summary.stored if job.task.name == task.name))
+        new = [row for label in labels if (row := board.row(label))]
+        if any(row.of_other_recipe for row in new):
+            board = board.of_recipes([row.recipe for row in new if row.recipe])
+        labels_of[board.name] = labels
+        boards.append(board)
     if style in PROGRAMS:
         show_tables([task_table(board, full) for board in boards if not board.empty], style)
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
     from ifsl_bench.reporting.notes import standings
 
-    labels_of = {
-        board.name: list(dict.fromkeys(job.label for job in summary.stored if job.task.name == board.name))
-        for board in boards
-    }
     boards = [board.default_view(labels_of[board.name]) for board in boards if labels_of[board.name]]
     if style == "latex" and boards:
         from ifsl_bench.reporting.latex import paper_tables

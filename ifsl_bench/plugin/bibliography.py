@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import Paper, display_label, display_rows, papers, parse_label
+from ifsl_bench.plugin.display_names import Paper, display_label, display_rows, papers, parse_label, recipe_in_print
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ _TRAINING_PREFIX = re.compile(r"^train\.")
 def paper_label(label: str) -> str:
     """Return a row's label as papers print it: "LR+A, calibrated (gamma = 1e-05)" for ``lr+a+cal.gamma=1e-05``.
 
-    What nobody has said how to print stays as it is.
+    The recipe of its backbone is behind a bar: "NCM | closer, beta 1". What nobody has said how to print stays as it
+    is.
     """
-    name, calibrated, setting, options = parse_label(label)
+    recipe = parse_label(label).recipe
+    name, calibrated, setting, options = parse_label(parse_label(label).without_recipe)
     parts = [display_label(name), *(["calibrated"] if calibrated else [])]
     if setting:
         trials = setting.removeprefix("tuned-")
@@ -35,7 +37,8 @@ def paper_label(label: str) -> str:
     option_text = ", ".join(
         _TRAINING_PREFIX.sub("training ", option).replace("=", " = ", 1).replace("_", " ") for option in options
     )
-    return ", ".join(parts) + (f" ({option_text})" if option_text else "")
+    text = ", ".join(parts) + (f" ({option_text})" if option_text else "")
+    return f"{text} | {recipe_in_print(recipe)}" if recipe else text
 
 
 def papers_of_method(name: str) -> list[Paper]:

@@ -145,6 +145,12 @@ class Label(NamedTuple):
         return ".".join(option[len("recipe") + 1 :] for option in parts)
 
     @property
+    def without_recipe(self) -> str:
+        """The label that the row has where the task's own recipe trains."""
+        options = tuple(option for option in self.options if not option.startswith(("recipe=", "recipe.")))
+        return str(self._replace(options=options))
+
+    @property
     def typed(self) -> list[str]:
         """The words that make the row on the command line, behind ``ifsl-bench run``."""
         words = ["--method", self.name]
@@ -162,6 +168,20 @@ class Label(NamedTuple):
             else:
                 words += ["--set", option]
         return words + ["--calibrate"] * self.calibrated
+
+
+def recipe_in_print(recipe: str) -> str:
+    """Return a recipe and its options as names of rows have them: ``closer, beta 1`` for ``closer.beta=1``."""
+    name, *options = split_recipe(recipe)
+    return ", ".join([name, *(option.replace("=", " ", 1).replace("_", " ") for option in options)])
+
+
+def shown_label(label: str) -> str:
+    """Return a row's name in tables: its label, and behind a bar the recipe, as in ``ncm | closer, beta 1``."""
+    if ".recipe=" not in label:
+        return label
+    parts = parse_label(label)
+    return f"{parts.without_recipe} | {recipe_in_print(parts.recipe)}"
 
 
 def parse_label(label: str) -> Label:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, lazy_rows
 from ifsl_bench.analysis.ranking import Difference, Ranked
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.display_names import LAZY
+from ifsl_bench.plugin.display_names import LAZY, shown_label
 from ifsl_bench.protocols.metrics import METRICS, Estimate, Paired
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import protocol_of
@@ -106,7 +106,7 @@ def _lazy(board: TaskResults) -> list[TableRow]:
         labels = list(dict.fromkeys(row.label for row in alike))
         plainest = min(labels, key=lambda label: "." in label)
         name = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})"
-        note, after = f"the A_0 of {', '.join(labels)}", lazy.after()
+        note, after = f"the A_0 of {', '.join(map(shown_label, labels))}", lazy.after()
         entry = TableRow(
             board.task, True, name, lazy.summary(), COMPUTED, seeds=len(lazy.seeds), note=note, after=after
         )
@@ -140,7 +140,11 @@ UNKNOWN = Estimate(math.nan, math.nan)
 
 
 def task_columns(
-    task: Task, full: bool = False, ranked: bool = False, row_metrics: Collection[str] = METRICS
+    task: Task,
+    full: bool = False,
+    ranked: bool = False,
+    row_metrics: Collection[str] = METRICS,
+    recipes: bool = False,
 ) -> list[Column[TableRow]]:
     """Return the columns of a task's table.
 
@@ -150,6 +154,7 @@ def task_columns(
             sessions, the accuracy after each, and every metric.
         ranked: add the rank, and how far each row is from the best.
         row_metrics: the metrics that some row has. Readers are not shown what no row has; programs get it always.
+        recipes: whether some row is of another recipe than the task's own, so that costs of training differ.
     """
     protocol = protocol_of(task)
     shown = protocol.fields if full else [column.name for column in protocol.columns if column.short]
@@ -164,17 +169,17 @@ def task_columns(
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
         *([Column(fields=_comparable_fields), RANK] if ranked else []),
-        Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=14),
+        Column("method", lambda entry: shown_label(entry.label), lambda entry: {"method": entry.label}, fold=14),
         *metrics,
         *([Column("to the best", _to_best, drop=5)] if ranked else []),
-        *fact_columns(task, full),
+        *fact_columns(task, full, recipes),
         _source(ranked),
         Column(fields=_data_fields),
         *([Column(fields=_to_best_fields)] if ranked else []),
     ]
 
 
-def fact_columns(task: Task, full: bool) -> list[Column[TableRow]]:
+def fact_columns(task: Task, full: bool, recipes: bool = False) -> list[Column[TableRow]]:
     """Return the columns of facts of a row beside its metrics, in their order: a further one is an entry here.
 
     Every format has it: papers' LaTeX, with ``--full``, where it has a ``latex_heading``.
@@ -182,17 +187,23 @@ def fact_columns(task: Task, full: bool) -> list[Column[TableRow]]:
     Args:
         task: the task.
         full: add what only full tables show.
+        recipes: whether some row is of another recipe than the task's own.
     """
     return [
         *([STATE] if protocol_of(task).learns_sessions else []),
         Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
         Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=7),
         Column("trials" if full else None, _trials, _trials_fields, fold=8),
+        *([TRAINED] if full and recipes else []),
     ]
 
 
 def paper_columns(
-    task: Task, full: bool = False, ranked: bool = False, row_metrics: Collection[str] = METRICS
+    task: Task,
+    full: bool = False,
+    ranked: bool = False,
+    row_metrics: Collection[str] = METRICS,
+    recipes: bool = False,
 ) -> list[Column[TableRow]]:
     """Return the columns of a task's table in the layout of papers; arguments as :func:`task_columns`.
 
@@ -201,6 +212,7 @@ def paper_columns(
         full: add the columns that papers have in further tables, such as Delta_a and Delta_b.
         ranked: add the ranks that each measured row can have.
         row_metrics: the metrics that some row has.
+        recipes: whether some row is of another recipe than the task's own.
     """
     protocol = protocol_of(task)
     names = [
@@ -214,7 +226,7 @@ def paper_columns(
         columns.sort(key=lambda column: column.name == "calibrated_acc")
         between = [_after(t, True) for t in curve[1:-1]]
         columns = [_metric("first", task, True), *between, _metric("last", task, True), *columns]
-    facts = [column for column in fact_columns(task, full) if full and column.latex_heading]
+    facts = [column for column in fact_columns(task, full, recipes) if full and column.latex_heading]
     return [*columns, *facts, *([RANK] if ranked else [])]
 
 
@@ -350,6 +362,34 @@ STATE = Column[TableRow](
 )
 
 
+def _trained(entry: TableRow) -> str:
+    """Return the steps of the backbone's training, and the passes of the backbone that each takes for an image."""
+    facts = _recipe_fields(entry)
+    return f"{facts['pretraining_steps']:,} x {facts['passes']:g}" if facts["recipe"] else ""
+
+
+def _recipe_fields(entry: TableRow) -> dict[str, str | float | bool | None]:
+    row = entry.measured
+    if row is None or row.recipe is None:
+        return dict.fromkeys(("recipe", "pretraining_steps", "passes", "knows_classes"))
+    facts = row.results[0].pretraining
+    return {
+        "recipe": row.recipe,
+        "pretraining_steps": facts.get("steps", entry.task.pretraining.steps),
+        "passes": facts.get("passes", 1.0),
+        "knows_classes": row.knows_classes,
+    }
+
+
+TRAINED = Column[TableRow](
+    "steps x passes",
+    _trained,
+    drop=6,
+    latex_heading=r"steps $\times$ passes",
+    latex=lambda entry, _: _trained(entry).replace("x", r"$\times$"),
+)
+
+
 def _spread(entry: TableRow) -> str:
     return "" if math.isnan(entry.spread) else f"{entry.spread:.2f}"
 
@@ -370,9 +410,14 @@ def _trials_fields(entry: TableRow) -> dict[str, str | int | None]:
 
 
 def remarks_of(row: SeedAggregate) -> list[str]:
-    """Return the remarks on a measured row: what its method sees and keeps, and what its backbone saw."""
-    keeps = f"keeps {row.images_kept}" if row.images_kept else ""
-    return [remark for remark in ("transductive" if row.transductive else "", keeps, MARKS[row.novel_seen]) if remark]
+    """Return the remarks on a measured row: what its method sees and keeps, and what its backbone saw and knows."""
+    remarks = (
+        "transductive" if row.transductive else "",
+        f"keeps {row.images_kept}" if row.images_kept else "",
+        MARKS[row.novel_seen],
+        "knows the number of classes" if row.knows_classes else "",
+    )
+    return [remark for remark in remarks if remark]
 
 
 def _source(ranked: bool) -> Column[TableRow]:
@@ -391,8 +436,9 @@ def _source(ranked: bool) -> Column[TableRow]:
     return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, fold=11)
 
 
-def _data_fields(entry: TableRow) -> dict[str, bool | str | None]:
-    return {"partial_data": entry.partial, "novel_seen": entry.measured.novel_seen if entry.measured else None}
+def _data_fields(entry: TableRow) -> dict[str, bool | str | float | None]:
+    novel_seen = entry.measured.novel_seen if entry.measured else None
+    return {"partial_data": entry.partial, "novel_seen": novel_seen, **_recipe_fields(entry)}
 
 
 def _to_best(entry: TableRow) -> str:

@@ -21,6 +21,7 @@ from ifsl_bench.analysis.session_variance import (
     splits_of_rows,
 )
 from ifsl_bench.analysis.task_results import TaskResults
+from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
@@ -80,7 +81,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         Column(fields=record),
     ]
     title = (
-        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, "
+        f"A = {shown_label(comparison.a)}, B = {shown_label(comparison.b)}, task {comparison.task}, "
         f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {seeds_in_words(comparison.seeds)}"
     )
     drawn = f"{units}, seeds and test images" if images else f"{units} and seeds"
@@ -141,13 +142,13 @@ def _beside_table(board: TaskResults, pairs: list[PublishedPair]) -> Table[Publi
     judged = [pair for pair in pairs if pair.verdict]
     notes = []
     if judged:
-        outside = [pair.row.label for pair in judged if pair.verdict == OUTSIDE]
+        outside = [pair.row.shown for pair in judged if pair.verdict == OUTSIDE]
         notes.append(
             f"{len(judged) - len(outside)} of {len(judged)} rows are within the band around the printed accuracy"
             + (f"; outside: {', '.join(outside)}" if outside else "")
             + ". docs/paper.md says where the band comes from, and what may explain a difference."
         )
-    if few := [pair.row.label for pair in judged if len(pair.row.results) < 3]:
+    if few := [pair.row.shown for pair in judged if len(pair.row.results) < 3]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
     notes += _order(board, pairs)
     reasons = {pair.incompatibility: None for pair in pairs if pair.incompatibility}
@@ -207,7 +208,7 @@ def _fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
 
 PUBLISHED_COLUMNS: tuple[Column[PublishedPair], ...] = (
     Column(fields=lambda pair: {"task": pair.board.name}),
-    Column("method", lambda pair: pair.row.label, lambda pair: {"method": pair.row.label}, fold=16),
+    Column("method", lambda pair: pair.row.shown, lambda pair: {"method": pair.row.label}, fold=16),
     Column("Acc.", lambda pair: plus_minus(pair.row.summary()["acc"])),
     Column("printed", _printed),
     Column("difference", lambda pair: f"{pair.difference:+.2f}"),
@@ -250,7 +251,7 @@ def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[Varia
     notes = [*VARIANCE_NOTES]
     if any(row.a.one_pretraining for row in rows):
         notes.append("Seeds are of meta-training alone: the backbone is held fixed.")
-    if fixed := [row.a.label for row in rows if row.a.fixed]:
+    if fixed := [row.a.shown for row in rows if row.a.fixed]:
         notes.append(f"The same for every seed, of which one counts: {', '.join(fixed)}.")
     columns = [*_named(names, "method", "a"), *_variance_columns(board, heading, rows)]
     tables = [Table(columns, rows, f"{board.name}, {heading}", [*notes, *_empty(rows)])]

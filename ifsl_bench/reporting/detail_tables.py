@@ -59,8 +59,8 @@ def row_table(row: SeedAggregate) -> Table[str]:
         means = {name: float(row.by_seed(name)[place].mean()) for name in summary}
         columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
     seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {counted(len(row.seeds), 'seed')}"
-    notes = [*_notes(row), *([] if of_file else solve_notes({row.label: row.solves}))]
-    return Table(columns, list(summary), f"{row.label} on {first.task}{seeds}", notes)
+    notes = [*_notes(row), *([] if of_file else solve_notes({row.shown: row.solves}))]
+    return Table(columns, list(summary), f"{row.shown} on {first.task}{seeds}", notes)
 
 
 def session_tables(row: SeedAggregate) -> list[Table[int]]:
@@ -85,7 +85,7 @@ def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
 
     columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, AFTER)]
-    return Table(columns, range(len(row.after())), f"{row.label}, {title}", _notes(row)[1:], whole=True)
+    return Table(columns, range(len(row.after())), f"{row.shown}, {title}", _notes(row)[1:], whole=True)
 
 
 def validated_on(task: Task) -> str:
@@ -135,6 +135,10 @@ def _facts(result: Result) -> dict[str, list[str]]:
     }
     if validation:
         facts["validation"] = f"by step: {_words(validation, _percent)}"
+    if "recipe" in pretraining:
+        knows = ", given the number of novel classes to come" if pretraining.get("knows_classes") else ""
+        each = f"{pretraining['steps']:,} steps of {pretraining['passes']:g} passes"
+        facts["recipe"] = f"{pretraining['recipe']}{knows}: {each} of the backbone for each image"
     if result.calibration:
         facts["calibration"] = _calibration(result, result.calibration)
     if result.choice:

@@ -71,7 +71,8 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
     task = boards[0].task
     protocol = protocol_of(task)
     measured = [row for board in boards for row in board.measured]
-    columns = paper_columns(task, full, rank, [name for name in titles() if having(measured, name)])
+    recipes = any(row.of_other_recipe for row in measured)
+    columns = paper_columns(task, full, rank, [name for name in titles() if having(measured, name)], recipes)
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     stored, own = ({row.label for row in measured if (row.origin == STORED) is here} for here in (True, False))
@@ -224,7 +225,7 @@ def _not_shown(boards: Sequence[TaskResults], bold: Bold) -> list[str]:
     for board in boards:
         tops = [place.row for place in board.ranking.places if place.top]
         if board.rows and tops and not shown.intersection(tops):
-            names = one_line(", ".join(row.label for row in tops))
+            names = one_line(", ".join(row.shown for row in tops))
             lines.append(
                 f"None is bold among the measured rows of {board.name}: {names} may be the best, and is not shown."
             )

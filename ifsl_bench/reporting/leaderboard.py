@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
 from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_variants, nothing_stored
+from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import TableRow, entries_of, rounded, task_columns
-from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
+from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration, recipe_notes
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
 from ifsl_bench.utils.text_format import counted, join_or
@@ -86,7 +87,7 @@ def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> 
     entries = sorted(entries_of(board, ranked), key=order)
     metrics = {name for entry in entries for name in entry.values}
     shared = [entry for entry in entries if entry.kind == COMPUTED and "," in entry.note]
-    notes = [*notes_of(board), *(f"{entry.label}: {entry.note}." for entry in shared)]
+    notes = [*notes_of(board), *(f"{shown_label(entry.label)}: {entry.note}." for entry in shared)]
     notes += [of_calibration(board.task)] if "calibrated_acc" in metrics else []
     means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
     title = board.name
@@ -95,7 +96,9 @@ def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> 
         notes += notes_of_ranks(board)
     elif any(above < below for above, below in itertools.pairwise(means)):
         notes.append(SHARED)
-    return Table(task_columns(board.task, full, ranked, metrics), entries, title, notes, mine=_mine, whole=full)
+    recipes = any(row.of_other_recipe for row in board.measured)
+    columns = task_columns(board.task, full, ranked, metrics, recipes)
+    return Table(columns, entries, title, notes, mine=_mine, whole=full)
 
 
 def ranked_tables(
@@ -132,7 +135,7 @@ def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]
         count = len(whole.rows) - len(shown)
         notes = [f"{counted(count, 'more row')}: ifsl-bench leaderboard {board.name}"] if count else []
         notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
-        notes += [f"{remark}." for remark in board.left_out]
+        notes += [*recipe_notes(board), *(f"{remark}." for remark in board.left_out)]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     units = join_or(protocol_of(board.task).units for board in boards)
     closing = (
@@ -245,7 +248,7 @@ def with_variants(boards: Iterable[TaskResults], results: Path, labels: Collecti
     every: list[TaskResults] = []
     for board in named.values():
         variants = [variant for variant in load_variants(board.task, results) if variant.name not in named]
-        variants = [variant.in_setting(board.setting) for variant in variants]
+        variants = [variant.of_recipes(board.recipes).in_setting(board.setting) for variant in variants]
         if labels:
             variants = [variant.only(labels) for variant in variants]
         every += (board, *variants)

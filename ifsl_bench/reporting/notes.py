@@ -22,7 +22,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import format_p_value, numbers_in_words, seeds_in_words
+from ifsl_bench.utils.text_format import counted, format_p_value, numbers_in_words, seeds_in_words
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
 OF_SESSIONS = {  # column -> its meaning
@@ -65,6 +65,7 @@ def notes_of(
         *_measurement_notes(board, shown),
         *_choice_notes(board),
         *_group_notes(board),
+        *recipe_notes(board),
         *_anomaly_notes(board),
         *_incomparable_notes(board),
     ]
@@ -136,6 +137,22 @@ def _group_notes(board: TaskResults) -> list[str]:
             )
     if measured and (corpora := board.task.pretraining.pretrained_on):
         notes.append(f"That the backbone has seen {corpora} and nothing else is the word of whoever gave its weights.")
+    return notes
+
+
+def recipe_notes(board: TaskResults) -> list[str]:
+    """Return what trained the backbones of rows whose names do not say it, what recipes know, and where others are."""
+    notes = []
+    if any(row.of_other_recipe for row in board.measured):
+        plain = {row.recipe for row in board.measured if row.recipe and not row.of_other_recipe}
+        of_others = f"; of the other rows, {', '.join(plain)}" if plain else ""
+        notes.append(f"Behind a bar is the recipe that trained the backbone{of_others}.")
+    if knowing := [row.full_name for row in board.measured if row.knows_classes]:
+        notes.append(f"On a backbone whose recipe is given the number of novel classes to come: {', '.join(knowing)}.")
+    if board.hidden:
+        recipes = ", ".join(sorted({row.recipe for row in board.hidden if row.recipe}))
+        more = f"{counted(len(board.hidden), 'more row')} on backbones of other recipes ({recipes})"
+        notes.append(f"`ifsl-bench table {board.name} --recipe all` has {more}.")
     return notes
 
 
@@ -274,7 +291,8 @@ def standing(board: TaskResults, label: str) -> list[str]:
         if nearest is best
         else [(f"best other row{kin}", best), (f"nearest row{kin}", nearest)]
     )
-    lines = [f"{label}: {rank}", *(f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in targets)]
+    lines = [f"{mine.shown}: {rank}"]
+    lines += [f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in targets]
     lines += [_again(ranking, mine, p.row) for p in places if p.row.label == label and p.row is not best]
     return [one_line(line) for line in lines]
 
@@ -299,7 +317,7 @@ def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> st
     ours, theirs = ranking.of(mine, row).means(mine, row)
     level = f"{theirs:.2f} on {seeds_in_words(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
-        level += f", where {mine.label} has {ours:.2f}"
+        level += f", where {mine.shown} has {ours:.2f}"
     units = mine.units if gap.images_fixed else f"{mine.units}, test images"
     over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {units} and seeds"
     if gap.models_fixed and not gap.images_fixed:

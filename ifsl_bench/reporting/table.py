@@ -130,7 +130,8 @@ Records = list[dict[str, Any]]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
 # In a comment, where titles and notes stand, "95%" and "Delta_a" are left as they are.
 LATEX = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
-SPECIAL = LATEX | {"~": r"\textasciitilde{}", "±": r"$\pm$"} | {character: f"\\{character}" for character in "&%$#_{}"}
+SIGNS = {"~": r"\textasciitilde{}", "|": r"\textbar{}", "±": r"$\pm$"}
+SPECIAL = LATEX | SIGNS | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:

@@ -31,6 +31,7 @@ from ifsl_bench.protocols.metrics import Estimate, HitCounts
 from ifsl_bench.protocols.protocol import MOST_NUMBERS, Hits, Protocol, StoredCounts
 from ifsl_bench.protocols.registry import stored_form
 from ifsl_bench.protocols.tasks.contamination import SEEN
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
@@ -252,6 +253,15 @@ class Result(Section, frozen=True):
     def calibrated(self) -> bool:
         """Whether the bias of its calibration is part of the row."""
         return self.calibration is not None and self.calibration.applied
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe that trained the backbone, with its options; None where it was not trained on the task's data."""
+        if "recipe" in self.pretraining:
+            return str(self.pretraining["recipe"])
+        key = str(self.pretraining.get("key"))
+        features = re.search(rf"-({NO_BACKBONE}|{INCLUDED})-(linear|cosine)-seed\d+-\w+$", key)
+        return None if features or "backbone" in self.pretraining else PLAIN
 
     @property
     def chosen(self) -> set[str]:

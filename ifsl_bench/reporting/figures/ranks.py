@@ -53,7 +53,7 @@ def draw(boards: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, lis
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
     ]
     legend_below(figure, keys, KEY)
-    out = {board.name: [place.row.label for place in board.places if place.provisional] for board in boards}
+    out = {board.name: [place.row.shown for place in board.places if place.provisional] for board in boards}
     return figure, [
         f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
     ]

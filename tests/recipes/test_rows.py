@@ -1,0 +1,180 @@
+"""Rows on backbones of several recipes: how they are named, shown, ranked and compared."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.plugin.bibliography import paper_label
+from ifsl_bench.plugin.display_names import shown_label
+from ifsl_bench.protocols.tasks.task_files import find
+
+TASK = "hues.toml"
+MADE = {f"{method}{recipe}" for method in ("ncm", "imprint")
+        for recipe in ("", ".recipe=closer.recipe.beta=1", ".recipe=etf")}  # fmt: skip
+PLAIN = ["ncm", "imprint"]
+
+
+@pytest.fixture
+def rows(hues, made_once, call):
+    """Make rows of two methods on backbones of three recipes, with three seeds."""
+
+    def fill(root: Path) -> None:
+        how = ("--recipe", "ce,closer.beta=1,etf", "--seeds", "3", "-q")
+        assert call("run", "--method", "ncm,imprint", "--task", TASK, *how)[0] == 0
+        shutil.copytree(hues / "home" / "results", root / "results")
+
+    made = made_once("rows-of-recipes", fill)
+    shutil.copytree(made / "results", hues / "home" / "results", dirs_exist_ok=True)
+    return hues
+
+
+def labels(call, *arguments: str) -> list[str]:
+    status, out, err = call(*arguments, "--format", "json")
+    assert status == 0, err
+    return [record["method"] for record in json.loads(out)]
+
+
+@pytest.mark.parametrize(
+    ("label", "shown", "in_print"),
+    [
+        ("ncm", "ncm", "NCM"),
+        ("ncm.recipe=closer", "ncm | closer", "NCM | closer"),
+        ("ncm.recipe=closer.recipe.beta=1", "ncm | closer, beta 1", "NCM | closer, beta 1"),
+        (
+            "lr+a+cal.gamma=1e-05.train.steps=40.recipe=alice.recipe.mix_times=2",
+            "lr+a+cal.gamma=1e-05.train.steps=40 | alice, mix times 2",
+            "LR+A, calibrated (gamma = 1e-05, training steps = 40) | alice, mix times 2",
+        ),
+    ],
+)
+def test_a_name_has_its_recipe_behind_a_bar(label, shown, in_print):
+    assert shown_label(label) == shown
+    assert paper_label(label) == in_print
+
+
+def test_every_format_names_the_recipe(rows, call):
+    command = ("table", TASK, "--recipe", "all")
+    text, markdown, latex = (call(*command, "--format", form)[1] for form in ("text", "markdown", "latex"))
+    assert "\nncm | closer, beta 1  " in text
+    assert "Behind a bar is the recipe that trained the backbone; of the other rows, ce." in text
+    assert "| ncm \\| closer, beta 1 " in markdown
+    assert "\nNCM \\textbar{} closer, beta 1 & " in latex
+    records = json.loads(call(*command, "--format", "json")[1])
+    assert {record["method"] for record in records} == MADE
+    assert next(csv.reader(StringIO(call(*command, "--format", "csv")[1]))) == list(records[0])
+    by_label = {record["method"]: record for record in records}
+    facts = ("recipe", "pretraining_steps", "passes", "knows_classes")
+    assert [by_label["ncm"][name] for name in facts] == ["ce", 2, 1.0, False]
+    assert [by_label["ncm.recipe=closer.recipe.beta=1"][name] for name in facts] == ["closer.beta=1", 1, 3.0, False]
+    assert [by_label["ncm.recipe=etf"][name] for name in facts] == ["etf", 2, 1.0, True]
+
+
+@pytest.mark.parametrize("command", ["table", "leaderboard"])
+def test_a_table_shows_the_tasks_own_recipe_unless_asked(rows, call, command):
+    def shown(*arguments: str) -> set[str]:
+        return set(labels(call, command, TASK, *arguments))
+
+    assert shown() == set(PLAIN)
+    assert shown("--recipe", "ce") == set(PLAIN)
+    assert shown("--recipe", "ETF") == {"ncm.recipe=etf", "imprint.recipe=etf"}
+    assert shown("--recipe", "ce,closer.beta=1") == {label for label in MADE if "etf" not in label}
+    assert shown("--recipe", "all") == MADE
+    assert shown("--recipe", "all", "--method", "ncm") == {label for label in MADE if label.startswith("ncm")}
+    assert shown("--method", "ncm") == {"ncm"}
+    assert shown("--method", "imprint,ncm.recipe=etf") == {"imprint", "ncm.recipe=etf"}
+    assert shown("--method", "ncm | etf") == {"ncm.recipe=etf"}
+    status, _, err = call(command, TASK, "--recipe", "closer")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "unknown recipe 'closer' in the rows of hues-1shot; did you mean 'closer.beta=1'" in err
+
+
+def test_a_note_says_that_there_are_rows_of_other_recipes(rows, call):
+    note = "`ifsl-bench table hues-1shot --recipe all` has {} on backbones of other recipes ({})."
+    assert note.format("4 more rows", "closer.beta=1, etf") in call("table", TASK)[1]
+    assert note.format("4 more rows", "closer.beta=1, etf") in call("leaderboard", TASK)[1]
+    assert note.format("2 more rows", "closer.beta=1, etf") in call("table", TASK, "--method", "ncm")[1]
+    assert note.format("2 more rows", "ce") in call("table", TASK, "--recipe", "etf,closer.beta=1")[1]
+    assert "other recipes" not in call("table", TASK, "--recipe", "all")[1]
+
+
+def test_ranks_are_among_the_recipes_that_are_asked_for(rows):
+    board = load_board(find(TASK)[0], rows / "home" / "results")
+    assert {row.label for row in board.ranking.family} == set(PLAIN)
+    assert [place.among for place in board.places] == [2, 2]
+    both = board.of_recipes(["ce", "etf"])
+    assert {row.label for row in both.ranking.family} == {"ncm", "imprint", "ncm.recipe=etf", "imprint.recipe=etf"}
+    assert both.of_recipes(()).compared == board.compared
+    named = board.only(["ncm", "ncm.recipe=etf"])
+    assert {row.label for row in named.compared} == {"ncm", "imprint", "ncm.recipe=etf"}
+
+
+def test_a_run_prints_the_rows_of_the_recipes_that_it_made(rows, call):
+    status, out, err = call("run", "--method", "ncm", "--task", TASK, "--recipe", "ce,etf", "-q")
+    assert status == 0, err
+    assert "\nncm | etf  " in out
+    assert "\nncm  " in out
+    assert "closer, beta 1" not in out
+    assert "\nncm | etf: " in out  # where it stands
+    out = call("run", "--method", "ncm", "--task", TASK, "--recipe", "etf", "-q")[1]
+    assert "\nncm  " not in out
+    assert "\nncm | etf  " in out
+
+
+def test_what_a_recipe_knows_and_costs_is_shown(rows, call):
+    out = call("table", TASK, "--recipe", "all", "--full")[1]
+    line = next(line for line in out.splitlines() if line.startswith("ncm | etf"))
+    assert "2 x 1" in line
+    assert "knows the number of classes" in line
+    assert "1 x 3" in next(line for line in out.splitlines() if line.startswith("ncm | closer"))
+    assert "2 x 1" in next(line for line in out.splitlines() if line.startswith("ncm  "))
+    assert "given the number of novel classes to come: " in out
+    latex = call("table", TASK, "--recipe", "all", "--full", "--format", "latex")[1]
+    assert r"steps $\times$ passes" in latex
+    assert r"NCM \textbar{} etf, knows the number of classes &" in latex
+    assert "steps x passes" not in call("table", TASK, "--full")[1]
+
+
+def test_rows_of_two_recipes_are_compared_on_the_same_episodes(rows, call):
+    pair = ("compare", "imprint.recipe=etf", "imprint", "--task", TASK)
+    records = json.loads(call(*pair, "--format", "json")[1])
+    board = load_board(find(TASK)[0], rows / "home" / "results")
+    a, b = board.row("imprint.recipe=etf"), board.row("imprint")
+    difference = (a.by_seed("base_alone") - b.by_seed("base_alone")).mean()
+    assert abs(difference) > 1  # in percent
+    record = next(record for record in records if record["metric"] == "base_alone")
+    assert record["difference"] == pytest.approx(difference, abs=1e-6)  # digits that are printed
+    assert (record["a"], record["b"]) == ("imprint.recipe=etf (yours)", "imprint (yours)")
+    assert record["seeds"] == [0, 1, 2]
+    out = call(*pair)[1]
+    assert "A = imprint | etf (yours), B = imprint (yours), task hues-1shot" in out
+    assert "imprint | etf (yours) on one trained by etf, imprint (yours) on one trained by ce" in out
+    out = call("compare", "imprint", "ncm", "--task", TASK, "--recipe", "etf")[1]
+    assert "A = imprint | etf (yours), B = ncm | etf (yours)" in out
+    status, _, err = call("compare", "imprint", "ncm", "--task", TASK, "--recipe", "all")
+    assert (status, len(err.splitlines())) == (2, 1)
+
+
+def test_show_has_a_row_of_any_recipe(rows, call):
+    status, out, err = call("show", "ncm.recipe=etf", TASK)
+    assert status == 0, err
+    assert "ncm | etf on hues-1shot (yours), 3 seeds" in out
+    assert "etf, given the number of novel classes to come: 2 steps of 1 passes of the backbone for each image" in out
+    assert call("show", "ncm | closer, beta 1", TASK)[1].startswith("ncm | closer, beta 1 on hues-1shot (yours)")
+    assert "unknown row 'ncm.recipe=eft'" in call("show", "ncm.recipe=eft", TASK)[2]
+
+
+def test_rows_of_other_recipes_alone_are_found(rows, call):
+    for method in PLAIN:
+        for file in (rows / "home" / "results").rglob(f"{method}.seed-*.json"):
+            file.unlink()
+    status, _, err = call("table", TASK)
+    assert status == 2
+    assert "has rows of other recipes alone (closer.beta=1, etf): add --recipe all" in err
+    assert len(labels(call, "table", TASK, "--recipe", "all")) == 4
