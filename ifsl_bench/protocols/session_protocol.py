@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     MetricColumn("acc", "Avg.", r"Avg. $\uparrow$", short=True, latex_short=True),
-    MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=6),
+    MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=2),
+    MetricColumn("gacc", "gAcc", r"gAcc $\uparrow$", short=True, drop=1),  # the average is mostly of base queries
     MetricColumn("first", "A_0", r"$A_0 \uparrow$", short=True, latex_short=True, drop=9),
     MetricColumn("last", "A_T", r"$A_T \uparrow$", short=True, latex_short=True, drop=5),
     MetricColumn("pd", "PD", r"PD $\downarrow$", short=True, latex_short=True, drop=10),  # the less the better
@@ -27,7 +28,6 @@ COLUMNS = (
     MetricColumn("base", "base", r"base $\uparrow$", short=True, drop=3),  # one without the other misleads
     MetricColumn("novel", "novel", r"novel $\uparrow$", short=True, drop=3),
     MetricColumn("harmonic", "harmonic", r"harmonic $\uparrow$", short=True, drop=1),
-    MetricColumn("gacc", "gAcc", r"gAcc $\uparrow$", short=True, drop=2),
     MetricColumn("learned", "just learned"),
     MetricColumn("novel_as_base", "novel as base"),
     MetricColumn("base_as_novel", "base as novel"),

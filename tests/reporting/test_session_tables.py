@@ -121,12 +121,13 @@ def test_full_tables_have_the_accuracy_after_each_session(call):
 
 
 @pytest.mark.parametrize("style", ["text", "markdown"])
-def test_harmonic_mean_and_gacc_stand_beside_base_and_novel_accuracy(call, style):
+def test_harmonic_mean_stands_beside_base_and_novel_accuracy_and_gacc_beside_the_average(call, style):
     _, out, _ = call("table", "tiny-features-sessions", "--method", "teen", "--format", style)
     heads, teen = ([cell.strip() for cell in re.split(r"\||  +", line) if cell.strip()] for line in out.splitlines()
                    if line.strip("| ").startswith(("method ", "teen ")))  # fmt: skip
     shown = [float(teen[heads.index(name)].split()[0]) for name in ("base", "novel", "harmonic", "gAcc")]
-    assert heads[(at := heads.index("base")) : at + 4] == ["base", "novel", "harmonic", "gAcc"]
+    assert heads[(at := heads.index("base")) : at + 3] == ["base", "novel", "harmonic"]
+    assert heads[1:4] == ["Avg.", "cal. Acc.", "gAcc"], "the average is mostly of base queries"
     hits, queries = stored_counts("teen")
     rows, columns = np.tril_indices(10)
     acc = np.full((10, 10), np.nan)
@@ -145,8 +146,8 @@ def test_terminals_leave_out_other_columns_first():
         screen = io.StringIO()
         print_tables([table], Console(file=screen, width=width))
         heads[width] = screen.getvalue().splitlines()[2].split()
-    assert heads[80] == ["method", "Avg.", "harmonic", "gAcc", "seeds", "source"]
-    assert heads[120] == ["method", "Avg.", "gain", "base", "novel", "harmonic", "gAcc", "seeds", "source"]
+    assert heads[80] == ["method", "Avg.", "gAcc", "harmonic", "seeds", "source"]
+    assert heads[120] == ["method", "Avg.", "cal.", "Acc.", "gAcc", "base", "novel", "harmonic", "seeds", "source"]
 
 
 @pytest.mark.parametrize("command", [["table"], ["table", "--rank"]], ids="-".join)
@@ -341,7 +342,7 @@ def test_the_overview_has_averages_of_sessions(call):
     lines = render(overview([board_of("tiny-features-sessions", Paths.locate())])[0], "text").splitlines()
     assert lines[0] == "tiny-features-sessions"
     assert lines[2].split() == [
-        "rank", "method", "Avg.", "cal.", "Acc.", "gain", "base", "novel", "harmonic", "gAcc", "seeds", "source"
+        "rank", "method", "Avg.", "cal.", "Acc.", "gAcc", "gain", "base", "novel", "harmonic", "seeds", "source"
     ]  # fmt: skip
     names = [re.split("  +", line.strip()) for line in lines[4:9]]
     assert [cells[0] for cells in names[3:]] == ["lazy (anil)", "lazy (imprint)"], "those of the rows above"
