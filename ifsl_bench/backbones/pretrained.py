@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,8 @@ HeadKind = Literal["linear", "cosine"]
 RECIPE_FIELDS = ("recipe", "steps", "passes", "knows_classes")  # recorded of backbones that a recipe trained
 FROZEN_FIELDS = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # recorded of frozen backbones
 VERSION = 2  # raised when training starts to give other weights from equal settings
-PACKAGED = Path(__file__).parent / "weights"  # files of the package, see :mod:`ifsl_bench.backbones.weights`
+# Folders of files that come with the package, see :mod:`ifsl_bench.backbones.weights`; only a clone has the second.
+PACKAGED = (Path(__file__).parent / "weights", Path(str(resources.files("ifsl_bench.results"))) / "weights")
 DISABLED = "trained-here.json"  # in the folder of a pretraining that is trained although it comes with the package
 DEVIATIONS = 2.0  # standard deviations by which a classifier has to be better than guessing
 
@@ -345,10 +347,25 @@ def open_pretrained(
     return stored.finished(reporter) if stored.info.get("finished") else None
 
 
-def packaged_file(key: str) -> Path | None:
-    """Return the file of a pretraining that comes with the package; None where none does."""
-    path = PACKAGED / f"{key}.safetensors"
-    return path if path.is_file() else None
+def packaged_file(home: Paths, key: str) -> Path | None:
+    """Return the file of a pretraining that comes with the package, or was fetched; None where there is none.
+
+    Args:
+        home: where fetched files are.
+        key: of the pretraining.
+    """
+    paths = (folder / f"{key}.safetensors" for folder in (home.weights, *PACKAGED))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def is_begun(home: Paths, key: str) -> bool:
+    """Return whether a home has anything of a pretraining.
+
+    Args:
+        home: where pretrainings are kept.
+        key: of the pretraining.
+    """
+    return any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED))
 
 
 def is_offered(home: Paths, key: str) -> bool:
@@ -358,8 +375,7 @@ def is_offered(home: Paths, key: str) -> bool:
         home: where pretrainings are kept.
         key: of the pretraining.
     """
-    begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED))
-    return packaged_file(key) is not None and not begun
+    return packaged_file(home, key) is not None and not is_begun(home, key)
 
 
 def pretrained_sha256(home: Paths, key: str) -> str | None:

@@ -5,9 +5,10 @@ own checksum, the definition of the pretraining, from which its key follows, and
 weights have in the cache. With that header the file is, byte for byte, the cache's file of tensors, whose SHA-256
 results name: a file that passes :func:`read_weights` holds the weights with that checksum.
 
-The folder ``weights`` of this package has one file for each pretraining that comes with it, ``KEY.safetensors``. A home
-that has nothing of a pretraining copies it, once; from then on everything works as if it had been trained there. With
-:func:`disable_packaged` a home trains it instead; a note in the folder of the pretraining records it.
+The folder ``weights`` of this package has one file for each pretraining that comes with it, ``KEY.safetensors``; others
+are in the repository alone, see :mod:`ifsl_bench.backbones.fetch_weights`. A home that has nothing of a pretraining
+copies its file, once; from then on everything works as if it had been trained there. With :func:`disable_packaged` a
+home trains it instead; a note in the folder of the pretraining records it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from ifsl_bench.backbones import pretrained
-from ifsl_bench.backbones.pretrained import DISABLED, in_percent, is_offered, packaged_file, pretrained_sha256
+from ifsl_bench.backbones.fetch_weights import listed_weights
+from ifsl_bench.backbones.pretrained import (
+    DISABLED,
+    in_percent,
+    is_begun,
+    is_offered,
+    packaged_file,
+    pretrained_sha256,
+)
 from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
@@ -206,12 +215,17 @@ def _metadata(path: Path, header: Mapping[str, Any]) -> Weights:
     return Weights(definition, fields | {"tensors": {"sha256": recorded.tensors.sha256}})
 
 
-def packaged_weights() -> dict[str, Weights]:
-    """Return the metadata of the files that come with the package, by key; a damaged file is left out."""
-    weights = {}
-    for path in sorted(pretrained.PACKAGED.glob("*.safetensors")):
+def packaged_weights(home: Paths) -> dict[str, Weights]:
+    """Return the metadata of the files that come with the package, or were fetched into a home, by key.
+
+    A damaged file is left out.
+    """
+    weights = dict[str, Weights]()
+    packaged = {path.stem for folder in pretrained.PACKAGED for path in folder.glob("*.safetensors")}
+    for key in sorted(packaged | listed_weights().files.keys()):
+        path = packaged_file(home, key)
         with suppress(CorruptFile):
-            weights[path.stem] = read_metadata(path)
+            weights |= {key: read_metadata(path)} if path else {}
     return weights
 
 
@@ -226,7 +240,7 @@ def begins_with_others(home: Paths, key: str, sha256: str | None) -> bool:
         key: of the pretraining.
         sha256: checksum of the weights to compare with.
     """
-    path, there = packaged_file(key), pretrained_sha256(home, key)
+    path, there = packaged_file(home, key), pretrained_sha256(home, key)
     if there is not None:
         return there != sha256
     head = finished_info(home.pretrained / key)
@@ -256,15 +270,23 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
         CorruptFile: the package's file is damaged.
         UserError: a file may not be read or written.
     """
-    path = packaged_file(key)
-    if path is None or not is_offered(home, key):
+    if is_begun(home, key):
+        return
+    path, is_listed = packaged_file(home, key), key in listed_weights().files
+    if path is None:
+        if is_listed:
+            reporter.say(
+                f"stored rows start from weights that are not here, and are trained here now; to have the same, stop "
+                f"and get them: ifsl-bench weights fetch {key}"
+            )
         return
     try:
         weights, content = read_weights(path)
         if weights.key != key:
             raise CorruptFile(f"{path} holds the weights of {weights.key}")
     except CorruptFile as error:
-        raise CorruptFile(f"{error}; install ifsl_bench again, or train them here: {TRAIN_HERE}") from error
+        again = f"'ifsl-bench weights fetch {key}'" if is_listed else "install ifsl_bench again"
+        raise CorruptFile(f"{error}; {again}, or train them here: {TRAIN_HERE}") from error
     _put(home, weights, content)
     here = "" if weights.of_features else f" ({TRAIN_HERE} trains them here)"
     reporter.say(f"backbone and base classifier come with the package: {key}, {weights.accuracies}{here}")
@@ -277,7 +299,7 @@ def _put(home: Paths, weights: Weights, content: bytes) -> None:
 
 
 def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
-    """Make a home train a pretraining that it would copy from the package.
+    """Make a home train a pretraining whose weights come with the package, or can be fetched.
 
     Copied weights are kept under another name; a training here, finished or interrupted, stays.
 
@@ -289,16 +311,16 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
     Raises:
         UserError: they are of embedded features, which cannot be trained; or a file may not be read or written.
     """
-    path, folder = packaged_file(key), home.pretrained / key
-    if path is None:
+    path, folder = packaged_file(home, key), home.pretrained / key
+    if path is None and key not in listed_weights().files:
         return
-    weights = read_metadata(path)
-    if weights.of_features:
+    weights = read_metadata(path) if path else None
+    if weights and weights.of_features:
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
     if (folder / DISABLED).exists():
         return
     with locked(folder, reporter.warn):
-        if pretrained_sha256(home, key) == weights.sha256:
+        if weights and pretrained_sha256(home, key) == weights.sha256:
             reporter.say(f"{key}: the weights from the package are kept as {quarantine(folder, 'replaced')}")
         write_checksummed(folder / DISABLED, {"key": key})
 
@@ -341,8 +363,12 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
 
 
 def weights_listing(home: Paths) -> list[dict[str, Any]]:
-    """Return a row for each finished pretraining in the home or the package; accuracies in percent."""
-    offered = {key: weights.info for key, weights in packaged_weights().items()}
+    """Return a row for each finished pretraining in the home or the package, or that can be fetched.
+
+    Accuracies are in percent.
+    """
+    offered = {key: weights.info for key, weights in packaged_weights(home).items()}
+    to_fetch = {key: file for key, file in listed_weights().files.items() if key not in offered}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []
     here = {key: info for key in filter(KEY.fullmatch, keys) if (info := finished_info(home.pretrained / key))}
     rows = []
@@ -350,6 +376,9 @@ def weights_listing(home: Paths) -> list[dict[str, Any]]:
         same = key in offered and offered[key]["tensors"] == {"sha256": info["tensors"]["sha256"]}
         rows.append(_row(key, offered.pop(key) if same else info, "home, from the package" if same else "home"))
     rows += [_row(key, info, "package, not used" if key in here else "package") for key, info in offered.items()]
+    for key, file in to_fetch.items():
+        empty = {"base/val": "", "base/test": "", "weights": "", "trained on": ""}
+        rows.append({"pretraining": key, **empty, "where": f"to be fetched, {file.size / 1e6:.1f} MB"})
     return sorted(rows, key=lambda row: (row["pretraining"], row["where"]))
 
 

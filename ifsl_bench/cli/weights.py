@@ -15,7 +15,7 @@ from ifsl_bench.utils.errors import UserError
 
 @click.group(cls=Group, epilog=examples("weights list", "weights export --task glyphs-5shot"))
 def weights() -> None:
-    """Export, import or list weights of backbones."""
+    """Export, import, fetch or list weights of backbones."""
 
 
 @weights.command(
@@ -66,13 +66,46 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
         click.echo(f"weights: {imported.sha256}")
 
 
+@weights.command(
+    "fetch",
+    epilog=examples(
+        "weights fetch KEY --from ~/ifsl_bench/results/weights",
+        "weights fetch KEY --from https://example.org/weights",
+    ),
+)
+@click.argument("keys", metavar="KEY...", nargs=-1)
+@click.option(
+    "--from",
+    "source",
+    metavar="URL|FOLDER",
+    help="The folder with the files, KEY.safetensors [the project's address].",
+)
+@home_option
+def fetch(keys: tuple[str, ...], source: str | None, home: str | None) -> None:
+    """Get weights of stored rows that are not in the wheel.
+
+    A download that broke off goes on where it was. The files are checked by size and SHA-256.
+    """
+    if not keys:
+        raise UserError("say which weights, by a key of: ifsl-bench weights list")
+    from ifsl_bench.backbones.fetch_weights import fetch_weights
+    from ifsl_bench.backbones.weights import begins_with_others, read_metadata
+
+    folders, reporter = folders_of(home), reporter_for(False)
+    for key in keys:
+        path, fetched = fetch_weights(key, folders, source, reporter)
+        click.echo(f"{path}" if fetched else f"{path}: here already")
+        if begins_with_others(folders, key, read_metadata(path).sha256):
+            reporter.warn(f"this home has begun a training of {key}; to replace it: weights import {path} --force")
+
+
 @weights.command("list", epilog=examples("weights list", "weights list --format csv"))
 @home_option
 @style_option
 def list_(home: str | None, style: str) -> None:
     """List the finished pretrainings.
 
-    Those in the home folder, and those that come with the package.
+    Those in the home folder, those that come with the package, and those to be fetched.
     """
     from ifsl_bench.backbones.weights import weights_listing
     from ifsl_bench.reporting.table import plain_table

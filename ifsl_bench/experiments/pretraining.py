@@ -134,7 +134,7 @@ def export_weights(
         raise UserError(f"{path} is there already; remove it or choose another name with --to FILE")
     if not os.path.isdir(path.parent):
         raise UserError(f"there is no folder {path.parent}; make it, or choose another with --to FILE")
-    folder, packaged = CheckpointFolder(home.pretrained / key), packaged_file(key)
+    folder, packaged = CheckpointFolder(home.pretrained / key), packaged_file(home, key)
     info = folder.info()
     if info is None and packaged is not None:
         write_bytes(path, packaged.read_bytes())

@@ -173,7 +173,7 @@ class Pretrain(Stage):
             home: where weights are.
         """
         included = self.task.pretraining.backbone == INCLUDED and bool(data.shape and data.fingerprint)
-        if included and not (self.linear or packaged_file(self.key(home))):
+        if included and not (self.linear or packaged_file(home, self.key(home))):
             raise NotIncluded(self.task)
 
     def prepared(self, work: Workspace) -> PreparedTask:

