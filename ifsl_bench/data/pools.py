@@ -86,6 +86,11 @@ class Dataset:
         return bool(self.manifest.get("about", {}).get("partial", False))
 
     @property
+    def supports_unknown(self) -> str:
+        """The reason why it is not known which supports its published list names, or an empty string."""
+        return str(self.manifest.get("about", {}).get("supports_unknown", ""))
+
+    @property
     def pictures(self) -> bool:
         """Whether it holds images, not features."""
         return len(self.shape) == 3 and "features_of" not in self.manifest.get("about", {})

@@ -32,7 +32,13 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.pools import pool_entry
-from ifsl_bench.data.preparing.metadata import DatasetMetadata, data_of, fingerprint_of, novel_fingerprint
+from ifsl_bench.data.preparing.metadata import (
+    DatasetMetadata,
+    check_supports,
+    data_of,
+    fingerprint_of,
+    novel_fingerprint,
+)
 from ifsl_bench.data.views import NOVEL, prefix_of
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.trained_models import Model, folders, holds, load_trained
@@ -111,6 +117,7 @@ class PrepareData(Stage):
         def starts(pool: str) -> np.ndarray:
             return pool_entry(data.starts, pool, self.task.dataset.name)
 
+        check_supports(self.task, data.supports_unknown)
         for side in self.sides if data.starts else ():
             protocol_of(self.task).sampler(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
         if self.sessions > 1 and data.starts:

@@ -14,6 +14,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from PIL import Image
 from torchvision.datasets import CIFAR100
 
 from ifsl_bench.data.pools import open_dataset, verify
@@ -21,7 +22,7 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns
 from ifsl_bench.data.sets import cifar
 from ifsl_bench.data.source import Count
-from tests.data.helpers import refused
+from tests.data.helpers import of_class, refused
 
 SIDES = columns("cifar-fs.csv", "class", "split")
 NAMES = sorted(SIDES)  # as CIFAR-100 numbers them
@@ -63,6 +64,17 @@ def write(folder: Path, python2, content: dict[str, dict] | None = None) -> Path
     return folder
 
 
+def write_pngs(folder: Path, path: str = "{part}/{name}") -> Path:
+    """The same images as PNG files, as others unpack them; their names are CIFAR-100's, in the order of the rows."""
+    for part in PER:
+        content = _values()[part]
+        for file, label, flat in zip(content["filenames"], content["fine_labels"], content["data"], strict=True):
+            target = folder / path.format(part=part, name=NAMES[label]) / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(flat.reshape(3, 32, 32).transpose(1, 2, 0)).save(target)
+    return folder
+
+
 def image(name: str, row: int) -> np.ndarray:
     """A class's image by its place: first those of train, then those of test; [32, 32, 3], straight from the files."""
     content = _values()
@@ -77,6 +89,7 @@ def image(name: str, row: int) -> np.ndarray:
 def small(monkeypatch):
     """The counts of these small files take the place of the true ones."""
     monkeypatch.setattr(cifar, "COUNTS", COUNTS)
+    monkeypatch.setattr(cifar, "PER_CLASS", PER)
 
 
 def check(dataset) -> None:
@@ -149,6 +162,48 @@ def test_a_missing_file_and_two_copies_are_said(home, tmp_path, python2):
     (tmp_path / "aside").rename(folder / "test")
     write(tmp_path / "files" / "copy", python2)
     refused(home, "cifar-fs", folder.parent, "holds CIFAR-100 2 times .*; give one of them")
+
+
+def test_png_files_make_the_same_data_set(home, tmp_path, python2, small, messages):
+    whole = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2), False, messages)
+    pngs = prepare(home, "cifar-fs", write_pngs(tmp_path / "images"), True, messages)
+    assert pngs.fingerprint == whole.fingerprint
+    assert any("CIFAR-100 as PNG files" in line for line in messages.said)
+    assert not pngs.partial
+    assert messages.warned == []
+
+
+def test_png_files_in_other_folders_make_it_too(home, tmp_path, small, messages):
+    """Below folders of superclasses in a zip archive; and with the folders spelled otherwise."""
+    nested = write_pngs(tmp_path / "nested" / "cifar100", "{part}/vehicles_1/{name}")
+    check(prepare(home, "cifar-fs", Path(shutil.make_archive(str(nested), "zip", nested.parent)), False, messages))
+    folder = write_pngs(tmp_path / "spelled", "{part}")
+    for path in [*folder.glob("*/*.png")]:
+        part, name = {"train": "Training", "test": "val"}[path.parent.name], path.name.partition("_s_")[0]
+        target = folder / "images" / part / name.replace("_", " ").title() / f"{path.stem}.PNG"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    check(prepare(home, "cifar-fs", folder, True, messages))
+
+
+def test_png_files_that_are_missing_are_counted_by_class(home, tmp_path, small, messages):
+    folder = write_pngs(tmp_path / "images")
+    for path in sorted((folder / "train" / "wolf").iterdir())[:4]:
+        path.unlink()
+    shutil.rmtree(folder / "test" / "baby")
+    lacks = (
+        "lacks 7 of CIFAR-100's 1,200 images: 4 of train/wolf, 3 of test/baby. Get the whole, or add --allow-partial"
+    )
+    assert "\n" not in refused(home, "cifar-fs", folder, lacks)
+    extra = folder / "train" / "unicorn" / "unicorn_s_000001.png"
+    extra.parent.mkdir()
+    shutil.copy(next((folder / "train" / "wolf").iterdir()), extra)
+    refused(home, "cifar-fs", folder, r"has 1 classes that are not CIFAR-100's \(train/unicorn\)", allow_partial=True)
+    shutil.rmtree(extra.parent)
+    dataset = prepare(home, "cifar-fs", folder, False, messages, allow_partial=True)
+    assert dataset.partial
+    assert [len(of_class(dataset.pool("novel/test"), name)) for name in ("baby", "bed")] == [9, 12]
+    assert "missing are 7 of CIFAR-100's 1,200 images: 4 of train/wolf, 3 of test/baby" in messages.warned
 
 
 @pytest.fixture

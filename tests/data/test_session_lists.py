@@ -20,6 +20,7 @@ from PIL import Image
 
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.pools import Dataset, open_dataset
+from ifsl_bench.data.preparing.metadata import open_data
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
@@ -31,6 +32,7 @@ from ifsl_bench.data.published_splits import (
     session_pools,
 )
 from ifsl_bench.data.sets import cifar, cub, mini
+from ifsl_bench.data.source import Count
 from ifsl_bench.data.views import draw_base_classes, with_fewer_base_classes, with_other_base_classes
 from ifsl_bench.protocols.sampling.episodes import task_stream
 from ifsl_bench.protocols.tasks.task_files import packaged
@@ -40,6 +42,7 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
+from tests.data.test_cifar_fs import PER, image, write_pngs
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
 MODULES = (mini, cifar, cub)
@@ -195,6 +198,32 @@ def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
     wrong["train"][int(row["index"])] = 99
     message = rf"train\[{row['index']}\] is of class 'worm', in CIFAR-100's session lists"
     refused(home, "cifar100-sessions", write_cifar(tmp_path / "c", wrong), message, allow_partial=True)
+
+
+def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_path, monkeypatch, messages, call):
+    counts = {pool: Count(60, 60 * each) for pool, each in (("base/train", 7), ("base/val", 2), ("base/test", 3))}
+    counts |= {"novel/support": Count(40, 40 * 9), "novel/test": Count(40, 40 * 3)}
+    for name, value in {"PER_CLASS": PER, "HELD_OUT": 2, "COUNTS_60_40": counts}.items():
+        monkeypatch.setattr(f"ifsl_bench.data.sets.cifar.{name}", value)
+    dataset = prepare(home, "cifar100-sessions", write_pngs(tmp_path / "images"), False, messages)
+    assert messages.warned == []
+    pools = {name: dataset.pool(name) for name in counts}
+    assert {name: Count(len(pool.classes), len(pool)) for name, pool in pools.items()} == counts
+    for label, name in enumerate(NAMES):
+        train, test = ([image(name, row).tobytes() for row in rows] for rows in (range(9), range(9, 12)))
+        side = "base" if label < 60 else "novel"
+        assert [x.tobytes() for x in of_class(pools[f"{side}/test"], name)] == test
+        parts = ["base/train", "base/val"] if side == "base" else ["novel/support"]
+        assert sorted(x.tobytes() for part in parts for x in of_class(pools[part], name)) == sorted(train)
+    for more in ([], ["--dry-run"]):
+        run = ("run", "--method", "ncm", "--task", "cifar100-sessions-published", "--home", str(home.cache), *more)
+        status, _, err = call(*run)
+        assert status == 2
+        assert "PNG files do not say what rows they were; make the data set from cifar-100-python.tar.gz" in err
+        assert "Traceback" not in err
+    with pytest.raises(UserError, match="which this copy of data set 'cifar100-sessions' cannot tell"):
+        open_data(packaged()["cifar100-sessions-published"], home, messages)
+    assert open_data(packaged()["cifar100-sessions"], home, messages).fingerprint == dataset.fingerprint
 
 
 @pytest.mark.parametrize(

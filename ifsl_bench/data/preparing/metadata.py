@@ -41,6 +41,7 @@ class DatasetMetadata:
             data set is not prepared, and empty if unknown.
         prepared: Whether the data set is prepared.
         classes: Pool -> names of its classes, if it is prepared.
+        supports_unknown: As of :class:`~ifsl_bench.data.pools.Dataset`.
     """
 
     fingerprint: str | None
@@ -48,6 +49,7 @@ class DatasetMetadata:
     starts: Mapping[str, np.ndarray]
     prepared: bool
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    supports_unknown: str = ""
 
     def images(self, pool: str) -> int:
         return int(self.starts[pool][-1]) if pool in self.starts else 0
@@ -129,7 +131,7 @@ def _metadata(
         dataset = _with_base(dataset, base_classes, base_order)
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
-        return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes)
+        return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes, dataset.supports_unknown)
     source = datasets.dataset_source(name) if name in registry.registered_entry_points(registry.DATASET_GROUP) else None
     if source is None or (source.needs_source and not (published_counts and source.expected_contents())):
         raise UserError(not_prepared(home, spec))
@@ -180,12 +182,27 @@ def open_data(task: Task, home: Paths, reporter: Reporter) -> Dataset:
         reporter: Takes messages and progress.
 
     Raises:
-        UserError: As :func:`ifsl_bench.data.preparing.prepare.ensure`; or there are too few base classes, or the novel
-            classes come from a data set that does not fit.
+        UserError: As :func:`ifsl_bench.data.preparing.prepare.ensure`; or there are too few base classes, the novel
+            classes come from a data set that does not fit, or published supports are unknown.
     """
     first, *novel = (_ensure(spec, home, reporter) for spec in data_of(task, home))
+    check_supports(task, first.supports_unknown)
     base = _with_base(first, task.base_classes, task.base_order)
     return cross_domain(base, *novel) if novel else base
+
+
+def check_supports(task: Task, unknown_because: str) -> None:
+    """Raise UserError if a task has the supports of a published list, and its data do not say which these are.
+
+    Args:
+        task: The task.
+        unknown_because: The reason, of its data; empty if they do.
+    """
+    if unknown_because and task.sessions is not None and task.sessions.published:
+        raise UserError(
+            f"{task.name} has the supports of a published list, which this copy of data set {task.dataset.name!r} "
+            f"cannot tell: {unknown_because}, with: {datasets.command(task.dataset.name)} --force"
+        )
 
 
 def _with_base(dataset: Dataset, base_classes: int | None, base_order: int | None) -> Dataset:

@@ -5,19 +5,21 @@ has its 500 training images and then its 100 test images, in the order of the fi
 a hash draws the images of base classes for base/val and base/test.
 
 The session lists (see :mod:`ifsl_bench.data.published_splits`) have 60 base and 40 novel classes, in the order of their
-labels. They name all 500 training images of a base class, of which 50 are for base/val, and all 100 test images.
+labels. They name all 500 training images of a base class, of which 50 are for base/val, and all 100 test images. Of a
+novel class they name five training images, by their rows in the Python version, which PNG files have lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.image_pools import ListItem, note_duplicates
+from ifsl_bench.data.image_pools import ListItem, import_images, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_pools, images_array, integers, load_dict, names_of, rows_by_class
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
@@ -28,11 +30,13 @@ from ifsl_bench.data.published_splits import (
     check_pools,
     columns,
     divided,
+    find_images,
     report_missing,
     rows,
     session_pools,
 )
-from ifsl_bench.data.read.archive import Entry, FileTree, first_few
+from ifsl_bench.data.read.archive import Entry, FileTree, first_few, natural
+from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Downloadable, Layout
 from ifsl_bench.utils.errors import UserError
 
@@ -46,7 +50,10 @@ COUNTS = {
     "novel/test": Count(20, 20 * 600),
 }
 PARTS, META = ("train", "test"), "meta"  # the files of images, and the one that names the classes
+PER_CLASS = {"train": 500, "test": 100}  # images of a class in each part
 _FOLDER = "cifar-100-python"
+# A class's folder in the folder of a part, which some call training or val, or below the folder of its superclass.
+_PNG = re.compile(r"(?:.*/)?(train|test|val)[a-z]*/(?:[^/]+/)?([^/]+)/([^/]+\.png)", re.IGNORECASE)
 sides = partial(columns, CLASSES, "class", "split")  # class -> train, val or test
 
 
@@ -130,12 +137,56 @@ def _entries(tree: FileTree) -> dict[str, Entry]:
     return {name: files[name] for name in (*PARTS, META)}
 
 
+class CifarFolders(Layout):
+    """CIFAR-100 as PNG files, in a folder for each class; a class's images are in the order of their names."""
+
+    title: ClassVar[str] = "CIFAR-100 as PNG files (train/apple/*.png, ..., test/apple/*.png, ...)"
+
+    def matches(self, tree: FileTree) -> bool:
+        return any((match := _PNG.fullmatch(entry.path)) and _class_of(match) in sides() for entry in tree.entries)
+
+    def build(self, context: BuildContext) -> None:
+        whole = {f"{part}/{name}": count for part, count in PER_CLASS.items() for name in sorted(sides())}
+
+        def named(match: re.Match[str]) -> tuple[str, str]:
+            part = "train" if match[1].lower() == "train" else "test"
+            return f"{part}/{_class_of(match)}", match[3]
+
+        found = find_images(context.files, _PNG, named, whole, "CIFAR-100")
+        images = {group: [paths[name] for name in sorted(paths, key=natural)] for group, paths in found.items()}
+        missing = {group: max(0, count - len(images.get(group, ()))) for group, count in whole.items()}
+        if lacking := sum(missing.values()):
+            which = first_few([f"{count} of {group}" for group, count in missing.items() if count])
+            lacks = f"{lacking:,} of CIFAR-100's {sum(whole.values()):,} images: {which}"
+            context.require_complete(f"missing are {lacks}", f"{context.origin} lacks {lacks}. Get the whole")
+        by_part = {part: {name: images.get(f"{part}/{name}", []) for name in sorted(sides())} for part in PARTS}
+        import_images(context, self.pools(context, by_part), ImageSpec(SHAPE[0]))
+
+    def pools(
+        self, context: BuildContext, images: Mapping[str, Mapping[str, Sequence[str]]]
+    ) -> dict[str, dict[str, Sequence[str]]]:
+        """Return pool -> class -> paths.
+
+        Args:
+            context: State of the build.
+            images: Part (train or test) -> class -> paths, in order.
+        """
+        groups = {name: [*paths, *images["test"][name]] for name, paths in images["train"].items()}
+        pools: dict[str, dict[str, Sequence[str]]] = divided(groups, sides(), "cifar-fs")
+        check_pools(context, "CIFAR-FS", COUNTS, pools)
+        return pools
+
+
+def _class_of(match: re.Match[str]) -> str:
+    return re.sub("[ -]", "_", match[2].lower())
+
+
 class CifarFS(PublishedData, Downloadable):
     """The classes of Bertinetto et al. (2019), with base images held out."""
 
     name = "cifar-fs"
-    summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz"
-    layouts = (Cifar100(),)
+    summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz or PNGs"
+    layouts = (Cifar100(), CifarFolders())
     shape, counts, lists = SHAPE, COUNTS, (CLASSES,)
 
     @property
@@ -193,16 +244,46 @@ def _listed(context: BuildContext, names: Sequence[str], train: np.ndarray, test
         report_missing(context, missing, f"images of {WHAT}")
 
 
+class SessionFolders(CifarFolders):
+    """CIFAR-100 as PNG files, divided by the session lists; which supports they name is not known."""
+
+    def pools(
+        self, context: BuildContext, images: Mapping[str, Mapping[str, Sequence[str]]]
+    ) -> dict[str, dict[str, Sequence[str]]]:
+        listed = [
+            ListedImage(path, name, session, part == "test")
+            for part in PARTS
+            for name, session in _class_sessions().items()
+            for path in images[part][name]
+            if part == "test" or session == 0
+        ]
+        by_class = {name: {path: path for part in PARTS for path in images[part][name]} for name in sides()}
+        pools: dict[str, dict[str, Sequence[str]]] = session_pools(
+            WHAT, listed, by_class, HELD_OUT, "cifar100-sessions"
+        )
+        check_pools(context, WHAT, COUNTS_60_40, pools)
+        context.about["supports_unknown"] = (
+            "the list names the supports by their rows in CIFAR-100's Python version, and PNG files do not say what "
+            "rows they were; make the data set from cifar-100-python.tar.gz"
+        )
+        return pools
+
+
+def _class_sessions() -> dict[str, int]:
+    """Return class -> session, in the order of the list."""
+    names = sorted(sides())  # a class's label is its place
+    return {names[int(row["fine_label"])]: int(row["session"]) for row in rows(LISTS) if row["fine_label"]}
+
+
 class CifarSessions(CifarFS, SessionSource):
     """The classes and images of the common session lists, with base/val held out of base/train."""
 
     name = "cifar100-sessions"
     summary: ClassVar[str] = (
-        "CIFAR-100, 60 base and 40 novel classes of the session lists; from cifar-100-python.tar.gz"
+        "CIFAR-100, 60 base and 40 novel classes of the session lists; from cifar-100-python.tar.gz or PNGs"
     )
-    layouts = (SessionArrays(),)
+    layouts = (SessionArrays(), SessionFolders())
     counts, lists = COUNTS_60_40, (LISTS,)
 
     def sessions(self) -> dict[str, int]:
-        names = sorted(sides())  # a class's label is its place
-        return {names[int(row["fine_label"])]: int(row["session"]) for row in rows(LISTS) if row["fine_label"]}
+        return _class_sessions()
