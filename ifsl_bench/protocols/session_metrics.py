@@ -192,11 +192,13 @@ class SessionCounts(HitCounts):
         return {"hits": self.hits.sum(1, dtype=np.int64).tolist()}
 
     def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
+        if metric == "harmonic":
+            slopes = harmonic_slopes(*(float(self.after(name)[:, -1].mean()) for name in ("base", "novel")))
+            return {"base": {"last": slopes[0]}, "novel": {"last": slopes[1]}}
         queries, session = self.queries.mean(0).cumsum(), np.arange(1, self.sessions + 1)
         base = queries[0] / queries  # the share of base queries among all, after each session
         average, last, most = float(base.mean()), float(base[-1]), self.base_classes / self.ways
         of_gacc = float(np.append(1 - session * np.log1p(most / session) / most, 1).mean())
-        by_base, by_novel = harmonic_slopes(*(self.after(name)[:, -1].mean() for name in ("base", "novel")))
         weights: dict[str, dict[str, dict[str, float]]] = {
             "acc": {"base": {"acc": average}, "novel": {"acc": 1 - average}},
             "calibrated_acc": {"base": {"calibrated": average}, "novel": {"calibrated": 1 - average}},
@@ -206,7 +208,6 @@ class SessionCounts(HitCounts):
             "gain": {"base": {"acc": average, "first": -average}, "novel": {"acc": 1 - average}},
             "base": {"base": {"last": 1.0}},
             "novel": {"novel": {"last": 1.0}},
-            "harmonic": {"base": {"last": by_base}, "novel": {"last": by_novel}},
             "gacc": {"base": {"gacc": of_gacc}, "novel": {"gacc": 1 - of_gacc}},
         }
         return weights.get(metric)

@@ -122,3 +122,22 @@ def test_the_lazy_row_of_the_common_lists():
         assert cub.of_sequence(name)[0] == percent, name
     assert cub.bytes_per_class == 0
     assert replace(cub, state_bytes=100 * 2048).bytes_per_class == 2048, "one class mean of 512 numbers"
+
+
+def test_the_weights_of_images_make_each_metric_of_shares():
+    """A model whose accuracy on all base queries is b, and on all novel ones n, after every session."""
+    b, n, sessions, base_queries, each = 0.6, 0.3, 3, 50, 10
+    _, g = np.tril_indices(sessions + 1)
+    hits = np.where(g == 0, b * base_queries, n * each).astype(int)[None].repeat(2, 0)
+    queries = np.array([[base_queries, *[each] * sessions]] * 2)
+    none = np.zeros((2, sessions), int)
+    counts = SessionCounts(hits, none, none, queries, base_classes=12, ways=2)
+    counts = counts.with_bias(counts)
+    for metric in ("acc", "calibrated_acc", "first", "last", "pd", "gain", "base", "novel", "gacc"):
+        weights = counts.image_weights(metric)
+        found = sum(b * weight for weight in weights.get("base", {}).values())
+        found += sum(n * weight for weight in weights.get("novel", {}).values())
+        assert 100 * found == pytest.approx(counts.value(metric).mean()), metric
+    slopes = [next(iter(counts.image_weights("harmonic")[pool].values())) for pool in ("base", "novel")]
+    assert slopes == pytest.approx([2 * n**2 / (b + n) ** 2, 2 * b**2 / (b + n) ** 2])
+    assert counts.image_weights("learned") is None
