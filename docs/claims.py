@@ -28,8 +28,8 @@ from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, settin
 from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
 from ifsl_bench.protocols.registry import titles
 from ifsl_bench.reporting.columns import plus_minus
-from ifsl_bench.store.result_folder import CLAIMS, packaged_root
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import join_or
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
@@ -120,7 +120,7 @@ def read_claims(path: Path) -> dict[str, Claim]:
     claims = validate(raw, dict[str, Claim], str(path), keys)
     for name, claim in claims.items():
         if claim.metric not in titles():
-            raise unknown("metric", claim.metric, titles(), where=f"of claim {name}")
+            raise unknown_name_error("metric", claim.metric, titles(), where=f"of claim {name}")
         if (claim.says == "equivalent") != (claim.margin > 0):
             raise UserError(f"{path}: {name}: equivalence needs a margin above 0, and no other claim has one")
     return claims
@@ -135,7 +135,7 @@ def evaluate_all(root: Path | None = None) -> list[EvaluatedClaim]:
     Raises:
         UserError: a claim on a row or task that is not there.
     """
-    claims = read_claims(packaged_root() / CLAIMS)
+    claims = read_claims(packaged_root() / CLAIMS_FILE)
     return evaluate(claims, replace(Paths.locate(), results=root or packaged_root()))
 
 
@@ -255,7 +255,7 @@ def main() -> int:
     options = parser.parse_args()
     claims = {claim.name: claim for claim in evaluate_all(options.results)}
     if odd := [name for name in options.names if name not in claims]:
-        print(unknown("claim", odd[0], claims, see="python docs/claims.py"), file=sys.stderr)
+        print(unknown_name_error("claim", odd[0], claims, see="python docs/claims.py"), file=sys.stderr)
         return 2
     shown = [claims[name] for name in options.names or claims]
     for claim in shown:

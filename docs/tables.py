@@ -49,7 +49,7 @@ from click import ClickException
 
 from ifsl_bench.analysis import task_results as asked
 from ifsl_bench.cli.main import cli
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 ROOT = Path(__file__).parents[1]
 END = "<!-- end -->"
@@ -128,7 +128,7 @@ def claimed(text: str) -> str:
     """
     for name in dict.fromkeys(CLAIM.findall(text)):
         if name not in sentences():
-            raise unknown("claim", name, sentences(), where="of results/claims.toml")
+            raise unknown_name_error("claim", name, sentences(), where="of results/claims.toml")
         text, count = marked(name, sentences()[name]).subn(functools.partial(_renumbered, sentences()[name]), text)
         if count < len(re.findall(f"<!-- claim: {re.escape(name)} -->", text)):
             raise UserError(f"the words before the comment of claim {name} are not: {sentences()[name]}")

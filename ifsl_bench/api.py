@@ -24,7 +24,7 @@ from ifsl_bench.reporting.frames import Results
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.progress import in_notebook, progress_here
+from ifsl_bench.utils.progress import default_reporter, in_notebook
 
 Methods = str | type[Method] | Sequence[str | type[Method]]
 CALL = "ifsl_bench.run(...)"  # the command that results record of a call
@@ -110,7 +110,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     work = work or workspace(home, results)
     work = replace(work, curves=curve_logs(log, log_dir, work.home) or work.curves)
     if progress:
-        work = replace(work, reporter=progress_here())
+        work = replace(work, reporter=default_reporter())
     _check_seeds(seed, seeds)
     config = RunConfig(
         _listed(method), _listed(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,

@@ -1,5 +1,5 @@
 """The former name of :mod:`ifsl_bench.solvers`."""
 
-from ifsl_bench.utils.deprecated import forward
+from ifsl_bench.utils.deprecated import forward_module_names
 
-__getattr__ = forward("ifsl_bench.solve", "ifsl_bench.solvers")
+__getattr__ = forward_module_names("ifsl_bench.solve", "ifsl_bench.solvers")

@@ -418,7 +418,7 @@ shots = 1
 @pytest.fixture
 def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder, the current one, with small colour images in its home and a task on them."""
-    from ifsl_bench.data.writer import build
+    from ifsl_bench.data.writer import build_dataset
     from ifsl_bench.utils.files import Paths
 
     home, random = Paths.locate(tmp_path / "home"), np.random.default_rng(0)
@@ -432,7 +432,7 @@ def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 images[:] = np.clip(hue + random.integers(-20, 20, (classes * each, 20, 20, 3)), 0, 255)
 
     home.data.mkdir(parents=True)
-    build(home.data / "hues", "hues", "made of noise", fill, {})
+    build_dataset(home.data / "hues", "hues", "made of noise", fill, {})
     (tmp_path / "hues.toml").write_text(HUE_TASKS)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

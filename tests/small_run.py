@@ -18,7 +18,7 @@ import numpy as np
 
 from ifsl_bench import api
 from ifsl_bench.cli.main import _guarded
-from ifsl_bench.data.writer import Writer, build
+from ifsl_bench.data.writer import Writer, build_dataset
 from ifsl_bench.utils import files
 from ifsl_bench.utils.files import Paths, strip_tag
 from ifsl_bench.utils.progress import Reporter
@@ -73,7 +73,7 @@ def make_data(home: Paths) -> None:
                 images[:] = np.clip(centres[side][labels] + noise, 0, 255).astype(np.uint8)
 
     home.data.mkdir(parents=True, exist_ok=True)
-    build(home.data / "tiny-images", "tiny-images", "made of noise", fill, {}, ("noise 10",))
+    build_dataset(home.data / "tiny-images", "tiny-images", "made of noise", fill, {}, ("noise 10",))
 
 
 def run(root: Path, reporter: Reporter | None = None, rerun: bool = False) -> dict[str, Any]:

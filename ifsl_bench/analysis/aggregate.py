@@ -17,7 +17,7 @@ from ifsl_bench.protocols.image_counts import ImageHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts, estimate
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN
-from ifsl_bench.store.result_folder import LEFT_OUT, mismatch
+from ifsl_bench.store.result_folder import LEFT_OUT, pairing_fault
 from ifsl_bench.store.schema import SOLVES_OF, Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
@@ -436,7 +436,7 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate]
         newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
         members = []
         for result in sorted(group, key=lambda r: r.seed):
-            if reason := mismatch(newest, result) or _other_method(newest, result):
+            if reason := pairing_fault(newest, result) or _other_method(newest, result):
                 remarks.append(
                     f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
                     f"which is newer: {reason}; run it again"

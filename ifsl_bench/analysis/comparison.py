@@ -25,9 +25,9 @@ from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.calibration import RESAMPLES
 from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
 from ifsl_bench.protocols.protocol import Protocol
-from ifsl_bench.store.result_folder import mismatch
+from ifsl_bench.store.result_folder import pairing_fault
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import format_p_value, seeds_in_words
+from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
 NONE = Estimate(math.nan, math.nan)
 
@@ -100,7 +100,7 @@ def compare(
 
     first, second = _called(a), _called(b)
     others = [row for row in namesakes if row not in (a, b)]
-    reason = mismatch(a.results[0], b.results[0])
+    reason = pairing_fault(a.results[0], b.results[0])
     if reason:
         hint = f"; there is also {' and '.join(repr(_called(row)) for row in others)}" if others else ""
         raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}{hint}")
@@ -138,7 +138,7 @@ def compare(
         effects=dict(zip(names, by_class.effects.tolist(), strict=True)) if by_class else {},
         namesakes=tuple(
             f"{(first if row.label == a.label else second)!r} is compared; there is also {_called(row)!r}, "
-            f"with {seeds_in_words(row.seeds)}"
+            f"with {format_seeds(row.seeds)}"
             for row in others
         ),
         notes=tuple(_notes(a, b, common, None if by_class else f"no interval over classes: {over}")),
@@ -150,9 +150,9 @@ def _notes(a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes:
     if a.partial or b.partial:
         yield PARTIAL
     if common != a.seeds or common != b.seeds:
-        used = f"only those in common, {seeds_in_words(common)}"
+        used = f"only those in common, {format_seeds(common)}"
         used = used if common else "they have none in common, so all are averaged"
-        yield f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}"
+        yield f"{first} has {format_seeds(a.seeds)}, {second} has {format_seeds(b.seeds)}: {used}"
     of_b = {result.seed: result.pretraining for result in b.results}
     separate = defaultdict[str, list[int]](list)
     for result in a.results:
@@ -160,7 +160,7 @@ def _notes(a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes:
         if mine.get("key") == theirs.get("key") and mine.get("sha256") != theirs.get("sha256"):
             separate["base classifiers" if "features" in mine else "backbones"].append(result.seed)
     for trained, seeds in separate.items():
-        yield f"{seeds_in_words(seeds)}: the two start from {trained} that were trained separately (another machine?)"
+        yield f"{format_seeds(seeds)}: the two start from {trained} that were trained separately (another machine?)"
     if len(common) == 2 and not (a.fixed and b.fixed):
         yield "two seeds tell little of how far others would differ: claims need three or more"
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:

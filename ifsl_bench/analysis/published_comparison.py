@@ -7,7 +7,7 @@ from itertools import combinations
 
 from ifsl_bench.analysis.aggregate import STORED, SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.store.published import PublishedRow, published
+from ifsl_bench.store.published import PublishedRow, published_rows
 
 WITHIN, OUTSIDE = "within", "outside"
 
@@ -46,7 +46,9 @@ def pairs_of(board: TaskResults) -> list[PublishedPair]:
     """
     variant = board.task.variant_of
     papers = [
-        paper for paper in (published(variant) if variant else board.papers) if not (paper.protocol or paper.sequence)
+        paper
+        for paper in (published_rows(variant) if variant else board.papers)
+        if not (paper.protocol or paper.sequence)
     ]
     pairs = []
     for paper in papers:

@@ -30,7 +30,7 @@ import numpy as np
 from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, variance
 from ifsl_bench.analysis.image_variance import HELD_FIXED, ImageVariance, over_images
 from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.utils.text_format import counted
+from ifsl_bench.utils.text_format import format_count
 
 TURNS = 12  # in which weights and variances are found; they have then settled to a few percent
 LEVEL = 0.05  # chance that any of the intervals misses its rank
@@ -471,7 +471,7 @@ class Ranking:
         if row.single:
             return f"one {row.units.removesuffix('s')}"
         if len(row.seeds) < SEEDS:
-            return counted(len(row.seeds), "seed")
+            return format_count(len(row.seeds), "seed")
         if row.has_options:
             return "options of its own"
         if sum(seed in row.seeds for seed in self.seeds) < SEEDS:

@@ -27,7 +27,7 @@ from ifsl_bench.analysis.ranking import Difference, Prior, difference
 from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 TAIL = 0.025  # of a 95% interval, on each side
 NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
@@ -298,7 +298,7 @@ def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
     rows = having((place.row for place in board.places), metric)
     if not rows:
         metrics = {name for row in board.rows for name in row.metrics}
-        raise unknown("metric", metric, metrics, where=f"of the measured rows of {board.name}")
+        raise unknown_name_error("metric", metric, metrics, where=f"of the measured rows of {board.name}")
     return [split_of(row, metric) for row in rows]
 
 

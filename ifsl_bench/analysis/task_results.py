@@ -19,12 +19,12 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, find_one, own, packaged
 from ifsl_bench.protocols.tasks.variants import changed, split
-from ifsl_bench.store.published import PublishedRow, published
-from ifsl_bench.store.result_folder import LEFT_OUT, mismatch, packaged_root, stored, unfit
+from ifsl_bench.store.published import PublishedRow, published_rows
+from ifsl_bench.store.result_folder import LEFT_OUT, packaged_root, pairing_fault, read_results, unfit_reasons
 from ifsl_bench.store.schema import Result, read
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import counted
+from ifsl_bench.utils.text_format import format_count
 
 ALL_RECIPES = "all"  # asks for the rows of every recipe
 
@@ -90,7 +90,7 @@ class TaskResults:
         rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
         counts = Counter(row.setting for row in self.rows if row not in rows)
         remarks = [
-            f"`ifsl-bench table --rank --setting {name} {self.name}` has {counted(count, 'more row')}"
+            f"`ifsl-bench table --rank --setting {name} {self.name}` has {format_count(count, 'more row')}"
             for name, count in sorted(counts.items())
         ]
         hidden = tuple(row for row in self.other_recipes if row.setting in (setting, EVERY))
@@ -181,7 +181,9 @@ class TaskResults:
             )
             kinds_here = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
             kinds_text = ", ".join(f"{kinds[kind]} {kind}" for kind in kinds_here)
-            remarks.append(f"`ifsl-bench table {self.name}` has {counted(len(out), 'more stored row')} ({kinds_text})")
+            remarks.append(
+                f"`ifsl-bench table {self.name}` has {format_count(len(out), 'more stored row')} ({kinds_text})"
+            )
         rows = tuple(row for row in self.rows if stays(row))
         return replace(self, rows=rows, remarks=(*self.remarks, *remarks))
 
@@ -194,7 +196,7 @@ class TaskResults:
         """Return why a row is one of ``others``; None where there is no row to compare it with."""
         if row.partial and not self.task.dataset.partial:
             return PARTIAL
-        return mismatch(self.rows[0].results[0], row.results[0]) if self.rows else None
+        return pairing_fault(self.rows[0].results[0], row.results[0]) if self.rows else None
 
 
 def row_names(row: SeedAggregate) -> tuple[str, ...]:
@@ -213,8 +215,10 @@ def load_board(task: Task, results: Path) -> TaskResults:
     """
     rows: list[SeedAggregate] = []
     remarks: list[str] = []
-    folders = [(origin, *stored(root, [task.name])) for root, origin in reversed(_roots(results))]
-    reasons = unfit(task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash])
+    folders = [(origin, *read_results(root, [task.name])) for root, origin in reversed(_roots(results))]
+    reasons = unfit_reasons(
+        task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash]
+    )
     for origin, results_here, damaged in reversed(folders):
         remarks += damaged
         today = []
@@ -230,10 +234,10 @@ def load_board(task: Task, results: Path) -> TaskResults:
     # Published rows are of whole data sets, and so is a task unless its file says otherwise.
     admitted = [row for row in rows if task.dataset.partial or not row.partial]
     reference = _reference(task, admitted)
-    comparable = [row for row in admitted if reference is None or not mismatch(reference, row.results[0])]
+    comparable = [row for row in admitted if reference is None or not pairing_fault(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
     shown = tuple(comparable)
-    board = TaskResults(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
+    board = TaskResults(task, shown, shown, tuple(others), tuple(published_rows(task.name)), tuple(remarks))
     return board.of_recipes(())
 
 
@@ -351,7 +355,7 @@ def of_recipes(boards: Sequence[TaskResults], recipes: Sequence[str]) -> list[Ta
     for name in recipes:
         if name.lower() not in {ALL_RECIPES, *(recipe.lower() for recipe in known)}:
             tasks = ", ".join(board.name for board in boards) if len(boards) < 4 else "any task"
-            raise unknown("recipe", name, {ALL_RECIPES, *known}, where=f"in the rows of {tasks}")
+            raise unknown_name_error("recipe", name, {ALL_RECIPES, *known}, where=f"in the rows of {tasks}")
     return [board.of_recipes(recipes) for board in boards] if recipes else [*boards]
 
 
@@ -370,7 +374,7 @@ def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: 
     labels_here = {label for board in boards for label in board.labels}
     for label in labels:
         if not any(board.has_row(label) for board in boards):
-            raise unknown("row", label, labels_here, where=where, see=see.strip())
+            raise unknown_name_error("row", label, labels_here, where=where, see=see.strip())
     return [board.only(labels) for board in boards]
 
 
@@ -386,7 +390,7 @@ def in_setting(boards: Sequence[TaskResults], setting: str | None) -> list[TaskR
     """
     settings = {PAPER, *(row.setting for board in boards for row in board.compared)} - {EVERY}
     if setting and setting not in settings:
-        raise unknown("setting", setting, settings)
+        raise unknown_name_error("setting", setting, settings)
     return [board.in_setting(setting or PAPER) for board in boards]
 
 
@@ -447,7 +451,7 @@ def row_of(board: TaskResults, label: str) -> SeedAggregate:
     method = label.rpartition(":")[2]
     if names_file(label) and (mine := [row_label for row_label in labels if parse_label(row_label).name == method]):
         raise UserError(f"{label} is a method; its rows on {board.name} are called {', '.join(sorted(mine))}")
-    raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
+    raise unknown_name_error("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 
 
 def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Pretraining
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 BACKBONES = "ifsl_bench.backbones"
 UNKNOWN = "unknown"  # the images that a network was pretrained on, where its source does not name them
@@ -139,7 +139,7 @@ def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
     if not registry.owning_entry_points(BACKBONES, name):
         plugin_name, _, model = name.partition(":")
         if not registry.owning_entry_points(BACKBONES, plugin_name):
-            raise unknown("backbone", name, [*registry.registered_entry_points(BACKBONES), NO_BACKBONE])
+            raise unknown_name_error("backbone", name, [*registry.registered_entry_points(BACKBONES), NO_BACKBONE])
     value = registry.get_registered(BACKBONES, "backbone", plugin_name)
     if isinstance(value, type) and issubclass(value, Frozen):
         return value(), model

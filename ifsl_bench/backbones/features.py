@@ -25,7 +25,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, mark_used, quarantine, sha256_file, sha256_json
-from ifsl_bench.utils.locks import atomic_folder, get_or_create, locked
+from ifsl_bench.utils.locks import atomic_folder, get_or_create, hold_lock
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import create_array, open_array, read_checksummed, write_checksummed
 
@@ -302,7 +302,7 @@ def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, report
     if state is not None and state.info.get("features_sha256") == checksum:
         return Moments(**{name: values.numpy() for name, values in state.tensors.items()})
     moments = Moments.of(features, starts)
-    with suppress(UserError), locked(store.folder):  # a folder that is shared to be read
+    with suppress(UserError), hold_lock(store.folder):  # a folder that is shared to be read
         info = store.info()
         if info is None or info.get("features_sha256") != checksum:  # no other process has saved them
             tensors = {name: torch.from_numpy(values) for name, values in vars(moments).items()}

@@ -15,9 +15,9 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from ifsl_bench.backbones.pretrained import packaged_file
-from ifsl_bench.utils.errors import UserError, one_line, unknown
+from ifsl_bench.utils.errors import UserError, one_line, unknown_name_error
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file
-from ifsl_bench.utils.locks import locked, unfinished
+from ifsl_bench.utils.locks import hold_lock, unfinished_path
 from ifsl_bench.utils.progress import Reporter
 
 LIST = Path(__file__).with_name("weights.toml")
@@ -61,9 +61,9 @@ def fetch_weights(key: str, home: Paths, source: str | None, reporter: Reporter)
     """
     listed = listed_weights()
     if key not in listed.files:
-        raise unknown("weights", key, listed.files, see="ifsl-bench weights list")
+        raise unknown_name_error("weights", key, listed.files, see="ifsl-bench weights list")
     target, file, address = home.weights / f"{key}.safetensors", listed.files[key], source or listed.address
-    with locked(target, reporter.warn, state=""):
+    with hold_lock(target, reporter.warn, state=""):
         here = packaged_file(home, key)
         if here is not None and sha256_file(here) == file.sha256:
             return here, False
@@ -87,7 +87,7 @@ def _download(url: str, target: Path, file: ListedFile, reporter: Reporter) -> N
         reporter: hears of it.
     """
     reporter.say(f"{url}: {file.size / 1e6:.1f} MB")
-    partial = unfinished(target)
+    partial = unfinished_path(target)
     start = partial.stat().st_size if partial.exists() else 0
     start = start if start < file.size else 0
     why: object = "the connection broke off"

@@ -16,7 +16,7 @@ from ifsl_bench.plugin.find_method import load_class_from_file
 from ifsl_bench.plugin.method_source import class_source
 from ifsl_bench.plugin.options import options_of, parse_value
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.errors import UserError, unknown, where
+from ifsl_bench.utils.errors import UserError, error_location, unknown_name_error
 from ifsl_bench.utils.text_format import format_value
 
 PASSES = "passes"  # an option of every recipe: the multiple of the task's passes of the backbone
@@ -107,7 +107,7 @@ def find_recipe(reference: str) -> RecipeChoice:
         key, _, text = setting.partition("=")
         kind_of = float if key == PASSES else declared[key].kind if key in declared else None
         if kind_of is None:
-            raise unknown("option", key, [*declared, PASSES], where=f"of recipe {name!r}")
+            raise unknown_name_error("option", key, [*declared, PASSES], where=f"of recipe {name!r}")
         try:
             value = parse_value(kind_of, text)
         except ValueError:
@@ -144,7 +144,9 @@ def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: i
     except ValueError as error:
         raise UserError(f"recipe {choice.name}: {error}") from error
     except Exception as error:
-        reason = f"{where(error, among=inspect.getsourcefile(choice.kind) or '')}{type(error).__name__}: {error}"
+        reason = (
+            f"{error_location(error, among=inspect.getsourcefile(choice.kind) or '')}{type(error).__name__}: {error}"
+        )
         raise UserError(f"recipe {choice.name} cannot be made: {reason}") from error
     if not hasattr(recipe, "_parameters") or not hasattr(recipe, "backbone"):
         raise UserError(f"{choice.kind.__qualname__}.__init__ does not call super().__init__(backbone, classes)")

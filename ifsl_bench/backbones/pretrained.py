@@ -441,7 +441,7 @@ def at_chance(
     if not accuracy or hits > guessed + DEVIATIONS * math.sqrt(variance):
         return None
     classes = len(dataset.manifest["pools"]["base/train"]["classes"])
-    first = f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if dataset.pictures else "Look at"
+    first = f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if dataset.has_images else "Look at"
     return (
         f"the base classifier is at chance ({in_percent(accuracy)}, of {classes} classes): what it and its backbone "
         f"have learned does not hold for other images, and no method on them means anything. {first} {then}"

@@ -13,7 +13,7 @@ from ifsl_bench.backbones.find_recipe import RecipeChoice, make_recipe
 from ifsl_bench.backbones.networks import ResNetSmall
 from ifsl_bench.backbones.recipe import At, Embedding, Recipe
 from ifsl_bench.backbones.views import apply_view, draw_view
-from ifsl_bench.utils.errors import UserError, where
+from ifsl_bench.utils.errors import UserError, error_location
 
 CLASSES, NOVEL, IMAGES, SIZE, STEPS = 6, 4, 24, 32, 10
 
@@ -39,7 +39,7 @@ def check_recipe(choice: RecipeChoice) -> list[tuple[str, str | None]]:
         except (Broken, UserError) as error:
             broken = str(error)
         except Exception as error:
-            broken = f"{where(error)}{type(error).__name__}: {error}"
+            broken = f"{error_location(error)}{type(error).__name__}: {error}"
         results.append((words, broken))
     return results
 

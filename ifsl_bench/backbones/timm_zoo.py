@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 # Parts of timm's tags that name images, and those that name a way of training. Others, such as a teacher's name, may
 # stand for further images.
@@ -136,10 +136,10 @@ def _check(model: str, own_weights: bool) -> None:
 
     plain, _, tag = model.partition(".")
     if not timm.is_model(plain):
-        raise unknown("model of timm", plain, timm.list_models(), see="timm.list_models()")
+        raise unknown_name_error("model of timm", plain, timm.list_models(), see="timm.list_models()")
     tags = [name.partition(".")[2] for name in timm.list_models(f"{plain}.*", pretrained=True)]
     if tag and tag not in tags:
-        raise unknown(f"weights of timm:{plain}", tag, tags, see=f"timm.list_pretrained('{plain}*')")
+        raise unknown_name_error(f"weights of timm:{plain}", tag, tags, see=f"timm.list_pretrained('{plain}*')")
     if not tag and not own_weights:
         which = f", e.g. timm:{plain}.{tags[0]} (it has {', '.join(tags)})" if tags else ""
         raise UserError(f"timm:{model} does not say which weights{which}; or give them with --weights FILE")

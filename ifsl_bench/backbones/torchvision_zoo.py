@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 OWN_TRAINING = "IMAGENET1K_V"  # other weights begin with those from elsewhere, as SWAG's do
 
@@ -72,12 +72,12 @@ def _weights(model: str, own_weights: bool) -> Any:
 
     plain, _, tag = model.partition(".")
     if plain not in zoo.list_models(module=zoo):
-        raise unknown(
+        raise unknown_name_error(
             "model of torchvision", plain, zoo.list_models(module=zoo), see="torchvision.models.list_models()"
         )
     entries = zoo.get_model_weights(plain)
     if tag and tag not in entries.__members__:
-        raise unknown(f"weights of torchvision:{plain}", tag, entries.__members__)
+        raise unknown_name_error(f"weights of torchvision:{plain}", tag, entries.__members__)
     if not tag and not own_weights:
         names = list(entries.__members__)
         raise UserError(

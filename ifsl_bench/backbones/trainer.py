@@ -41,8 +41,8 @@ from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, PLAIN, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
-from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.progress import RATE, Reporter
+from ifsl_bench.utils.locks import hold_lock
+from ifsl_bench.utils.progress import LEARNING_RATE, Reporter
 
 ROUNDED = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
 LOG_EVERY = 10  # steps from one look at the loss to the next, since a look waits for the device
@@ -238,7 +238,7 @@ class Trainer(Checkpoint):
                 f"pretraining diverged: the loss is {values['loss']} at step {at.step + 1} of {self.steps}; "
                 f"lower pretraining.schedule.rate (now {rate_of}) in the task file"
             )
-        return {name: 100 * x if name == "accuracy" else x for name, x in values.items()} | {RATE: rate}
+        return {name: 100 * x if name == "accuracy" else x for name, x in values.items()} | {LEARNING_RATE: rate}
 
     def _fit_head(self) -> None:
         """Fit the linear base classifier on the features of base/train, or take the recipe's own."""
@@ -350,7 +350,7 @@ def pretrain(
         return opened
     key = pretraining_key(task, dataset.fingerprint, head, seed)
     folder = home.pretrained / key
-    with locked(folder, reporter.warn):
+    with hold_lock(folder, reporter.warn):
         install_packaged(home, key, reporter)
         trainer = Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
         try:

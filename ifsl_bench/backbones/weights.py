@@ -45,8 +45,8 @@ from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths, open_file, parse_json, quarantine, read_errors, sha256_json, write_bytes
-from ifsl_bench.utils.limits import GIVEN_TENSORS, GIVEN_WEIGHTS, WEIGHTS_FILE, WEIGHTS_HEADER
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.limits import FOREIGN_WEIGHTS_FILE, FOREIGN_WEIGHTS_TENSORS, WEIGHTS_FILE, WEIGHTS_HEADER
+from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import write_checksummed
 
@@ -319,7 +319,7 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
     if (folder / DISABLED).exists():
         return
-    with locked(folder, reporter.warn):
+    with hold_lock(folder, reporter.warn):
         if weights and pretrained_sha256(home, key) == weights.sha256:
             reporter.say(f"{key}: the weights from the package are kept as {quarantine(folder, 'replaced')}")
         write_checksummed(folder / DISABLED, {"key": key})
@@ -345,7 +345,7 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
     except FileNotFoundError:
         raise UserError(f"there is no {file}") from None
     folder = home.pretrained / weights.key
-    with locked(folder, reporter.warn, state=""):
+    with hold_lock(folder, reporter.warn, state=""):
         try:
             info = CheckpointFolder(folder).info()
         except CorruptFile as error:
@@ -399,7 +399,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"there is no file of weights {path}")
     if path.suffix not in ENDINGS:
         raise UserError(f"{path}: a file of weights ends in {', '.join(ENDINGS)}")
-    GIVEN_WEIGHTS.check(path.stat().st_size, str(path))
+    FOREIGN_WEIGHTS_FILE.check(path.stat().st_size, str(path))
     try:
         safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
@@ -415,5 +415,5 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise UserError(f"{path} holds no weights: it should hold tensors by name, as a state_dict does")
-    GIVEN_TENSORS.check(len(content), str(path))
+    FOREIGN_WEIGHTS_TENSORS.check(len(content), str(path))
     return {str(name).removeprefix("module."): value for name, value in content.items()}

@@ -14,7 +14,7 @@ from ifsl_bench.cli.output import TEXT, say, show_tables
 
 if TYPE_CHECKING:
     from ifsl_bench.reporting.table import Table
-    from ifsl_bench.store.cache import Item
+    from ifsl_bench.store.cache import CacheItem
 
 
 @click.group(cls=Group, invoke_without_command=True, epilog=examples("cache", "cache prune --dry-run"))
@@ -26,10 +26,10 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     context.obj = home
     if context.invoked_subcommand is not None:
         return
-    from ifsl_bench.store.cache import listed
+    from ifsl_bench.store.cache import list_items
 
     folders = folders_of(home)
-    items = listed(folders)
+    items = list_items(folders)
     show_tables([_table(items, str(folders.cache))], style)
     if style == TEXT:
         say(f"\nresults, which `ifsl-bench results` lists and removes: {folders.results}", style)
@@ -51,11 +51,11 @@ def prune(outer: str | None, kinds: tuple[str, ...], dry_run: bool, yes: bool, h
     removed, and asks first.
     """
     from ifsl_bench.reporting.table import PROGRAMS
-    from ifsl_bench.store.cache import prune, select
+    from ifsl_bench.store.cache import remove_items, select_removable
 
-    going, staying = select(folders_of(home or outer), kinds)
+    going, staying = select_removable(folders_of(home or outer), kinds)
     tell = partial(click.echo, err=style in PROGRAMS)
-    reasons: dict[str, list[Item]] = {}
+    reasons: dict[str, list[CacheItem]] = {}
     for item, why in staying:
         reasons.setdefault(why, []).append(item)
     stay = "; ".join(f"{_size(items)} stay: {why}" for why, items in reasons.items())
@@ -68,14 +68,14 @@ def prune(outer: str | None, kinds: tuple[str, ...], dry_run: bool, yes: bool, h
         tell(f"\n{stay}") if style in PROGRAMS else say(f"\n{stay}", style)
     if dry_run or not agreed(f"Remove these, {_size(going)}?", yes, ", --dry-run only lists it"):
         return
-    tell(f"removed {_shown(prune(going, tell))}")
+    tell(f"removed {_shown(remove_items(going, tell))}")
 
 
-def _table(items: Sequence[Item], title: str) -> Table[Any]:
+def _table(items: Sequence[CacheItem], title: str) -> Table[Any]:
     """Return a table with a row for each kind and data set or task, and their sum."""
     from ifsl_bench.reporting.table import plain_table
 
-    groups: dict[tuple[str, str], list[Item]] = {}
+    groups: dict[tuple[str, str], list[CacheItem]] = {}
     for item in items:
         groups.setdefault((item.kind, item.of), []).append(item)
     rows = [
@@ -92,7 +92,7 @@ def _table(items: Sequence[Item], title: str) -> Table[Any]:
     return plain_table([*rows, total], title, fold={"of": 16}, drop=("last used", "count"))
 
 
-def _size(items: Sequence[Item]) -> str:
+def _size(items: Sequence[CacheItem]) -> str:
     return _shown(sum(item.bytes for item in items))
 
 

@@ -51,7 +51,7 @@ def data_list(home: str | None, style: str) -> None:
     from ifsl_bench.data.preparing import catalogue
     from ifsl_bench.reporting.table import plain_table
 
-    rows = catalogue.listing(folders_of(home))
+    rows = catalogue.dataset_rows(folders_of(home))
     show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint",))], style)
 
 
@@ -99,9 +99,9 @@ def data_prepare(
     called train, val and test, or base, novel-train, novel-val and novel-test); or six files of frozen features, as
     .npz, .safetensors or .pt. Tasks NAME-1shot, NAME-5shot and NAME-sessions are written too.
     """
-    from ifsl_bench.data.datasets import prepared
-    from ifsl_bench.data.preparing.catalogue import pools_listing
-    from ifsl_bench.data.preparing.prepare import downloadable, downloaded, prepare
+    from ifsl_bench.data.datasets import open_prepared
+    from ifsl_bench.data.preparing.catalogue import pool_rows
+    from ifsl_bench.data.preparing.prepare import download_archive, find_downloadable, prepare
     from ifsl_bench.data.sets.folder import OwnOptions
     from ifsl_bench.reporting.table import plain_table
 
@@ -112,22 +112,22 @@ def data_prepare(
         raise UserError("--download fetches the files, --from says where they are; leave one of them out")
     folders, reporter = folders_of(home), reporter_for(quiet, verbose)
     given = Path(os.path.expanduser(source)) if source else None
-    if download and not force and downloadable(name) and (there := prepared(folders, name)) is not None:
+    if download and not force and find_downloadable(name) and (there := open_prepared(folders, name)) is not None:
         dataset = there
         reporter.say(f"{name} is prepared already (--force fetches and builds it again)")
     else:
-        with downloaded(folders, name, reporter) if download else nullcontext(given) as path:
+        with download_archive(folders, name, reporter) if download else nullcontext(given) as path:
             dataset = prepare(folders, name, path, force, reporter, allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
-    show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
+    show_tables([plain_table(pool_rows(dataset), fold={"first classes": 16})])
     if dataset.partial:
         from ifsl_bench.data.suggested_tasks import infeasible_tasks
         from ifsl_bench.protocols.tasks.task_files import packaged
 
         tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]
         warn(infeasible_tasks(dataset, tasks))
-    if not quiet and dataset.pictures:
+    if not quiet and dataset.has_images:
         _say_duration(folders, dataset, reporter)
 
 
@@ -192,7 +192,7 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     from ifsl_bench.data.preparing import catalogue
     from ifsl_bench.reporting.table import plain_table
 
-    tables = catalogue.statistics(folders_of(home), name, reporter_for(quiet))
+    tables = catalogue.statistics_tables(folders_of(home), name, reporter_for(quiet))
     fold = {"mean": 12, "std": 12, "classes": 16}
     show_tables([plain_table(rows, title, fold) for title, rows in tables], style)
 
@@ -209,7 +209,7 @@ def data_show(name: str, out: str | None, classes: int, images: int, home: str |
     from ifsl_bench.data.preparing import catalogue
 
     path = Path(out or f"{name}.png")
-    catalogue.contact_sheet(folders_of(home), name, path, classes, images, reporter_for(quiet))
+    catalogue.write_contact_sheet(folders_of(home), name, path, classes, images, reporter_for(quiet))
     click.echo(f"wrote {path}")
 
 
@@ -226,7 +226,7 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     from ifsl_bench.data.preparing import catalogue
 
     folders = folders_of(home)
-    for path in catalogue.removable(folders, name):
+    for path in catalogue.removable_paths(folders, name):
         click.echo(f"to be removed: {path}")
     if not agreed("Remove this?", yes):
         return

@@ -7,7 +7,7 @@ import click
 from ifsl_bench.cli.completion import complete_methods, complete_rows_and_tasks
 from ifsl_bench.cli.options import examples, folders_of, home_option, style_option
 from ifsl_bench.cli.output import document, say, show_tables
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 MEANT = {
     "tried": "'tried': the values to choose from on validation episodes, without --tune",
@@ -125,7 +125,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     from ifsl_bench.plugin.registry import registered_entry_points as registered
     from ifsl_bench.protocols.tasks.task_files import find, is_plain, own, packaged
     from ifsl_bench.reporting.page.references import citation_of_paper
-    from ifsl_bench.store.published import titles
+    from ifsl_bench.store.published import paper_titles
 
     folders, keys = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:
@@ -137,14 +137,14 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             keys += [cite_task(task) for task in find(name, home=folders)]
         elif name in all_shorthands():
             keys.append(cite_method(name))
-        elif name in titles():
+        elif name in paper_titles():
             paper = citation_of_paper(name)
             keys += [f"% {name}: {paper.text}", paper.bibtex or f"% source {name}: no entry"]
         else:
-            raise unknown(
+            raise unknown_name_error(
                 "method, task or source",
                 name,
-                [*registered(METHOD_GROUP), *all_shorthands(), *tasks, *titles()],
+                [*registered(METHOD_GROUP), *all_shorthands(), *tasks, *paper_titles()],
                 see="ifsl-bench methods, ifsl-bench tasks, column source of ifsl-bench table",
             )
     click.echo("\n\n".join(unique_entries(keys)))

@@ -13,7 +13,7 @@ import click
 
 from ifsl_bench.cli.completion import complete_methods, complete_options, complete_rows, complete_tasks
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.run_config import RunConfig
@@ -36,7 +36,7 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
             see = f"{ctx.command_path} --help" if self.what == "command" else ""
-            raise unknown(self.what, args[0], names, see=see)
+            raise unknown_name_error(self.what, args[0], names, see=see)
         return super().resolve_command(ctx, args)
 
 
@@ -92,7 +92,7 @@ def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
     from ifsl_bench.reporting.table import FORMATS
 
     if value not in FORMATS:
-        raise unknown("format", value, FORMATS)
+        raise unknown_name_error("format", value, FORMATS)
     return value
 
 

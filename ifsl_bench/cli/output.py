@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import counted
+from ifsl_bench.utils.text_format import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,4 +112,4 @@ def document(text: str, style: str = TEXT) -> None:
 def print_missing(lacking: Mapping[str, int]) -> None:
     """Print which jobs cannot be run here before something is installed."""
     for why, count in lacking.items():
-        click.echo(f"ifsl-bench: {counted(count, 'job')} cannot be run here: {why}", err=True)
+        click.echo(f"ifsl-bench: {format_count(count, 'job')} cannot be run here: {why}", err=True)

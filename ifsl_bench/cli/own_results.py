@@ -15,7 +15,7 @@ from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_optio
 from ifsl_bench.cli.output import show_tables, warn
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import numbers_in_words
+from ifsl_bench.utils.text_format import format_numbers
 
 if TYPE_CHECKING:
     from ifsl_bench.store.schema import Result
@@ -48,10 +48,10 @@ def results_list(
     'ifsl-bench table TASK' shows the same rows among the stored ones.
     """
     from ifsl_bench.reporting.table import plain_table
-    from ifsl_bench.store.result_folder import own_rows
+    from ifsl_bench.store.result_folder import results_by_row
 
     root = folders.results
-    rows, remarks = own_rows(root, tasks, labels, _time(since) if since is not None else None)
+    rows, remarks = results_by_row(root, tasks, labels, _time(since) if since is not None else None)
     warn(remarks)
     if not rows:
         raise UserError(f"there are no such results in {root}; 'ifsl-bench run' makes some")
@@ -60,14 +60,14 @@ def results_list(
 
 def _record(results: Sequence[Result]) -> dict[str, str]:
     """Return a line of the list: results of one label on one task, which need not belong to one row of a table."""
-    from ifsl_bench.store.result_folder import measured
+    from ifsl_bench.store.result_folder import measured_at
 
     return {
         "task": results[0].task,
         "method": results[0].label,
         "Acc.": f"{fmean(result.summary['acc']['mean'] for result in results):.2f}",
-        "seeds": numbers_in_words([result.seed for result in results]),
-        "measured": f"{max(map(measured, results)):%Y-%m-%d %H:%M}",
+        "seeds": format_numbers([result.seed for result in results]),
+        "measured": f"{max(map(measured_at, results)):%Y-%m-%d %H:%M}",
     }
 
 
@@ -94,15 +94,15 @@ def results_remove(label: str, task: str, seed: int | None, yes: bool, folders: 
 
     Lists the files, and asks first. The rows that come with the package stay.
     """
-    from ifsl_bench.store.result_folder import packaged_root, remove, to_remove
+    from ifsl_bench.store.result_folder import files_of_row, packaged_root, remove_files
 
     root = folders.results
     if root.resolve() == packaged_root().resolve():
         raise UserError("these results come with the package, and stay")
-    paths = to_remove(root, task, label, seed)
+    paths = files_of_row(root, task, label, seed)
     for path in paths:
         click.echo(f"to be removed: {path}")
     if not agreed("Remove these results?", yes):
         return
-    remove(paths)
+    remove_files(paths)
     click.echo("removed; 'ifsl-bench run' measures them again")

@@ -11,7 +11,7 @@ from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import examples, folders_options
 from ifsl_bench.cli.output import warn
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.text_format import counted
+from ifsl_bench.utils.text_format import format_count
 
 if TYPE_CHECKING:
     from ifsl_bench.utils.files import Paths
@@ -29,10 +29,10 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     from ifsl_bench.protocols.tasks.task_files import find, own, packaged
     from ifsl_bench.reporting.page.data import boards_with_variants, gather
     from ifsl_bench.reporting.page.page import page_html
-    from ifsl_bench.utils.files import check_out, write_bytes
+    from ifsl_bench.utils.files import check_output_path, write_bytes
 
     path = Path(out).expanduser()
-    check_out(path)
+    check_output_path(path)
     chosen = [task for name in tasks for task in find(name, home=folders)]
     all_tasks = [*packaged().values(), *own(folders).values()]
     boards = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen))
@@ -43,7 +43,7 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     content = page_html(page).encode()
     write_bytes(path, content, "--out")
     click.echo(
-        f"wrote {out}: {len(page.rows)} rows of {counted(len(names), 'task')}, "
+        f"wrote {out}: {len(page.rows)} rows of {format_count(len(names), 'task')}, "
         f"{len(content) / 1e6:.1f} MB; open it in a browser"
     )
     warn(note for board in boards for note in board.left_out)

@@ -30,7 +30,7 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.cli.output import TEXT, say, show_tables, warn
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.text_format import seeds_in_words
+from ifsl_bench.utils.text_format import format_seeds
 
 if TYPE_CHECKING:
     from ifsl_bench.analysis.task_results import TaskResults
@@ -380,7 +380,7 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     row = board.row(f"{label} ({STORED})") or row_of(board, label)
     root = packaged_root() if row.origin == STORED else folders.results
     if seed is not None and seed not in row.seeds:
-        raise UserError(f"{row.label} on {task} has {seeds_in_words(row.seeds)}, not {seed}")
+        raise UserError(f"{row.label} on {task} has {format_seeds(row.seeds)}, not {seed}")
     return [str(path_of(root, result)) for result in row.results if seed in (None, result.seed)]
 
 

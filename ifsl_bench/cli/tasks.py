@@ -49,11 +49,11 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     """
     if context.invoked_subcommand:
         return
-    from ifsl_bench.data.preparing.catalogue import task_listing
+    from ifsl_bench.data.preparing.catalogue import task_rows
     from ifsl_bench.protocols.tasks.task_files import packaged
     from ifsl_bench.reporting.table import READERS, plain_table
 
-    rows = task_listing(folders_of(home))
+    rows = task_rows(folders_of(home))
     if style not in READERS:
         show_tables([plain_table(rows)], style)
         return
@@ -109,13 +109,13 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     The data set must be prepared. The file explains each key. Changing most of them makes another task
     (docs/task-file.md).
     """
-    from ifsl_bench.data.preparing.catalogue import write_new
+    from ifsl_bench.data.preparing.catalogue import write_new_tasks
 
     folders = folders_of(home or (context.parent.params.get("home") if context.parent else None))
     path = Path(out).expanduser() if out else folders.tasks / f"{name}.toml"  # where names are found
     if path.suffix != ".toml":
         raise UserError(f"--out takes a file that ends in .toml, by which --task knows it, not {out}")
-    names = write_new(folders, name, data, path, reporter_for(quiet))
+    names = write_new_tasks(folders, name, data, path, reporter_for(quiet))
     task = f"{path}:{names[1]}" if out else names[1]
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 

@@ -47,7 +47,7 @@ def is_prepared(home: Paths, name: str) -> bool:
     return os.path.exists(home.data / name / "manifest.json")
 
 
-def prepared(home: Paths, name: str) -> Dataset | None:
+def open_prepared(home: Paths, name: str) -> Dataset | None:
     """Open a prepared data set; return None if it is not there, or damaged and can be made again from nothing.
 
     Args:
@@ -67,10 +67,10 @@ def prepared(home: Paths, name: str) -> Dataset | None:
     except CorruptFile as error:
         if is_made_here(name):
             return None
-        raise CorruptFile(f"{error}; make it again with: {command(name)} --force") from error
+        raise CorruptFile(f"{error}; make it again with: {prepare_command(name)} --force") from error
 
 
-def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
+def open_pinned(home: Paths, spec: DataSpec) -> Dataset | None:
     """Open a prepared data set if it has the fingerprint that a task is pinned to, else return None.
 
     Args:
@@ -86,7 +86,7 @@ def pinned(home: Paths, spec: DataSpec) -> Dataset | None:
     return None
 
 
-def command(name: str) -> str:
+def prepare_command(name: str) -> str:
     """Return the command that prepares a data set."""
     plugin = (
         registry.load_plugin(registry.DATASET_GROUP, name)
@@ -97,14 +97,14 @@ def command(name: str) -> str:
     return f"ifsl-bench data prepare {name}{source}"
 
 
-def not_prepared(home: Paths, spec: DataSpec) -> str:
+def not_prepared_message(home: Paths, spec: DataSpec) -> str:
     """Return the message that a data set is not prepared, and how to get it.
 
     Args:
         home: Folders of caches.
         spec: Name and source in the task.
     """
-    then = f"Then: {command(spec.name)}"
+    then = f"Then: {prepare_command(spec.name)}"
     if spec.obtain and spec.name not in registry.registered_entry_points(registry.DATASET_GROUP):
         then = (
             "This version has no importer for them yet; frozen features of your own work with a task file of your own"

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.images import Bad, ImageSpec, Item, decode_into, tree_items
+from ifsl_bench.data.read.images import BadItem, ImageItem, ImageSpec, decode_into, tree_items
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import ProgressTask
 
 T = TypeVar("T")
-LISTED = 20  # bad, and duplicate, images that the manifest names
+MAX_LISTED = 20  # bad, and duplicate, images that the manifest names
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class ListItem:
 
 
 ImageFiles = Mapping[str, Sequence[str | ListItem]]  # class -> images, in order
-Read = Callable[[str, Sequence[Any]], Iterator[Item]]  # pool, its images -> items
+ImageReader = Callable[[str, Sequence[Any]], Iterator[ImageItem]]  # pool, its images -> items
 
 
-def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[T]]]:
+def divide_80_10_10(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[T]]]:
     """Divide classes into pools: images of base classes 80/10/10 in their order, novel classes whole.
 
     Args:
@@ -58,7 +58,7 @@ def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict
 
 
 @contextmanager
-def unfinished(
+def unfinished_pools(
     context: BuildContext, pools: Mapping[str, Mapping[str, Sequence[Any]]]
 ) -> Iterator[tuple[list[str], ProgressTask]]:
     """Yield the pools that an interrupted import has not completed, and the progress of their images.
@@ -80,7 +80,7 @@ def pool_labels(files: Mapping[str, Sequence[Any]]) -> np.ndarray:
 
 
 def import_images(
-    context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None
+    context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: ImageReader | None = None
 ) -> None:
     """Decode the files of each pool and write the pools.
 
@@ -93,9 +93,9 @@ def import_images(
     Raises:
         UserError: Images cannot be used and the user has not allowed it; or a class has no image.
     """
-    refused: list[Bad] = []
+    refused: list[BadItem] = []
     items = read or (lambda _, paths: tree_items(context.files, paths))
-    with unfinished(context, pools) as (names, stage):
+    with unfinished_pools(context, pools) as (names, stage):
         for name in names:
             refused += _import_pool(context, name, pools[name], spec, stage.advance, items)
     if refused:
@@ -109,8 +109,8 @@ def import_images(
     for name in pools:
         if skipped := context.writer.pools[name].get("skipped"):
             context.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
-    note_duplicates(context, pools)
-    _report_facts(context, pools, spec)
+    report_duplicates(context, pools)
+    _warn_of_image_findings(context, pools, spec)
 
 
 class _BadImagesError(Exception):
@@ -118,8 +118,13 @@ class _BadImagesError(Exception):
 
 
 def _import_pool(
-    context: BuildContext, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
-) -> list[Bad]:
+    context: BuildContext,
+    name: str,
+    files: ImageFiles,
+    spec: ImageSpec,
+    advance: Callable[[int], None],
+    read: ImageReader,
+) -> list[BadItem]:
     """Write a pool; return the images that cannot be used, if the user has not allowed to leave them out."""
     paths = [path for group in files.values() for path in group]
     labels = pool_labels(files)
@@ -137,11 +142,13 @@ def _import_pool(
             return done.bad
     else:
         return []
-    context.reporter.warn(f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad[:LISTED])}")
+    context.reporter.warn(
+        f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad[:MAX_LISTED])}"
+    )
     good = np.setdiff1d(np.arange(len(paths)), [row for row, _, _ in done.bad])
     if lost := set(range(len(files))) - set(labels[good].tolist()):
         raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad[0][2]})")
-    listed = [[path, why] for _, path, why in done.bad[:LISTED]]
+    listed = [[path, why] for _, path, why in done.bad[:MAX_LISTED]]
     facts = {"skipped": {"images": len(done.bad), "first": listed}, **done.facts}
     # Once more without them: rare, and simpler than moving the rows that follow.
     with context.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
@@ -151,7 +158,7 @@ def _import_pool(
     return []
 
 
-def _report_facts(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
+def _warn_of_image_findings(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
     """Warn of images that were enlarged, not turned or are dark, in pools of an interrupted import too."""
     total = sum(context.writer.pools[name]["shape"][0] for name in pools)
     for fact in ("enlarged", "not_turned", "dark"):
@@ -175,7 +182,7 @@ def _report_facts(context: BuildContext, pools: Mapping[str, ImageFiles], spec: 
             )
 
 
-def note_duplicates(
+def report_duplicates(
     context: BuildContext, pools: Mapping[str, ImageFiles], what: str = "images", how: str = "pixel by pixel"
 ) -> None:
     """Report and record which images are equal to another; they stay in their pools.
@@ -196,9 +203,9 @@ def note_duplicates(
     if not pairs:
         return
     pools_differ = [a[0] != b[0] for a, b in pairs]
-    sides_differ = [_side(a[0]) != _side(b[0]) for a, b in pairs]
+    sides_differ = [_base_or_pool(a[0]) != _base_or_pool(b[0]) for a, b in pairs]
     worst_first = sorted(range(len(pairs)), key=lambda i: (not sides_differ[i], not pools_differ[i]))
-    shown = [pairs[i] for i in worst_first[:LISTED]]
+    shown = [pairs[i] for i in worst_first[:MAX_LISTED]]
     names = ", ".join(f"{a[1]} = {b[1]}" for a, b in shown[:3])
     message = (
         f"{len(pairs):,} {what} repeat another one {how}, {sum(pools_differ):,} of them in another pool and "
@@ -213,5 +220,5 @@ def note_duplicates(
     }
 
 
-def _side(pool: str) -> str:
+def _base_or_pool(pool: str) -> str:
     return "base" if pool.startswith("base/") else pool

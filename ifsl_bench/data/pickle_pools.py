@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.data.image_pools import ListItem, pool_labels, unfinished
+from ifsl_bench.data.image_pools import ListItem, pool_labels, unfinished_pools
 from ifsl_bench.data.read.archive import Entry, FileTree
-from ifsl_bench.data.read.images import Item, digest_of
-from ifsl_bench.data.read.pickles import described, load
+from ifsl_bench.data.read.images import ImageItem, image_digest
+from ifsl_bench.data.read.pickles import describe_value, load_pickle
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.serialization import releasing
+from ifsl_bench.utils.serialization import memory_releaser
 
-SIZE = 84
-SHAPE = (SIZE, SIZE, 3)
+IMAGE_SIZE = 84
+IMAGE_SHAPE = (IMAGE_SIZE, IMAGE_SIZE, 3)
 
 
 Rows = Mapping[str, Sequence[int]]  # class -> rows of the array or list, in order
-_BLOCK = 256  # rows copied at a time
+_BLOCK_IMAGES = 256  # rows copied at a time
 
 
-def required(tree: FileTree, name: str, what: str) -> Entry:
+def required_entry(tree: FileTree, name: str, what: str) -> Entry:
     """Return the file of a name in any folder of the tree.
 
     Args:
@@ -34,7 +34,7 @@ def required(tree: FileTree, name: str, what: str) -> Entry:
     Raises:
         UserError: There is none.
     """
-    entry = tree.named(name)
+    entry = tree.find_by_name(name)
     if entry is None:
         raise UserError(
             f"{tree.path} lacks {name}, a part of {what}; get the whole, or unpack all of it into one folder"
@@ -54,24 +54,24 @@ def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, An
         UserError: It is no dict, or lacks a key.
     """
     where = tree.where(entry)
-    value = load(tree.mapped(entry), where)
+    value = load_pickle(tree.memory_map(entry), where)
     if not isinstance(value, dict):
-        raise UserError(f"{where} holds {described(value)}, expected a dict with {', '.join(keys)}")
-    named = {text(key): item for key, item in value.items()}
+        raise UserError(f"{where} holds {describe_value(value)}, expected a dict with {', '.join(keys)}")
+    named = {to_text(key): item for key, item in value.items()}
     if missing := [key for key in keys if key not in named]:
         raise UserError(f"{where} lacks {', '.join(missing)}; it has {', '.join(named) or 'nothing'}")
     return named
 
 
-def text(value: object) -> str:
+def to_text(value: object) -> str:
     """Return a name of Python 2 or 3 as text, and the kind of any other value, which may be nested deeply."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     name = isinstance(value, (str, np.generic)) or (isinstance(value, int) and abs(value) < 1 << 62)
-    return str(value) if name else described(value)
+    return str(value) if name else describe_value(value)
 
 
-def integers(value: object, what: str, where: str, images: int | None = None) -> np.ndarray:
+def to_integers(value: object, what: str, where: str, images: int | None = None) -> np.ndarray:
     """Return a list or an array of whole numbers as int64 [n].
 
     Args:
@@ -83,13 +83,14 @@ def integers(value: object, what: str, where: str, images: int | None = None) ->
     Raises:
         UserError: It is something else, or not a label for each image.
     """
-    kind, numbers = described(value), None
+    kind, numbers = describe_value(value), None
     if isinstance(value, (list, tuple)):
         odd = next((i for i, v in enumerate(value) if type(v) is not int or abs(v) >= 1 << 62), None)
         if odd is None:
             numbers = np.array(value, np.int64)
         else:
-            kind += f" whose item {odd} is {'too large a number' if type(value[odd]) is int else described(value[odd])}"
+            fault = "too large a number" if type(value[odd]) is int else describe_value(value[odd])
+            kind += f" whose item {odd} is {fault}"
     elif isinstance(value, np.ndarray):
         kind = f"{value.dtype}{list(value.shape)}"
         if value.dtype.kind in "iu" and value.size == max(value.shape, default=0):
@@ -122,7 +123,7 @@ def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> d
     return {names[label]: rows.tolist() for label, rows in zip(present, groups, strict=False)}
 
 
-def names_of(value: object, what: str, where: str) -> list[str]:
+def to_names(value: object, what: str, where: str) -> list[str]:
     """Return the names of classes in a list or an array of texts.
 
     Args:
@@ -134,11 +135,11 @@ def names_of(value: object, what: str, where: str) -> list[str]:
         UserError: It is something else.
     """
     if not isinstance(value, (list, tuple, np.ndarray)):
-        raise UserError(f"{what} of {where} is {described(value)}, expected a list of names")
-    return [text(name) for name in (np.atleast_1d(value) if isinstance(value, np.ndarray) else value)]
+        raise UserError(f"{what} of {where} is {describe_value(value)}, expected a list of names")
+    return [to_text(name) for name in (np.atleast_1d(value) if isinstance(value, np.ndarray) else value)]
 
 
-def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+def to_images(value: Any, what: str, where: str, shape: tuple[int, ...] = IMAGE_SHAPE) -> np.ndarray:
     """Return an array of images, uint8 [n, ``*shape``].
 
     Args:
@@ -151,7 +152,7 @@ def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHA
         UserError: It is something else.
     """
     if not isinstance(value, np.ndarray):
-        kind = described(value)
+        kind = describe_value(value)
     elif value.dtype != np.uint8 or value.shape[1:] != shape:
         kind = f"{value.dtype}{list(value.shape)}"
     else:
@@ -168,25 +169,27 @@ def copy_pools(
         context: State of the build.
         pools: Pool -> class -> rows.
         arrays: Pool -> uint8 [n, H, W, 3].
-        digests: Whether to write a digest of each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
+        digests: Whether to write a digest of each image, for :func:`ifsl_bench.data.image_pools.report_duplicates`.
     """
-    with unfinished(context, pools) as (names, stage):
+    with unfinished_pools(context, pools) as (names, stage):
         for pool in names:
             source, groups = arrays[pool], pools[pool]
             rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
             with context.writer.pool(pool, pool_labels(groups), tuple(groups), source.shape[1:]) as images:
-                written = releasing(images)
-                for start in range(0, len(rows), _BLOCK):
-                    block = source[rows[start : start + _BLOCK]]
+                written = memory_releaser(images)
+                for start in range(0, len(rows), _BLOCK_IMAGES):
+                    block = source[rows[start : start + _BLOCK_IMAGES]]
                     images[start : start + len(block)] = block
                     written(block.nbytes)
                     stage.advance(len(block))
                 if digests:
-                    np.save(context.writer.side_file(pool), np.array([digest_of(image) for image in images], np.uint64))
+                    np.save(
+                        context.writer.side_file(pool), np.array([image_digest(image) for image in images], np.uint64)
+                    )
                 context.bytes_read += images.nbytes
 
 
-def items_of(where: str, groups: Rows) -> dict[str, list[ListItem]]:
+def to_list_items(where: str, groups: Rows) -> dict[str, list[ListItem]]:
     """Return class -> items of a list, for :func:`import_images`.
 
     Args:
@@ -196,7 +199,7 @@ def items_of(where: str, groups: Rows) -> dict[str, list[ListItem]]:
     return {name: [ListItem(where, row) for row in group] for name, group in groups.items()}
 
 
-def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: int) -> Iterator[Item]:
+def read_list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: int) -> Iterator[ImageItem]:
     """Yield encoded images from a pickled list of byte arrays.
 
     Args:
@@ -209,15 +212,15 @@ def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: 
         UserError: The list has more or fewer items, or other ones.
     """
     where = tree.where(entry)
-    images = load(tree.mapped(entry), where)
+    images = load_pickle(tree.memory_map(entry), where)
     if not isinstance(images, list):
-        raise UserError(f"{where} holds {described(images)}, expected a list of arrays")
+        raise UserError(f"{where} holds {describe_value(images)}, expected a list of arrays")
     if len(images) != count:
         raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}; get both files again")
     for row, item in enumerate(wanted):
         image = images[item.index]
         if not isinstance(image, np.ndarray):
-            raise UserError(f"{where}: item {item.index} of the list is {described(image)}, expected arrays only")
+            raise UserError(f"{where}: item {item.index} of the list is {describe_value(image)}, expected arrays only")
         if image.dtype != np.uint8 or image.nbytes != max(image.shape, default=0):
             kind = f"{image.dtype}{list(image.shape)}"
             raise UserError(f"item {item.index} of {where} is {kind}, expected an encoded image (bytes)")

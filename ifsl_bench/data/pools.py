@@ -9,7 +9,8 @@ A data set is a folder::
 
 The fingerprint is a SHA-256 over the content (pool names, class names, images, labels, and whether it is partial), so
 two copies with equal fingerprints give equal results, however they were made. Images are checked by
-:meth:`Dataset.check_images` when something is computed from them, and by :func:`verify`; all else, on opening.
+:meth:`Dataset.check_images` when something is computed from them, and by :func:`verify_checksums`; all
+else, on opening.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ifsl_bench.utils.serialization import check_kinds, open_array, read_checksu
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 # The supports of the novel test classes, where they are apart from the queries.
-SUPPORT = "novel/support"
-EVERY_POOL = (*POOLS, SUPPORT)
-_INSTEAD = {  # of a pool that is missing
+SUPPORT_POOL = "novel/support"
+ALL_POOLS = (*POOLS, SUPPORT_POOL)
+_MISSING_POOL_HINTS = {  # of a pool that is missing
     "novel/train": '; a task without it needs protocol = "shared"',
-    SUPPORT: "; without a published list of sessions leave out listed = true",
+    SUPPORT_POOL: "; without a published list of sessions leave out listed = true",
 }
 T = TypeVar("T")
 
@@ -91,14 +92,14 @@ class Dataset:
         return str(self.manifest.get("about", {}).get("supports_unknown", ""))
 
     @property
-    def pictures(self) -> bool:
+    def has_images(self) -> bool:
         """Whether it holds images, not features."""
         return len(self.shape) == 3 and "features_of" not in self.manifest.get("about", {})
 
     @property
     def items(self) -> str:
         """The word for what it holds: images, or features."""
-        return "images" if self.pictures else "features"
+        return "images" if self.has_images else "features"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,14 +118,14 @@ class Dataset:
         """
         entry = pool_entry(self.manifest["pools"], name, self.name)
         images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
-        labels = _labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])
+        labels = _read_labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])
         starts = np.append(0, np.cumsum(np.bincount(labels, minlength=len(entry["classes"])))).astype(np.int64)
         return Pool(name, images, labels, tuple(entry["classes"]), starts)
 
     def check_images(self, pool: str) -> None:
         """Raise CorruptFile if a pool's images are not what was written; reads them all."""
         try:
-            _check(self.folder, self.manifest["pools"][pool]["images"])
+            _check_file(self.folder, self.manifest["pools"][pool]["images"])
         except CorruptFile as error:
             made_from = self.manifest["about"].get("made_from", {})
             source = " --from PATH" if "names" in made_from else ""
@@ -145,11 +146,13 @@ def pool_entry(pools: Mapping[str, T], name: str, data: str) -> T:
         UserError: There is no such pool.
     """
     if name not in pools:
-        raise UserError(f"data set {data!r} has no pool {name}; it has {', '.join(pools)}{_INSTEAD.get(name, '')}")
+        raise UserError(
+            f"data set {data!r} has no pool {name}; it has {', '.join(pools)}{_MISSING_POOL_HINTS.get(name, '')}"
+        )
     return pools[name]
 
 
-def _labels(path: Path, sha256: str, count: int) -> np.ndarray:
+def _read_labels(path: Path, sha256: str, count: int) -> np.ndarray:
     """Return labels, int64 [count]; they are small enough to be checked whenever they are read."""
     try:
         with open_file(path) as file, read_errors(path):
@@ -164,7 +167,7 @@ def _labels(path: Path, sha256: str, count: int) -> np.ndarray:
     return labels
 
 
-def fingerprint(pools: Mapping[str, dict[str, Any]], partial: bool) -> str:
+def content_fingerprint(pools: Mapping[str, dict[str, Any]], partial: bool) -> str:
     """Return the identity of the content.
 
     Args:
@@ -196,7 +199,7 @@ def open_dataset(folder: Path) -> Dataset:
     try:
         if not manifest["pools"]:
             raise ValueError("it lists no pools")
-        if fingerprint(manifest["pools"], dataset.partial) != dataset.fingerprint:
+        if content_fingerprint(manifest["pools"], dataset.partial) != dataset.fingerprint:
             raise ValueError("its fingerprint is not that of the pools")
         for pool in manifest["pools"]:
             dataset.pool(pool)
@@ -205,7 +208,7 @@ def open_dataset(folder: Path) -> Dataset:
     return dataset
 
 
-def verify(dataset: Dataset, advance: Callable[[int], None] | None = None) -> None:
+def verify_checksums(dataset: Dataset, advance: Callable[[int], None] | None = None) -> None:
     """Compare the checksum of every file with the manifest.
 
     Args:
@@ -217,10 +220,10 @@ def verify(dataset: Dataset, advance: Callable[[int], None] | None = None) -> No
     """
     for entry in dataset.manifest["pools"].values():
         for part in ("images", "labels"):
-            _check(dataset.folder, entry[part], advance)
+            _check_file(dataset.folder, entry[part], advance)
 
 
-def _check(folder: Path, entry: dict[str, Any], advance: Callable[[int], None] | None = None) -> None:
+def _check_file(folder: Path, entry: dict[str, Any], advance: Callable[[int], None] | None = None) -> None:
     path = folder / entry["file"]
     if sha256_file(path, advance) != entry["sha256"]:
         raise CorruptFile(f"{path} is not what was written: its checksum differs")

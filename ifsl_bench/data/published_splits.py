@@ -26,33 +26,33 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from ifsl_bench.data.datasets import dataset_source
-from ifsl_bench.data.read.archive import FileTree, natural
+from ifsl_bench.data.read.archive import FileTree, natural_sort_key
 from ifsl_bench.data.source import BuildContext, Count, DatasetSource, Layout, PoolCounts, count_files
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
 
 ImageT = TypeVar("ImageT")
 Pools = dict[str, dict[str, Sequence[ImageT]]]  # pool -> class -> images
-LISTED = 3  # missing images that a message names
+MAX_LISTED = 3  # missing images that a message names
 
 
-def _content(name: str) -> bytes:
+def _read_packaged_list(name: str) -> bytes:
     return (resources.files("ifsl_bench.tasks") / name).read_bytes()
 
 
-def rows(name: str) -> Iterator[dict[str, str]]:
+def read_rows(name: str) -> Iterator[dict[str, str]]:
     """Yield the rows of a packaged CSV file, which may be compressed by xz."""
-    content = lzma.decompress(_content(name)) if name.endswith(".xz") else _content(name)
+    content = lzma.decompress(_read_packaged_list(name)) if name.endswith(".xz") else _read_packaged_list(name)
     yield from csv.DictReader(io.StringIO(content.decode("utf-8")))
 
 
-def digest(*names: str) -> str:
+def lists_digest(*names: str) -> str:
     """Return 16 hex digits that change with packaged lists, for recipes."""
-    return hashlib.sha256(b"".join(_content(name) for name in names)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(_read_packaged_list(name) for name in names)).hexdigest()[:16]
 
 
 @cache
-def columns(name: str, key: str, value: str) -> Mapping[str, str]:
+def read_columns(name: str, key: str, value: str) -> Mapping[str, str]:
     """Return two columns of a packaged list as a mapping, in the order of the list.
 
     Args:
@@ -60,10 +60,10 @@ def columns(name: str, key: str, value: str) -> Mapping[str, str]:
         key: Column of the keys.
         value: Column of the values.
     """
-    return MappingProxyType({row[key]: row[value] for row in rows(name)})
+    return MappingProxyType({row[key]: row[value] for row in read_rows(name)})
 
 
-def shuffled(images: Sequence[ImageT], salt: str) -> list[ImageT]:
+def hash_shuffled(images: Sequence[ImageT], salt: str) -> list[ImageT]:
     """Return images in the order of a hash of ``salt`` and their positions.
 
     Args:
@@ -74,21 +74,21 @@ def shuffled(images: Sequence[ImageT], salt: str) -> list[ImageT]:
     return [images[i] for i in order]
 
 
-def held_out(images: Sequence[ImageT], salt: str) -> dict[str, list[ImageT]]:
+def split_80_10_10(images: Sequence[ImageT], salt: str) -> dict[str, list[ImageT]]:
     """Draw a class's images into base pools: 80% train, 10% val (rounded down), the rest test.
 
     Args:
         images: Of the class, in the order of the list.
-        salt: Text that sets this draw apart from others, see :func:`shuffled`.
+        salt: Text that sets this draw apart from others, see :func:`hash_shuffled`.
     """
     train, val = len(images) * 8 // 10, len(images) // 10
-    places = shuffled(range(len(images)), salt)
+    places = hash_shuffled(range(len(images)), salt)
     parts = {"base/train": places[:train], "base/val": places[train : train + val], "base/test": places[train + val :]}
     return {pool: [images[i] for i in sorted(part)] for pool, part in parts.items()}
 
 
-def divided(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], salt: str) -> Pools[ImageT]:
-    """Divide classes into pools: classes of side train by :func:`held_out`, the others whole.
+def divide_into_pools(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], salt: str) -> Pools[ImageT]:
+    """Divide classes into pools: classes of side train by :func:`split_80_10_10`, the others whole.
 
     Args:
         classes: Class -> images.
@@ -101,7 +101,7 @@ def divided(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], s
     pools: Pools[ImageT] = {pool: {} for pool in ("base/train", "base/val", "base/test", "novel/val", "novel/test")}
     for name, images in classes.items():
         whole = {f"novel/{sides[name]}": images}
-        for pool, part in (held_out(images, f"{salt}:{name}") if sides[name] == "train" else whole).items():
+        for pool, part in (split_80_10_10(images, f"{salt}:{name}") if sides[name] == "train" else whole).items():
             pools[pool][name] = part
     return pools
 
@@ -159,7 +159,9 @@ class IlsvrcLayout(Layout):
             return match[1].lower(), f"{match[1].lower()}_{int(match[2])}.JPEG"
 
         images = find_images(tree, WNID_IMAGE, named)
-        return {wnid: {name: group[name] for name in sorted(group, key=natural)} for wnid, group in images.items()}
+        return {
+            wnid: {name: group[name] for name in sorted(group, key=natural_sort_key)} for wnid, group in images.items()
+        }
 
 
 def report_missing(context: BuildContext, missing: Sequence[str], what: str) -> None:
@@ -173,7 +175,7 @@ def report_missing(context: BuildContext, missing: Sequence[str], what: str) -> 
     Raises:
         UserError: The user has not allowed it.
     """
-    named = f"{', '.join(missing[:LISTED])}{', ...' if len(missing) > LISTED else ''}"
+    named = f"{', '.join(missing[:MAX_LISTED])}{', ...' if len(missing) > MAX_LISTED else ''}"
     refused = f"{context.origin} lacks {len(missing):,} {what} ({named}); get the whole"
     context.require_complete(f"{len(missing):,} images are missing: {named}", refused)
 
@@ -216,17 +218,17 @@ class PublishedData(DatasetSource):
     lists: ClassVar[Sequence[str]] = ()
 
     def recipe(self) -> str:
-        return ", ".join([self.name, "1", *([digest(*self.lists)] if self.lists else [])])
+        return ", ".join([self.name, "1", *([lists_digest(*self.lists)] if self.lists else [])])
 
     def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         return self.shape, self.counts
 
 
 SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")
-HELD_OUT = 50  # training images of a base class in base/val, of the 500 in CIFAR-100 and mini-ImageNet
+HELD_OUT_PER_CLASS = 50  # training images of a base class in base/val, of the 500 in CIFAR-100 and mini-ImageNet
 COUNTS_60_40 = {  # of both data sets: 60 base and 40 novel classes
     "base/train": Count(60, 60 * 450),
-    "base/val": Count(60, 60 * HELD_OUT),
+    "base/val": Count(60, 60 * HELD_OUT_PER_CLASS),
     "base/test": Count(60, 60 * 100),
     "novel/support": Count(40, 40 * 500),
     "novel/test": Count(40, 40 * 100),
@@ -282,7 +284,7 @@ def session_pools(
             others = [image for image in present if image not in listed_names]
             parts = {"novel/support": [*train, *others], "novel/test": test}
         else:
-            drawn = set(shuffled(train, f"{salt}:{name}")[:held_out])
+            drawn = set(hash_shuffled(train, f"{salt}:{name}")[:held_out])
             parts = {
                 "base/train": [image for image in train if image not in drawn],
                 "base/val": [image for image in train if image in drawn],
@@ -301,7 +303,7 @@ class SessionSource(PublishedData):
         """Return class -> session, in the order of the list."""
 
 
-def session_order(data: str, classes: Sequence[str]) -> np.ndarray:
+def novel_class_order(data: str, classes: Sequence[str]) -> np.ndarray:
     """Return the order of the novel classes of a session list, as indices into ``classes``; int64 [T N].
 
     Args:
@@ -319,6 +321,6 @@ def session_order(data: str, classes: Sequence[str]) -> np.ndarray:
     if missing := [name for name in novel if name not in classes]:
         raise UserError(
             f"data set {data!r} lacks {len(missing):,} of the {len(novel):,} novel classes of its list "
-            f"({', '.join(missing[:LISTED])}); prepare it from all images"
+            f"({', '.join(missing[:MAX_LISTED])}); prepare it from all images"
         )
     return np.array([classes.index(name) for name in novel], np.int64)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ifsl_bench.data.pools import EVERY_POOL
-from ifsl_bench.data.read.archive import FileTree, printable
+from ifsl_bench.data.pools import ALL_POOLS
+from ifsl_bench.data.read.archive import FileTree, to_printable
 from ifsl_bench.data.writer import Writer
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
@@ -58,7 +58,7 @@ class BuildContext:
     ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
         self.origin = str(tree.path) if tree else origin
-        self.about: dict[str, Any] = {"source": printable(tree.path.name) if tree else origin, "partial": False}
+        self.about: dict[str, Any] = {"source": to_printable(tree.path.name) if tree else origin, "partial": False}
         self.bytes_read = 0
 
     @property
@@ -85,7 +85,7 @@ class BuildContext:
             UserError: They differ, and the user has not allowed it.
         """
         none = Count(0, 0)
-        pairs = [(pool, expected.get(pool, none), counts.get(pool, none)) for pool in EVERY_POOL]
+        pairs = [(pool, expected.get(pool, none), counts.get(pool, none)) for pool in ALL_POOLS]
         wrong = "; ".join(f"{pool} should have {should} and has {has}" for pool, should, has in pairs if should != has)
         if wrong:
             refused = f"{self.origin} does not give all of {what}: {wrong}. Get the whole"

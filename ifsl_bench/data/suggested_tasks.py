@@ -17,9 +17,9 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
-EPOCHS, BATCH = 30, 128  # of pretraining on images
-SESSIONS = 10  # at most; the common lists have 8 or 10
-STEPS, RATE = 2000, 0.1  # of a base classifier on features with a mean square of one
+PRETRAINING_EPOCHS, PRETRAINING_BATCH = 30, 128  # of pretraining on images
+MAX_SESSIONS = 10  # at most; the common lists have 8 or 10
+FEATURE_STEPS, FEATURE_RATE = 2000, 0.1  # of a base classifier on features with a mean square of one
 SIDES: tuple[Side, ...] = ("train", "val", "test")
 
 
@@ -35,7 +35,7 @@ def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
     """
     lines = []
     for task in tasks:
-        reason = _reason(dataset, task)
+        reason = _infeasible_reason(dataset, task)
         if reason is not None:
             options = _sufficient_options(dataset, task)
             remedy = f"within reach with {options}" if options else "no number of --ways or --queries would do"
@@ -61,7 +61,7 @@ def check_feasible(
         task_stream(task, side, 0, starts, classes=classes)
 
 
-def _reason(dataset: Dataset, task: Task) -> str | None:
+def _infeasible_reason(dataset: Dataset, task: Task) -> str | None:
     """Return why a task is not feasible, or None."""
     try:
         check_feasible(task, lambda pool: dataset.pool(pool).starts, lambda pool: dataset.pool(pool).classes)
@@ -75,31 +75,34 @@ def _sufficient_options(dataset: Dataset, task: Task) -> str:
     if task.sessions is None:
         ways, queries = task.episode.ways, task.episode.novel_queries
     else:  # where sessions name no number of queries, they have as many as a base class has images
-        ways, queries = task.sessions.ways, task.sessions.queries or _images_of_a_class(dataset, "base/test")
+        ways, queries = task.sessions.ways, task.sessions.queries or _mean_images_per_class(dataset, "base/test")
     for fewer_ways, fewer_queries in itertools.product(range(ways, 1, -1), range(queries, 0, -1)):
-        if _reason(dataset, changed(task, Change(ways=fewer_ways, queries=fewer_queries))) is None:
+        if _infeasible_reason(dataset, changed(task, Change(ways=fewer_ways, queries=fewer_queries))) is None:
             flags = [f"--ways {fewer_ways}"] * (fewer_ways < ways) + [f"--queries {fewer_queries}"]
             return " ".join(flags)
     return ""
 
 
-def _images_of_a_class(dataset: Dataset, pool: str) -> int:
+def _mean_images_per_class(dataset: Dataset, pool: str) -> int:
     facts = dataset.manifest["pools"][pool]["statistics"]
     return int(facts["images"] // facts["classes"])
 
 
-def suggested(dataset: Dataset) -> dict[str, Any]:
+def suggested_tables(dataset: Dataset) -> dict[str, Any]:
     """Return the tables of a task file on a data set, without the tasks."""
     pools = dataset.manifest["pools"]
     train = pools["base/train"]["statistics"]
     data = {"name": dataset.name, "fingerprint": dataset.fingerprint, "partial": dataset.partial}
-    batch = max(2, min(BATCH, train["images"]))
+    batch = max(2, min(PRETRAINING_BATCH, train["images"]))
     if len(dataset.shape) != 3:
         square = float(np.mean(np.square(train["mean"]) + np.square(train["std"])))  # of an entry
-        pretraining = {"backbone": NO_BACKBONE, "steps": STEPS, "batch": batch}
-        rate = float(f"{RATE / max(1.0, square):.1g}")  # with larger features the loss is steeper
-        return {"dataset": data, "pretraining": {**pretraining, "schedule": {"rate": rate, "drops": [STEPS // 2]}}}
-    steps = max(1, EPOCHS * (train["images"] // batch))
+        pretraining = {"backbone": NO_BACKBONE, "steps": FEATURE_STEPS, "batch": batch}
+        rate = float(f"{FEATURE_RATE / max(1.0, square):.1g}")  # with larger features the loss is steeper
+        return {
+            "dataset": data,
+            "pretraining": {**pretraining, "schedule": {"rate": rate, "drops": [FEATURE_STEPS // 2]}},
+        }
+    steps = max(1, PRETRAINING_EPOCHS * (train["images"] // batch))
     data["mean"] = [round(v / 255, 4) for v in train["mean"]]
     data["std"] = [round(max(v, 1.0) / 255, 4) for v in train["std"]]
     pretraining = {
@@ -108,18 +111,18 @@ def suggested(dataset: Dataset) -> dict[str, Any]:
         "batch": batch,
         "crop_padding": dataset.shape[0] // 8,
         "flip": False,
-        "schedule": {"rate": RATE, "shape": "cosine", "warmup": steps // EPOCHS},
+        "schedule": {"rate": FEATURE_RATE, "shape": "cosine", "warmup": steps // PRETRAINING_EPOCHS},
     }
     return {"dataset": data, "pretraining": pretraining}
 
 
-def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
+def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
     """Return TOML with tasks of 1 and of 5 shots, and one in sessions if classes and images suffice.
 
     Args:
         dataset: The data set of the tasks.
         name: Beginning of the names of the tasks.
-        content: Tables of the file, as :func:`suggested` returns them.
+        content: Tables of the file, as :func:`suggested_tables` returns them.
         head: Comments above them.
         reporter: Takes messages.
     """
@@ -133,14 +136,14 @@ def task_file(dataset: Dataset, name: str, content: Mapping[str, Any], head: str
         for shots in (1, SHOTS)
     }
     episodes = {**content, "tasks": tasks}
-    if (count := min(novel // WAYS, SESSIONS)) < 2:
+    if (count := min(novel // WAYS, MAX_SESSIONS)) < 2:
         text = task_text(episodes, head)
         line = f"two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has {novel}"
         if ways := novel // 2:
             (task,) = (task for task in parse(text, name) if task.name == f"{name}-{SHOTS}shot")
             smaller = changed(task, Change(sessions=2, ways=ways))
             options = f"--ways {ways}"
-            if _reason(dataset, smaller) is not None:
+            if _infeasible_reason(dataset, smaller) is not None:
                 found = _sufficient_options(dataset, smaller)
                 options = found if "--ways" in found or not found else f"{options} {found}"
             if options:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ifsl_bench.data.pools import SUPPORT, Dataset, Pool
+from ifsl_bench.data.pools import SUPPORT_POOL, Dataset, Pool
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.utils.errors import UserError
 
@@ -37,7 +37,7 @@ def choose_base_classes(count: int, classes: int) -> np.ndarray:
     return np.sort(np.array(order[:count], dtype=np.int64))
 
 
-class _View:
+class _ConcatenatedImages:
     """Rows of several memory maps [n, H, W, C], as if concatenated, with ``channels`` equal channels for one."""
 
     def __init__(self, parts: Sequence[np.ndarray], rows: np.ndarray, channels: int = 1) -> None:
@@ -58,7 +58,7 @@ class _View:
         return images if self.channels == 1 else np.repeat(images, self.channels, -1)
 
 
-TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT), ("base/test", "novel/test")
+TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT_POOL), ("base/test", "novel/test")
 
 
 def draw_base_classes(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
@@ -93,7 +93,9 @@ class RegroupedDataset(Dataset):
         parts = [self.whole.pool(pool).images for pool in self.sources[name]]
         rows, counts = np.concatenate([*self.rows[name].values()]), [*map(len, self.rows[name].values())]
         # Features are small, and are used as an array; images stay on the disk.
-        images = np.concatenate(parts)[rows] if parts[0].ndim == 2 else cast(np.ndarray, _View(parts, rows))
+        images = (
+            np.concatenate(parts)[rows] if parts[0].ndim == 2 else cast(np.ndarray, _ConcatenatedImages(parts, rows))
+        )
         labels, starts = np.repeat(np.arange(len(counts), dtype=np.int64), counts), np.cumsum([0, *counts])
         return Pool(name, images, labels, tuple(self.rows[name]), starts)
 
@@ -102,7 +104,7 @@ class RegroupedDataset(Dataset):
             self.whole.check_images(name)
 
 
-def _regrouped(
+def _regroup(
     dataset: Dataset, rows: Mapping[str, Mapping[str, np.ndarray]], sources: Mapping[str, Sequence[str]]
 ) -> RegroupedDataset:
     pools = dict(dataset.manifest["pools"])
@@ -122,7 +124,7 @@ def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
         dataset: Of a published list.
         number: Of the draw.
     """
-    train, test = (_rows([dataset.pool(name) for name in names]) for names in (TRAIN_POOLS, TEST_POOLS))
+    train, test = (_rows_by_class([dataset.pool(name) for name in names]) for names in (TRAIN_POOLS, TEST_POOLS))
     base = dataset.manifest["pools"]["base/train"]["classes"]
     chosen = draw_base_classes([*train], len(base), number)
     val, rest = (len(dataset.pool(name)) for name in ("base/val", "base/train"))
@@ -134,12 +136,12 @@ def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
             rows["base/train"][name], rows["base/val"][name] = images[~held_out], images[held_out]
             rows["base/test"][name] = test[name]
         else:
-            rows[SUPPORT][name], rows["novel/test"][name] = images, test[name]
+            rows[SUPPORT_POOL][name], rows["novel/test"][name] = images, test[name]
     sources = dict.fromkeys(TRAIN_POOLS, TRAIN_POOLS) | dict.fromkeys(TEST_POOLS, TEST_POOLS)
-    return _regrouped(dataset, rows, sources)
+    return _regroup(dataset, rows, sources)
 
 
-def _rows(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
+def _rows_by_class(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
     """Return class -> rows of the pools, as if concatenated."""
     rows: dict[str, list[np.ndarray]] = {}
     first = 0
@@ -178,17 +180,17 @@ def with_fewer_base_classes(dataset: Dataset, count: int) -> Dataset:
     classes = dataset.manifest["pools"]["base/train"]["classes"]
     check_base_classes(dataset.name, count, len(classes))
     names = [classes[label] for label in choose_base_classes(count, len(classes))]
-    there = {name: _rows([dataset.pool(name)]) for name in BASE_POOLS if dataset.has(name)}
+    there = {name: _rows_by_class([dataset.pool(name)]) for name in BASE_POOLS if dataset.has(name)}
     rows = {pool: {name: by_class[name] for name in names} for pool, by_class in there.items()}
-    return _regrouped(dataset, rows, {pool: [pool] for pool in rows})
+    return _regroup(dataset, rows, {pool: [pool] for pool in rows})
 
 
-NOVEL = ("novel/val", "novel/test")  # the pools of the other data set
+NOVEL_POOLS = ("novel/val", "novel/test")  # the pools of the other data set
 
 
 @dataclass(frozen=True)
 class CrossDomainDataset(Dataset):
-    """The data set ``base`` with the pools :data:`NOVEL` of ``novel``.
+    """The data set ``base`` with the pools :data:`NOVEL_POOLS` of ``novel``.
 
     Name, folder and fingerprint are those of ``base``, so that pretrainings on its pools serve both.
     """
@@ -205,19 +207,19 @@ class CrossDomainDataset(Dataset):
         return self.base.partial or self.novel.partial
 
     def origin(self, pool: str) -> str:
-        return prefix_of(self.novel.fingerprint) if pool in NOVEL else ""
+        return fingerprint_prefix(self.novel.fingerprint) if pool in NOVEL_POOLS else ""
 
     def pool(self, name: str) -> Pool:
-        if name not in NOVEL:
+        if name not in NOVEL_POOLS:
             return self.base.pool(name)
         pool = replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
         if is_grey_version(self.base.shape, self.novel.shape):
-            images = _View([pool.images], np.arange(len(pool)), channels=3)
+            images = _ConcatenatedImages([pool.images], np.arange(len(pool)), channels=3)
             return replace(pool, images=cast(np.ndarray, images))
         return pool
 
     def check_images(self, pool: str) -> None:
-        (self.novel if pool in NOVEL else self.base).check_images(pool)
+        (self.novel if pool in NOVEL_POOLS else self.base).check_images(pool)
 
 
 def is_grey_version(shape: Sequence[int], grey: Sequence[int]) -> bool:
@@ -230,12 +232,12 @@ def is_grey_version(shape: Sequence[int], grey: Sequence[int]) -> bool:
     return len(shape) == 3 and tuple(grey) == (*shape[:2], 1) and shape[2] == 3
 
 
-def prefix_of(fingerprint: str) -> str:
+def fingerprint_prefix(fingerprint: str) -> str:
     """Return the part of a fingerprint in names of files."""
     return fingerprint[:12]
 
 
-def check_crossing(
+def check_cross_domain(
     base: str, base_shape: Sequence[int], novel: str, novel_shape: Sequence[int], pools: Container[str]
 ) -> None:
     """Raise UserError if novel classes of one data set do not fit base classes of another.
@@ -253,12 +255,12 @@ def check_crossing(
             f"novel classes of {novel!r} do not fit base classes of {base!r}: {sizes[0]} beside {sizes[1]}; both need "
             f"images of one size, or features of one length"
         )
-    for pool in NOVEL:
+    for pool in NOVEL_POOLS:
         if pool not in pools:
             raise UserError(f"novel classes cannot come from data set {novel!r}: it has no pool {pool}")
 
 
-def cross_domain(base: Dataset, novel: Dataset) -> CrossDomainDataset:
+def make_cross_domain(base: Dataset, novel: Dataset) -> CrossDomainDataset:
     """Return a data set with the novel classes of another.
 
     Args:
@@ -269,13 +271,13 @@ def cross_domain(base: Dataset, novel: Dataset) -> CrossDomainDataset:
         UserError: Their images differ in size, or ``novel`` lacks a pool.
     """
     pools, others = base.manifest["pools"], novel.manifest["pools"]
-    check_crossing(base.name, base.shape, novel.name, novel.shape, others)
+    check_cross_domain(base.name, base.shape, novel.name, novel.shape, others)
     taken = {
         pool: {
             **others[pool],
             "shape": [*others[pool]["shape"][:1], *base.shape],
             "classes": [f"{novel.name}:{name}" for name in others[pool]["classes"]],
         }
-        for pool in NOVEL
+        for pool in NOVEL_POOLS
     }
     return CrossDomainDataset(base.name, base.folder, {**base.manifest, "pools": {**pools, **taken}}, base, novel)

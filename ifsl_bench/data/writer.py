@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.data.pools import EVERY_POOL, POOLS, SUPPORT, Dataset, fingerprint, open_dataset
+from ifsl_bench.data.pools import ALL_POOLS, POOLS, SUPPORT_POOL, Dataset, content_fingerprint, open_dataset
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import sha256_file
 from ifsl_bench.utils.locks import atomic_folder
-from ifsl_bench.utils.serialization import create_array, read_checksummed, release, write_checksummed
+from ifsl_bench.utils.serialization import create_array, read_checksummed, release_memory, write_checksummed
 
-PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools that are complete
+PROGRESS_FILE = "progress.json"  # in the folder of an unfinished build: the pools that are complete
 
 
 class Writer:
-    """The pools of a data set under construction in a folder; for ``keys`` see :func:`build`."""
+    """The pools of a data set under construction in a folder; for ``keys`` see :func:`build_dataset`."""
 
     def __init__(self, folder: Path, keys: Sequence[str] = ()) -> None:
         self.folder, self.keys = folder, keys
@@ -32,7 +32,7 @@ class Writer:
     def _resume(self) -> None:
         """Take over the complete pools of an unfinished build of the same data set, and remove everything else."""
         try:
-            progress = read_checksummed(self.folder / PROGRESS)
+            progress = read_checksummed(self.folder / PROGRESS_FILE)
             origins = {name: list(origin) for name, origin in progress["made"].items() if origin[0] in self.keys}
             whole = {name: progress["pools"][name] for name in origins}
             whole = {name: entry for name, entry in whole.items() if self._is_whole(name, entry, origins[name][1])}
@@ -53,12 +53,12 @@ class Writer:
     def _record(self, pools: dict[str, dict[str, Any]], origins: dict[str, list[str]]) -> None:
         """Record pools as complete, on the disk first."""
         if self.keys:
-            write_checksummed(self.folder / PROGRESS, {"made": origins, "pools": pools})
+            write_checksummed(self.folder / PROGRESS_FILE, {"made": origins, "pools": pools})
         self.pools, self._origins = pools, origins
 
     def discard_incomplete(self) -> None:
         """Remove all files that belong to no complete pool."""
-        names = {PROGRESS} if self.pools else set()
+        names = {PROGRESS_FILE} if self.pools else set()
         for name, entry in self.pools.items():
             names |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
         for path in self.folder.iterdir():
@@ -96,7 +96,7 @@ class Writer:
             facts: Further entries of the manifest, JSON-able; they may be added to in the block.
         """
         labels = np.asarray(labels, dtype=np.int64)
-        _check_pool(name, labels, classes)
+        _check_labels(name, labels, classes)
         self.pools.pop(name, None)  # if it is written again
         stem = name.replace("/", "-")
         images_file, labels_file = f"{stem}.images.npy", f"{stem}.labels.npy"
@@ -104,33 +104,33 @@ class Writer:
         yield images
         images.flush()
         np.save(self.folder / labels_file, labels)
-        release(images)
+        release_memory(images)
         with ThreadPoolExecutor(1) as thread:  # checksums and sums over arrays release the GIL
-            described = thread.submit(_describe, self.folder / images_file)
+            described = thread.submit(_size_and_sha256, self.folder / images_file)
             entry = {
                 **(facts or {}),
                 "shape": list(images.shape),
                 "dtype": dtype,
                 "classes": list(classes),
-                "statistics": _statistics(images, labels),
+                "statistics": _pool_statistics(images, labels),
                 "images": described.result(),
-                "labels": _describe(self.folder / labels_file),
+                "labels": _size_and_sha256(self.folder / labels_file),
             }
         del images
         origin = [self.keys[0] if self.keys else "", self._checksum(self.side_file(name).name)]
         self._record({**self.pools, name: entry}, {**self._origins, name: origin})
 
 
-def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    if name not in EVERY_POOL:
-        raise UserError(f"no pool is called {name!r}; the pools are {', '.join(EVERY_POOL)}")
+def _check_labels(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
+    if name not in ALL_POOLS:
+        raise UserError(f"no pool is called {name!r}; the pools are {', '.join(ALL_POOLS)}")
     if not len(labels) or (np.diff(labels) < 0).any() or np.unique(labels).tolist() != list(range(len(classes))):
         raise UserError(f"pool {name}: labels must be 0 to {len(classes) - 1} in order, each at least once")
     if len(set(classes)) != len(classes):
         raise UserError(f"pool {name}: class names are not unique")
 
 
-def _statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def _pool_statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Return mean and standard deviation of each channel in stored units (0..255 for images), and images per class."""
     channels = images.shape[-1] if images.ndim == 4 else 1
     integer = images.dtype == np.uint8
@@ -142,7 +142,7 @@ def _statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         total += block.sum(0, dtype=np.uint32 if integer else np.float64)
         square += np.square(block).sum(0, dtype=np.uint32 if integer else np.float64)
         if start % (1 << 12) == 0:
-            release(images)
+            release_memory(images)
     n = images.size / channels
     mean = total.reshape(-1, channels).sum(0) / n
     variance = square.reshape(-1, channels).sum(0) / n - mean**2
@@ -157,11 +157,11 @@ def _statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _size_and_sha256(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
-def build(
+def build_dataset(
     folder: Path,
     name: str,
     recipe: str,
@@ -184,11 +184,11 @@ def build(
         writer = Writer(partial, keys)
         try:
             fill(writer)
-            _check_sides(writer.pools)
+            _check_classes(writer.pools)
             manifest = {
                 "name": name,
                 "recipe": recipe,
-                "fingerprint": fingerprint(writer.pools, bool(about.get("partial"))),
+                "fingerprint": content_fingerprint(writer.pools, bool(about.get("partial"))),
                 "about": about,
                 "pools": writer.pools,
             }
@@ -197,18 +197,18 @@ def build(
             with suppress(OSError):
                 writer.discard_incomplete()
             raise
-    for path in (folder / PROGRESS, *(folder / writer.side_file(pool).name for pool in writer.pools)):
+    for path in (folder / PROGRESS_FILE, *(folder / writer.side_file(pool).name for pool in writer.pools)):
         with suppress(OSError):
             path.unlink(missing_ok=True)
     return open_dataset(folder)
 
 
-def _check_sides(pools: dict[str, dict[str, Any]]) -> None:
+def _check_classes(pools: dict[str, dict[str, Any]]) -> None:
     base = [pools[p]["classes"] for p in POOLS[:3] if p in pools]
     if any(classes != base[0] for classes in base):
         raise UserError("the base pools must have the same classes in the same order")
-    if SUPPORT in pools and pools[SUPPORT]["classes"] != pools.get("novel/test", {}).get("classes"):
-        raise UserError(f"{SUPPORT} must have the classes of novel/test in the same order")
+    if SUPPORT_POOL in pools and pools[SUPPORT_POOL]["classes"] != pools.get("novel/test", {}).get("classes"):
+        raise UserError(f"{SUPPORT_POOL} must have the classes of novel/test in the same order")
     side_of: dict[str, str] = {}
     for pool in (name for name in POOLS if name in pools):
         side = "base" if pool in POOLS[:3] else pool

@@ -130,7 +130,7 @@ def run_packed(
         item: WorkItem = pickle.loads(content)
     except Exception as error:  # a method that is not there, or not as it was
         return WorkOutcome(FAILED, f"a worker cannot load it: {format_error(error)}")
-    threads.limit(cores, share)
+    threads.limit_threads(cores, share)
     work, log = _opened(packed_work)
     log.to = reporter or NullReporter()
     try:
@@ -285,7 +285,7 @@ class LokyPool(WorkerPool):
 
     def __init__(self, reporter: Reporter, count: int, devices: list[str]) -> None:
         super().__init__(reporter)
-        share, names = max(1, threads.cores() // count), devices or [""]
+        share, names = max(1, threads.core_count() // count), devices or [""]
         self.workers = [Worker(str(n), "", share, names[n % len(names)]) for n in range(count)]
         self._executors: dict[str, loky.ProcessPoolExecutor] = {}
         self._theirs, self._ours = Pipe(duplex=False)  # nothing is sent, and it closes where this process ends
@@ -306,7 +306,7 @@ class LokyPool(WorkerPool):
                     1, initializer=_begin_worker, initargs=arguments, env=environment
                 )
             executor = self._executors[worker.name]
-            return executor.submit(run_packed, content, packed_work, threads.cores(), worker.threads)
+            return executor.submit(run_packed, content, packed_work, threads.core_count(), worker.threads)
 
     def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
         if (executor := self._executors.pop(worker.name, None)) is not None:

@@ -23,8 +23,8 @@ from ifsl_bench.plugin.display_names import split_recipe
 from ifsl_bench.protocols.tasks import task_files
 from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
 from ifsl_bench.protocols.tasks.variants import KEYS, Change, Training, make_change
-from ifsl_bench.store.result_folder import CLAIMS
-from ifsl_bench.utils.errors import UserError, is_printable, unknown
+from ifsl_bench.store.result_folder import CLAIMS_FILE
+from ifsl_bench.utils.errors import UserError, is_printable, unknown_name_error
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
 Value = str | int | float | bool
@@ -91,9 +91,9 @@ def _located(file: str) -> Path:
     if file.endswith(".toml"):
         return Path(file)
     folder = Path(str(resources.files("ifsl_bench.results")))
-    ours = {path.stem: path for path in folder.glob("*.toml") if path.name != CLAIMS}
+    ours = {path.stem: path for path in folder.glob("*.toml") if path.name != CLAIMS_FILE}
     if file not in ours:
-        raise unknown("campaign", file, ours, where="(a file's name ends in .toml)")
+        raise unknown_name_error("campaign", file, ours, where="(a file's name ends in .toml)")
     return ours[file]
 
 

@@ -23,7 +23,7 @@ from ifsl_bench.protocols.tasks.contamination import SEEN, seen
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
 from ifsl_bench.protocols.tasks.variants import Training
-from ifsl_bench.store.check import CheckedFile, Unverified, check_result, verifying
+from ifsl_bench.store.check import CheckedFile, UnverifiedError, check_result, unverified_on_error
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -89,7 +89,7 @@ def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
         return
     if missing := _missing(result):
         yield from _unknown_method(result, task)
-        raise Unverified(f"label, options and backbone, since {missing}")
+        raise UnverifiedError(f"label, options and backbone, since {missing}")
     try:
         job = _job(result, task)
     except UserError as error:
@@ -101,7 +101,7 @@ def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
-    with verifying("backbone"):
+    with unverified_on_error("backbone"):
         corpora = corpora_of(task.pretraining)
     yield from _elsewhere(result, task, corpora)
     key = pretraining_key(job.task, result.fingerprint, job.method.head, result.seed)
@@ -129,7 +129,7 @@ def _package(result: Result, task: Task, home: Paths) -> Iterator[str]:
     elif other_version := _other_version(result):
         job = _known_job(result, task)
         if job is None or not job.matches_code(result.provenance):
-            raise Unverified(f"distribution, since {other_version}")
+            raise UnverifiedError(f"distribution, since {other_version}")
 
 
 def _other_version(result: Result) -> str | None:
@@ -149,7 +149,7 @@ def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
         return
     faults, other_version = list(_odd_search(result, job)), _other_version(result)
     if faults and other_version:
-        raise Unverified(f"choice of options, since {other_version}")
+        raise UnverifiedError(f"choice of options, since {other_version}")
     yield from faults
     if not other_version and not job.matches_code(result.provenance):
         yield f"provenance: method {result.method} as it is installed here has other code, or another revision"

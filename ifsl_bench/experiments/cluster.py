@@ -31,7 +31,7 @@ import psutil
 
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import PARTIAL, Paths, own_code
+from ifsl_bench.utils.files import PARTIAL_MARK, Paths, source_sha256
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
 ACCELERATOR = "GPU"  # the resource that a worker with one declares
@@ -270,7 +270,7 @@ def requirements(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) ->
         for folder in (home.cache, home.results):
             with suppress(OSError):  # a read-only home that has all that is needed is a good one
                 folder.mkdir(parents=True, exist_ok=True)
-                file, token = folder / f"{PARTIAL}token-{secrets.token_hex(8)}", secrets.token_hex(8)
+                file, token = folder / f"{PARTIAL_MARK}token-{secrets.token_hex(8)}", secrets.token_hex(8)
                 try:
                     file.write_text(token)
                 except OSError:  # such as a full disk
@@ -291,7 +291,7 @@ def versions() -> dict[str, str]:
             installed[name] = version(name)
         except PackageNotFoundError:
             installed[name] = "not installed"
-    return {**installed, "code of ifsl_bench": own_code()[:12]}
+    return {**installed, "code of ifsl_bench": source_sha256()[:12]}
 
 
 def unmet(required: Requirements, dask_worker: Any = None) -> str | None:

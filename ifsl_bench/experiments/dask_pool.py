@@ -38,7 +38,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask
-from ifsl_bench.utils.threads import cores
+from ifsl_bench.utils.threads import core_count
 
 SILENCE = 20.0  # seconds that work waits for a worker before a warning
 ONE_ITEM = threading.Lock()  # several commands may share a worker, whose random numbers and threads are its process's
@@ -149,7 +149,7 @@ class DaskPool(WorkerPool):
         self._stack.close()
 
     def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
-        arguments = content, packed_work, cores(), worker.threads
+        arguments = content, packed_work, core_count(), worker.threads
         resources = {ACCELERATOR: 1} if self.accelerated else None
         key = f"ifsl_bench-{uuid.uuid4().hex}"
         return self.client.submit(

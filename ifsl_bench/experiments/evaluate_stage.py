@@ -28,7 +28,7 @@ from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.loader import Evaluated, Loader, evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
-from ifsl_bench.store.schema import SCHEMA, Calibration, Result, StoredImageHits, summary_entry
+from ifsl_bench.store.schema import SCHEMA_VERSION, Calibration, Result, StoredImageHits, summary_entry
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
@@ -189,7 +189,7 @@ class Evaluate(Stage):
         device = describe_device(context.place.device)
         drawn = sampler.class_draws(job.episodes)
         return Result(
-            schema=SCHEMA,
+            schema=SCHEMA_VERSION,
             method=job.name,
             label=self.job.label,
             **choice,

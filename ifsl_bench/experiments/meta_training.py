@@ -37,8 +37,8 @@ from ifsl_bench.protocols.tasks.variants import Training
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import quarantine
-from ifsl_bench.utils.progress import RATE, ProgressTask, Reporter
-from ifsl_bench.utils.threads import share, threads
+from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
+from ifsl_bench.utils.threads import thread_limits, thread_share
 
 BLOCK = 64  # episodes whose features are gathered at once
 
@@ -197,14 +197,14 @@ class MetaTrainer:
         first = self.info["step"]
         last = min(first + self.spec.validate_every, self.spec.steps)
         solves = Solves(dict(self.info["solves"]))
-        few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else share()
+        few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else thread_share()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed_of("meta-training noise", self.seed, first))
-            with threads(few):
+            with thread_limits(few):
                 for step, batch in self._batches(first, last):
                     loss = self._step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
                     rate = self.spec.schedule.at(step, self.spec.steps)
-                    stage.advance(1, **({"loss": loss, RATE: rate} if loss is not None else {}))
+                    stage.advance(1, **({"loss": loss, LEARNING_RATE: rate} if loss is not None else {}))
         accuracy = self.validate(self.method)
         stage.advance(0, **{"validation accuracy": accuracy})
         self.info |= {"step": last, "solves": solves.whole(), "finished": last == self.spec.steps}

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from ifsl_bench.backbones.pretrained import is_offered
-from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared
-from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_of
+from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared_message
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, INTERRUPTED, RUNNING, LogState, log_path, read_log
 from ifsl_bench.experiments.runner import check_job, stages_of, training_stage, work_items
@@ -25,7 +25,7 @@ from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import file_name
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import seeds_in_words
+from ifsl_bench.utils.text_format import format_seeds
 
 STORED, TO_DO, OUTDATED, LACKS_DATA, REFUSED = "stored", "to do", "out of date", "data missing", "cannot be run"
 ORDER = (RUNNING, FAILED, OUTDATED, LACKS_DATA, REFUSED, TO_DO, STORED)  # of the rows of a status
@@ -107,11 +107,11 @@ def plan_of(
                 if not cached[key] or (retrain and stage == training_stage(plan.job)):
                     missing.append(stage)
             state, why = plan.state, plan.why
-            for spec in data_of(plan.job.task, home):
+            for spec in data_specs_of_task(plan.job.task, home):
                 if spec.name in paths and not is_prepared(home, spec.name):
                     why = f"data set {spec.name}: made from {paths[spec.name]} first"
                 elif not is_prepared(home, spec.name) and not is_made_here(spec.name):
-                    state, why = LACKS_DATA, not_prepared(home, spec)
+                    state, why = LACKS_DATA, not_prepared_message(home, spec)
             plans[index] = JobState(plan.job, state, why, missing)
     if plans and len({(plan.state, plan.why) for plan in plans}) == 1 and plans[0].state == REFUSED:
         raise UserError(plans[0].why)
@@ -183,7 +183,7 @@ def plan_rows(plans: Sequence[JobState], home: Paths) -> list[dict[str, str]]:
         took = _took(plan.job, home)
         rows.append(
             {
-                "job": f"{_name(plan)}, {seeds_in_words(seeds)}",
+                "job": f"{_name(plan)}, {format_seeds(seeds)}",
                 "state": plan.state,
                 "missing": ", ".join(_kinds(plan)),
                 "stored row took": ", ".join(f"{part} {seconds:.1f} s" for part, (seconds, _) in took.items()),
@@ -204,7 +204,7 @@ def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
         running = log if state.state == RUNNING else None
         rows.append(
             {
-                "job": f"{_name(state)}, {seeds_in_words(seeds)}",
+                "job": f"{_name(state)}, {format_seeds(seeds)}",
                 "state": state.state,
                 "where": running.host if running else "",
                 "since": running.since if running else "",

@@ -19,8 +19,8 @@ from ifsl_bench.backbones.pretrained import (
     shares_linear_backbone,
 )
 from ifsl_bench.backbones.trainer import pretrain
-from ifsl_bench.data.datasets import not_prepared
-from ifsl_bench.data.preparing.metadata import fingerprint_of
+from ifsl_bench.data.datasets import not_prepared_message
+from ifsl_bench.data.preparing.metadata import dataset_fingerprint
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import backbone_of
 from ifsl_bench.experiments.training_curves import CurveLogs, Curves
@@ -28,7 +28,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
@@ -125,8 +125,8 @@ def export_weights(
         raise UserError(
             f"{chosen.name} has its {kind} head on the backbone of the linear one; export that: --head linear"
         )
-    if (fingerprint := fingerprint_of(chosen.dataset, home)) is None:
-        raise UserError(not_prepared(home, chosen.dataset))
+    if (fingerprint := dataset_fingerprint(chosen.dataset, home)) is None:
+        raise UserError(not_prepared_message(home, chosen.dataset))
     key = pretraining_key(chosen, fingerprint, kind, seed)
     path = to or Path()
     path = path / f"{key}.safetensors" if os.path.isdir(path) else path
@@ -152,7 +152,7 @@ def export_weights(
 def head_kind(head: str) -> HeadKind:
     """Return a kind of base classifier; raise :class:`UserError` for another word."""
     if head not in get_args(HeadKind):
-        raise unknown("head", head, get_args(HeadKind))
+        raise unknown_name_error("head", head, get_args(HeadKind))
     return "cosine" if head == "cosine" else "linear"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.data.datasets import is_prepared
-from ifsl_bench.data.preparing.metadata import data_of, metadata_of
+from ifsl_bench.data.preparing.metadata import data_specs_of_task, task_metadata
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import stages_of
@@ -26,7 +26,7 @@ from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_value
-from ifsl_bench.utils.threads import evaluating
+from ifsl_bench.utils.threads import evaluation_threads
 
 # In points of accuracy. Processors round differently, a training carries that on over thousands of steps and ends about
 # as far away as another seed does, and of the stored rows nine in ten pairs of seeds differ by no more.
@@ -183,9 +183,9 @@ def run_unstored(job: Job, work: Workspace) -> Result:
     Raises:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
-    data_stage_of(job).check(metadata_of(job.task, work.home))  # before anything is made, let alone trained
+    data_stage_of(job).check(task_metadata(job.task, work.home))  # before anything is made, let alone trained
     *stages, evaluation = stages_of(job)
-    with evaluating():
+    with evaluation_threads():
         for stage in stages:
             stage.compute(work)
         return evaluation.compute(work)
@@ -230,7 +230,7 @@ def lend_data(task: Task, lender: Paths, scratch: Paths) -> None:
         lender: the home that has them.
         scratch: the empty one.
     """
-    here = [spec.name for spec in data_of(task, lender) if is_prepared(lender, spec.name)]
+    here = [spec.name for spec in data_specs_of_task(task, lender) if is_prepared(lender, spec.name)]
     pairs = [(lender.tasks, scratch.tasks), (lender.weights, scratch.weights)]
     pairs += ((lender.data / n, scratch.data / n) for n in here)
     for source, target in pairs:

@@ -17,7 +17,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find, own, packaged, packaged_task
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split
-from ifsl_bench.utils.errors import MOST_LISTED, UserError, unknown
+from ifsl_bench.utils.errors import MOST_LISTED, UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def narrow(
         globbed = [candidate for candidate in available if fnmatchcase(candidate, name)]
         fitting = {*globbed} if is_glob(name) else {*expanded([name])} & {*available}
         if not fitting:
-            raise unknown(kind, name, available, where="in the campaign")
+            raise unknown_name_error(kind, name, available, where="in the campaign")
         chosen |= fitting
     narrowed = []
     for config, names in names_of:

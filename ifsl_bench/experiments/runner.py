@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ifsl_bench.backbones.device import HOST, give_back_freed_memory
 from ifsl_bench.data.datasets import is_prepared
-from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_of, metadata_of
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task, task_metadata
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, Log, log_path
@@ -26,10 +26,10 @@ from ifsl_bench.experiments.stored_results import backup_outputs, stored_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.store.schema import Result, keep_old, write
-from ifsl_bench.utils.errors import UserError, format_error, unknown
+from ifsl_bench.utils.errors import UserError, format_error, unknown_name_error
 from ifsl_bench.utils.files import Paths, check_writable
-from ifsl_bench.utils.locks import locked
-from ifsl_bench.utils.threads import evaluating
+from ifsl_bench.utils.locks import hold_lock
+from ifsl_bench.utils.threads import evaluation_threads
 
 MOST_NAMED = 3  # jobs that are named where one cause has stopped many
 DATA, SHARED, JOBS = range(3)  # the phases of a run
@@ -131,7 +131,7 @@ def store(job: Job, work: Workspace, result: Result) -> None:
         work: the folders and the reporter.
         result: to store.
     """
-    with locked(work.home.results / "results", work.reporter.warn, ""):
+    with hold_lock(work.home.results / "results", work.reporter.warn, ""):
         name = keep_old(work.home.results, result)
         write(work.home.results, result)
     if name:
@@ -151,7 +151,7 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
     failure: Exception | None = None
     with log.of(item.key, item.title):
         try:
-            with evaluating():
+            with evaluation_threads():
                 for stage in item.stages:
                     artefact = stage.compute(work)
                     if isinstance(stage, Evaluate):
@@ -355,7 +355,7 @@ def check_job(job: Job, home: Paths, metadata: dict[str, DatasetMetadata], lacki
         UserError: they are not, or cannot.
     """
     if job.task.hash not in metadata:
-        metadata[job.task.hash] = metadata_of(job.task, home, lacking)
+        metadata[job.task.hash] = task_metadata(job.task, home, lacking)
     data_stage_of(job).check(metadata[job.task.hash])
     backbone_of(job).check(metadata[job.task.hash], home)
 
@@ -372,10 +372,10 @@ def check_data(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths, for
     Raises:
         UserError: a data set that no task has, or a path that is needed and not there, or has other files.
     """
-    used = {spec.name for task in tasks for spec in data_of(task, home)}
+    used = {spec.name for task in tasks for spec in data_specs_of_task(task, home)}
     for name, path in data.items():
         if name not in used:
-            raise unknown("data set", name, used, where="of these tasks")
+            raise unknown_name_error("data set", name, used, where="of these tasks")
         if is_prepared(home, name):
             continue
         if not os.path.exists(path.expanduser()):

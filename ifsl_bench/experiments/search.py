@@ -34,7 +34,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.store.schema import Choice
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
-from ifsl_bench.utils.locks import is_locked, locked
+from ifsl_bench.utils.locks import hold_lock, is_locked
 from ifsl_bench.utils.progress import NullReporter, Reporter
 from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
 from ifsl_bench.utils.text_format import format_options
@@ -402,7 +402,7 @@ class Trial(Stage):
         weights = prepared.pretrained.sha256
         tried = read_trial(file, weights, job.matches_code, work.reporter)
         if tried is None:
-            with locked(file, work.reporter.warn):
+            with hold_lock(file, work.reporter.warn):
                 tried = read_trial(file, weights, job.matches_code)  # another process may have made it
                 if tried is None:
                     tried = self._tried(work, prepared)
@@ -420,7 +420,7 @@ class Trial(Stage):
         except (Diverged, NonFinite) as error:
             return TrialRecord(0.0, len(episodes), diverged=str(error))
 
-    def on_test(self, work: Workspace, episodes: range, title: str) -> HitCounts:
+    def count_test_hits(self, work: Workspace, episodes: range, title: str) -> HitCounts:
         """Count the hits of the setting on test episodes, calibrated by its own bias.
 
         Args:
@@ -531,7 +531,7 @@ def counted_on_test(job: Job, choice: dict[str, Any], counts: HitCounts, work: W
     columns = [counts.columns()]
     for i, index in enumerate(record.rivals):
         title = f"rival {i + 1} of {len(record.rivals)} of {job}: {len(episodes):,} test episodes"
-        columns.append(Trial(jobs[index]).on_test(work, episodes, title).columns())
+        columns.append(Trial(jobs[index]).count_test_hits(work, episodes, title).columns())
     hits = {name: [int(column[name][: len(episodes)].sum()) for column in columns] for name in columns[-1]}
     return choice | {"choice": msgspec.structs.replace(record, test_episodes=len(episodes), test_hits=hits)}
 

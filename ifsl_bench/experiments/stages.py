@@ -35,11 +35,11 @@ from ifsl_bench.data.pools import pool_entry
 from ifsl_bench.data.preparing.metadata import (
     DatasetMetadata,
     check_supports,
-    data_of,
-    fingerprint_of,
+    data_specs_of_task,
+    dataset_fingerprint,
     novel_fingerprint,
 )
-from ifsl_bench.data.views import NOVEL, prefix_of
+from ifsl_bench.data.views import NOVEL_POOLS, fingerprint_prefix
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.trained_models import Model, folders, holds, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
@@ -53,7 +53,7 @@ from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
 from ifsl_bench.utils.checkpoint import finished_info
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths, sha256_json
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.locks import hold_lock
 
 
 class Stage(ABC):
@@ -106,10 +106,10 @@ class PrepareData(Stage):
         return f"data set {self.task.dataset.name}{others}"
 
     def key(self, home: Paths) -> str:
-        return "+".join(spec.name for spec in data_of(self.task, home))
+        return "+".join(spec.name for spec in data_specs_of_task(self.task, home))
 
     def cached(self, home: Paths) -> bool:
-        return all(is_prepared(home, spec.name) for spec in data_of(self.task, home))
+        return all(is_prepared(home, spec.name) for spec in data_specs_of_task(self.task, home))
 
     def check(self, data: DatasetMetadata) -> None:
         """Raise :class:`UserError` where episodes cannot be drawn, as far as the metadata show it."""
@@ -154,11 +154,13 @@ class Pretrain(Stage):
             home: where data are.
             fingerprint: of data that are neither prepared nor pinned.
         """
-        return pretraining_key(self.task, fingerprint_of(self.task.dataset, home) or fingerprint, self.head, self.seed)
+        return pretraining_key(
+            self.task, dataset_fingerprint(self.task.dataset, home) or fingerprint, self.head, self.seed
+        )
 
     def features_key(self, home: Paths) -> str:
         """Name the folder of its features."""
-        return features_key(self.task, fingerprint_of(self.task.dataset, home) or "?", self.head, self.seed)
+        return features_key(self.task, dataset_fingerprint(self.task.dataset, home) or "?", self.head, self.seed)
 
     @property
     def linear(self) -> Pretrain | None:
@@ -205,8 +207,8 @@ class Features(Stage):
 
     def key(self, home: Paths) -> str:
         task, origin = self.backbone.task, ""
-        if task.novel_from and self.pool in NOVEL:
-            origin = prefix_of(novel_fingerprint(task, home)) or "?"
+        if task.novel_from and self.pool in NOVEL_POOLS:
+            origin = fingerprint_prefix(novel_fingerprint(task, home)) or "?"
         folder = bank_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
         return folder.relative_to(home.features).as_posix()
 
@@ -385,7 +387,7 @@ class MetaTrain(Stage):
         if job.training.sessions > 1:
             loader = loader.drawn_by(prepared.training_sampler(job.training.sessions, place.device))
         for folder in folders(work.home.trained / key_of(job, work.home)):
-            with locked(folder, work.reporter.warn):
+            with hold_lock(folder, work.reporter.warn):
                 if self.is_ours(folder):  # looked up under the lock: another process may have made it
                     say_place(work, self, place)
                     reporter = work.curves_of(self.kind, key_of(job, work.home))

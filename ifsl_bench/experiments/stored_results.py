@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ifsl_bench.data.preparing.metadata import fingerprint_of, novel_fingerprint
+from ifsl_bench.data.preparing.metadata import dataset_fingerprint, novel_fingerprint
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import Pretrain, Stage
 from ifsl_bench.experiments.workspace import Workspace
@@ -14,7 +14,7 @@ from ifsl_bench.store import schema
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths, quarantine
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.locks import hold_lock
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
         result = schema.read(path)
     except CorruptFile as error:
         return CachedResult(None, str(error), True)
-    fingerprint = fingerprint_of(job.task.dataset, home)
+    fingerprint = dataset_fingerprint(job.task.dataset, home)
     key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
     rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
@@ -106,7 +106,7 @@ def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
     for artefact, path in stage.artefacts(work.home):
         if path in renewed:  # before the lock, which an abandoned worker may hold
             continue
-        with locked(path, work.reporter.warn):
+        with hold_lock(path, work.reporter.warn):
             if path.exists():
                 work.reporter.say(f"{artefact}: the old one is kept as {quarantine(path, 'replaced')}")
         renewed.add(path)

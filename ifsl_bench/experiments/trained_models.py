@@ -16,7 +16,7 @@ from ifsl_bench.protocols.loader import MOST_UNCONVERGED
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.serialization import check_kinds
-from ifsl_bench.utils.threads import cores
+from ifsl_bench.utils.threads import core_count
 
 SHARED_FROM = 8  # episodes a step from which several threads pay
 
@@ -26,7 +26,7 @@ def training_threads(episodes: int) -> int:
 
     A small step has one, as threads would wait for each other longer than they compute.
     """
-    return 1 if episodes < SHARED_FROM else cores()
+    return 1 if episodes < SHARED_FROM else core_count()
 
 
 class Diverged(UserError):

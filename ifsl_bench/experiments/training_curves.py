@@ -10,11 +10,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
+from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths, disk_errors, write_bytes
-from ifsl_bench.utils.progress import RATE, ProgressTask, Reporter
+from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
 
-COLUMNS = ("step", "loss", "accuracy", RATE, "validation accuracy")  # of CSV files; accuracy is in percent
+COLUMNS = ("step", "loss", "accuracy", LEARNING_RATE, "validation accuracy")  # of CSV files; accuracy is in percent
 INSTALL = 'pip install "ifsl_bench[tensorboard]"'
 
 
@@ -103,7 +103,7 @@ def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> Curve
             raise UserError("--log-dir says where logs go, and --log which: add --log csv or --log tensorboard")
         return None
     if log not in KINDS:
-        raise unknown("kind of log", log, KINDS)
+        raise unknown_name_error("kind of log", log, KINDS)
     if log == "tensorboard" and find_spec("tensorboard") is None:
         raise MissingDependencyError(f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL}")
     return CurveLogs(log, Path(folder).expanduser().absolute() if folder is not None else home.logs / log)

@@ -46,7 +46,7 @@ from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
-from ifsl_bench.utils.threads import cores, evaluating, share, threads
+from ifsl_bench.utils.threads import core_count, evaluation_threads, thread_limits, thread_share
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.training_curves import CurveLogs
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 def host_threads(device: torch.device) -> int:
     """Return the threads for pretraining and features: all cores on the CPU, this process's share elsewhere."""
-    return cores() if device.type == "cpu" else share()
+    return core_count() if device.type == "cpu" else thread_share()
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class PreparedTask:
     @cached_property
     def pretrained(self) -> Pretrained:
         work, device = self.work, self.work.place("pretraining").device
-        with threads(host_threads(device)):
+        with thread_limits(host_threads(device)):
             if is_frozen(self.task.pretraining):
                 from ifsl_bench.backbones.frozen import pretrain_frozen
 
@@ -190,7 +190,7 @@ class PreparedTask:
         if (pool, views) not in self._features:
             made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
             how = (place.device, self.work.reporter, views, str(place))
-            with threads(host_threads(place.device)):
+            with thread_limits(host_threads(place.device)):
                 self._features[pool, views] = compute_features(self.work.home, *made_of, *how)
         return self._features[pool, views]
 
@@ -213,7 +213,7 @@ class PreparedTask:
             return base_classifier(self.pretrained, Moments(**parts))
         folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)
         features, pool, mean = self.features(name), self.dataset.pool(name), self.pretrained.mean
-        with threads(host_threads(HOST)):
+        with thread_limits(host_threads(HOST)):
             moments = class_moments(folder, features, pool.starts, self.work.reporter)
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,7 +231,7 @@ class PreparedTask:
         """
         if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
-            with evaluating():
+            with evaluation_threads():
                 self._pools[name, views, device] = feature_pool(features, pool, self.base, device, self.pretrained.mean)
         return self._pools[name, views, device]
 

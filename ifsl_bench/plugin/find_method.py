@@ -22,7 +22,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED_KEY, FROM_KEY, method_source, neighbour_modules
 from ifsl_bench.plugin.options import check_method, default_options
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.errors import UserError, unknown, where
+from ifsl_bench.utils.errors import UserError, error_location, unknown_name_error
 from ifsl_bench.utils.text_format import format_value
 
 _IMPORT_LOCK = threading.RLock()
@@ -167,7 +167,7 @@ def load_class_from_file(file: Path, wanted: str, contract: type = Method, plura
         names = f", one of {', '.join(ours)}" if ours else ""
         raise UserError(f"{file} defines {len(ours)} {plural}; say which one: {file.name}:CLASS{names}")
     if wanted and not hasattr(module, wanted):
-        raise unknown("class", wanted, ours, where=f"in {file}")
+        raise unknown_name_error("class", wanted, ours, where=f"in {file}")
     return getattr(module, wanted) if wanted else next(iter(ours.values()))
 
 
@@ -212,7 +212,7 @@ def _run_as_module(file: Path) -> ModuleType:
             del sys.modules[name]
             if not isinstance(error, (Exception, SystemExit)):
                 raise
-            at = where(error, str(file))
+            at = error_location(error, str(file))
             message = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
             raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {message}") from error
     return module

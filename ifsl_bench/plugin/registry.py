@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.plugin.display_names import parse_label, suite_methods
-from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown
+from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown_name_error
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
@@ -154,7 +154,7 @@ def get_registered(group: str, kind: str, name: str) -> Any:
         MissingDependencyError: something has to be installed first.
     """
     if not owning_entry_points(group, name):
-        raise unknown(kind, name, registered_entry_points(group), see=LIST_COMMANDS.get(group, ""))
+        raise unknown_name_error(kind, name, registered_entry_points(group), see=LIST_COMMANDS.get(group, ""))
     plugin = load_plugin(group, name)
     if plugin.problem:
         kind_of = MissingDependencyError if plugin.lacks else UserError
@@ -199,7 +199,7 @@ def resolve_method(name: str) -> tuple[str, type[Method], dict[str, Any]]:
                 f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
                 f"ifsl-bench methods {label.name}"
             )
-        raise unknown(
+        raise unknown_name_error(
             "method", name, [*registered_entry_points(METHOD_GROUP), *all_shorthands()], see=LIST_COMMANDS[METHOD_GROUP]
         )
     if len(shorthands) > 1:

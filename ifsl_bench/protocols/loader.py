@@ -24,7 +24,7 @@ from ifsl_bench.protocols.calibration import Bias, Calibrated, Margins
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.metrics import HitCounts, estimate
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.threads import evaluating, share, stoppable, threads
+from ifsl_bench.utils.threads import cancel_at_exit, evaluation_threads, thread_limits, thread_share
 
 CPU_BYTES = 1 << 25  # on the CPU, where more at once are no faster: features and logits of a block
 SEQUENCE_BYTES = 51 << 20  # likewise, of sequences: they take more small steps
@@ -260,7 +260,7 @@ def batch_size(loader: Loader, method: Method) -> int:
 
 
 @torch.no_grad()
-@evaluating()
+@evaluation_threads()
 def evaluate(
     method: Method,
     name: str,
@@ -336,7 +336,7 @@ def _answers(
     copies = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
     several, queue = len(copies), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
-        with threads(1, share()) if cpu else nullcontext():
+        with thread_limits(1, thread_share()) if cpu else nullcontext():
             for start, count in blocks:
                 yield answered(method, start, loader.batch(start, count))
         return
@@ -352,9 +352,9 @@ def _answers(
             queue.put(replica)
 
     with (
-        threads(1, max(1, share() // several)),
+        thread_limits(1, max(1, thread_share() // several)),
         ThreadPoolExecutor(several, "ifsl_bench evaluation") as pool,
-        stoppable(),
+        cancel_at_exit(),
     ):
         futures = [pool.submit(partial(copy_context().run, take, *block)) for block in blocks]
         try:
@@ -375,7 +375,7 @@ def _with_copies(method: Method, count: int) -> list[Method]:
 
 def blocks_at_once(kind: type[Method]) -> int:
     """Return the number of blocks of a method's episodes that a CPU computes at once, at most."""
-    return max(1, min(share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
+    return max(1, min(thread_share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
 
 
 def block_bytes(kind: type[Method], in_sessions: bool) -> int:

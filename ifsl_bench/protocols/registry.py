@@ -8,7 +8,7 @@ from ifsl_bench.protocols.episode_protocol import EPISODES, REGULAR
 from ifsl_bench.protocols.protocol import Protocol, StoredCounts
 from ifsl_bench.protocols.session_protocol import SESSIONS
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.errors import unknown
+from ifsl_bench.utils.errors import unknown_name_error
 
 _registered: dict[str, Protocol] = {"episodes": EPISODES, "regular": REGULAR, "sessions": SESSIONS}
 
@@ -33,7 +33,7 @@ def protocol_of(task: Task) -> Protocol:
     if name is None:
         name = "sessions" if task.sessions else "episodes" if task.has_base else "regular"
     if name not in _registered:
-        raise unknown("protocol", name, _registered, where=f"of task {task.name}")
+        raise unknown_name_error("protocol", name, _registered, where=f"of task {task.name}")
     return _registered[name]
 
 

@@ -27,7 +27,7 @@ class TableRow:
         values: metric -> mean and half-width of its 95% interval, in percent, unrounded; the interval of published
             numbers is NaN.
         after: in sessions, mean and interval of the accuracy after each session.
-        marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.LETTERS`.
+        marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.FLAG_LETTERS`.
         source: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
             ones.
         printed: the +- that a paper prints next to its accuracy, of unknown kind.

@@ -26,7 +26,7 @@ from ifsl_bench.protocols.metrics import Estimate, Paired
 from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.utils.text_format import format_p_value, seeds_in_words
+from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
 
 def comparison_table(comparison: Comparison) -> Table[str]:
@@ -82,7 +82,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
     ]
     title = (
         f"A = {shown_label(comparison.a)}, B = {shown_label(comparison.b)}, task {comparison.task}, "
-        f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {seeds_in_words(comparison.seeds)}"
+        f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {format_seeds(comparison.seeds)}"
     )
     drawn = f"{units}, seeds and test images" if images else f"{units} and seeds"
     overall = [

@@ -16,7 +16,7 @@ from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Calibration, Result
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import counted, format_options
+from ifsl_bench.utils.text_format import format_count, format_options
 
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
@@ -58,7 +58,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
     for place, seed in enumerate(() if of_file else row.seeds):
         means = {name: float(row.by_seed(name)[place].mean()) for name in summary}
         columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
-    seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {counted(len(row.seeds), 'seed')}"
+    seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {format_count(len(row.seeds), 'seed')}"
     notes = [*_notes(row), *([] if of_file else solve_notes({row.shown: row.solves}))]
     return Table(columns, list(summary), f"{row.shown} on {first.task}{seeds}", notes)
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench.protocols.registry import titles
 from ifsl_bench.reporting.table import Table, plain_table, render
 from ifsl_bench.store.data_frames import (
-    EPISODE,
+    EPISODE_COLUMNS,
     data_frame,
-    episodes,
-    fact_names,
-    facts,
-    line,
+    episodes_frame,
+    format_metric,
     pandas_module,
-    with_interval,
+    result_columns,
+    result_line,
+    result_row,
 )
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import counted
+from ifsl_bench.utils.text_format import format_count
 
 if TYPE_CHECKING:
     import pandas
@@ -111,17 +111,17 @@ class Results(UserList[Result]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row for each result, see :func:`facts`; raise an error without pandas."""
-        return data_frame([facts(result) for result in self], fact_names())
+        return data_frame([result_row(result) for result in self], result_columns())
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """Return a row for each episode of each result, see :func:`episodes`; raise an error without pandas."""
-        frames = [episodes(result) for result in self]
-        return pandas_module().concat(frames, ignore_index=True) if frames else data_frame([], EPISODE)
+        frames = [episodes_frame(result) for result in self]
+        return pandas_module().concat(frames, ignore_index=True) if frames else data_frame([], EPISODE_COLUMNS)
 
     def __repr__(self) -> str:
-        shown = [f"  {line(result)}" for result in self[:MOST]]
+        shown = [f"  {result_line(result)}" for result in self[:MOST]]
         more = [f"  ... and {len(self) - MOST} more"] if len(self) > MOST else []
-        return "\n".join([counted(len(self), "result"), *shown, *more])
+        return "\n".join([format_count(len(self), "result"), *shown, *more])
 
     def _repr_html_(self) -> str:
         if not len(self):
@@ -130,7 +130,7 @@ class Results(UserList[Result]):
         for result in self:
             names = [name for name in ("acc", "calibrated_acc", "delta") if name in result.summary]
             row = {"task": result.task, "method": result.label, "seed": str(result.seed)}
-            row |= {titles()[name]: with_interval(result.summary[name]) for name in names}
+            row |= {titles()[name]: format_metric(result.summary[name]) for name in names}
             rows.append(row | {"episodes": f"{len(result.episodes):,}"})
         more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
         return _html(plain_table(rows), MOST_HTML) + more

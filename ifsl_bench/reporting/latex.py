@@ -18,7 +18,7 @@ from ifsl_bench.reporting.columns import TableRow, entries_of, paper_columns, pu
 from ifsl_bench.reporting.leaderboard import WARNING
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
 from ifsl_bench.reporting.table import Column, escaped
-from ifsl_bench.store.published import LETTERS, bibtex
+from ifsl_bench.store.published import FLAG_LETTERS, bibtex_entries
 from ifsl_bench.utils.errors import one_line
 
 BOLD = (
@@ -98,7 +98,7 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
             body.append(" & ".join([first, *cells]) + r" \\")
     entries = [entry for lines in blocks.values() for by_task in lines.values() for entry in by_task.values()]
     marked = {mark for entry in entries for mark in entry.marks}
-    if legend := "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marked):
+    if legend := "; ".join(f"{letter}: {text}" for letter, text in FLAG_LETTERS.items() if letter in marked):
         span = rf"\multicolumn{{{1 + len(columns)}}}{{p{{0.95\linewidth}}}}"
         body += [r"\midrule", rf"{span}{{\footnotesize {escaped(legend)}}} \\"]
     return "\n".join(
@@ -185,7 +185,7 @@ def _block(entry: TableRow) -> tuple[int, str]:
     if entry.measured:
         return NOT_COMPARABLE
     paper = next((paper.short for paper in papers("methods") if paper.key.startswith(entry.source)), entry.source)
-    if text := bibtex().get(entry.source):
+    if text := bibtex_entries().get(entry.source):
         paper = Paper(entry.source, (), text).short
     return (0, f"Published: {paper}") if entry.comparable else (1, f"Published, other protocol: {paper}")
 

@@ -14,8 +14,8 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import TableRow, entries_of, rounded, task_columns
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration, recipe_notes
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.published import KINDS, PublishedRow, PublishedSequence, published_tasks
-from ifsl_bench.utils.text_format import counted, join_or
+from ifsl_bench.store.published import SOURCE_KINDS, PublishedRow, PublishedSequence, published_tasks
+from ifsl_bench.utils.text_format import format_count, join_or
 
 OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
@@ -133,7 +133,7 @@ def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]
         shown = [e for e in whole.rows if e in own or (e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts)]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
-        notes = [f"{counted(count, 'more row')}: ifsl-bench leaderboard {board.name}"] if count else []
+        notes = [f"{format_count(count, 'more row')}: ifsl-bench leaderboard {board.name}"] if count else []
         notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
         notes += [*recipe_notes(board), *(f"{remark}." for remark in board.left_out)]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
@@ -216,7 +216,10 @@ def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedR
         *map(after, protocol_of(board.task).curve(board.task)),
         *others,
         Column(
-            "kind", lambda row: KINDS[sequence(row).kind], lambda row: {"published_as": sequence(row).kind}, fold=10
+            "kind",
+            lambda row: SOURCE_KINDS[sequence(row).kind],
+            lambda row: {"published_as": sequence(row).kind},
+            fold=10,
         ),
         Column(
             "backbone",

@@ -17,7 +17,7 @@ from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
 from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables
-from ifsl_bench.store.result_folder import packaged_root, stored
+from ifsl_bench.store.result_folder import packaged_root, read_results
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -181,7 +181,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
     results_here: list[Result] = []
     folders = Paths.locate(home, results)
     for root in dict.fromkeys([packaged_root().resolve(), folders.results.resolve()]):
-        some, remarks = stored(root, tasks or None)
+        some, remarks = read_results(root, tasks or None)
         results_here += some
         for remark in remarks:
             warnings.warn(remark, stacklevel=2)

@@ -22,7 +22,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
-from ifsl_bench.utils.text_format import counted, format_p_value, numbers_in_words, seeds_in_words
+from ifsl_bench.utils.text_format import format_count, format_numbers, format_p_value, format_seeds
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
 OF_SESSIONS = {  # column -> its meaning
@@ -151,7 +151,7 @@ def recipe_notes(board: TaskResults) -> list[str]:
         notes.append(f"On a backbone whose recipe is given the number of novel classes to come: {', '.join(knowing)}.")
     if board.hidden:
         recipes = ", ".join(sorted({row.recipe for row in board.hidden if row.recipe}))
-        more = f"{counted(len(board.hidden), 'more row')} on backbones of other recipes ({recipes})"
+        more = f"{format_count(len(board.hidden), 'more row')} on backbones of other recipes ({recipes})"
         notes.append(f"`ifsl-bench table {board.name} --recipe all` has {more}.")
     return notes
 
@@ -217,7 +217,7 @@ def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
     ranking, places = board.ranking, board.places
     notes = []
     if ranking.family:
-        seeds = numbers_in_words(ranking.seeds)
+        seeds = format_numbers(ranking.seeds)
         notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
     reasons: dict[str, list[str]] = {}
     for place in places:
@@ -301,7 +301,7 @@ def _again(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """Return the difference of a row to its namesake in words."""
     gap, common = _paired(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
-        return f"  {row.full_name} has the same accuracy in every {mine.units[:-1]} ({seeds_in_words(common)})"
+        return f"  {row.full_name} has the same accuracy in every {mine.units[:-1]} ({format_seeds(common)})"
     return f"  against the row of the same name, {_difference(ranking, mine, row)}"
 
 
@@ -315,7 +315,7 @@ def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> st
     """Return the difference of two rows in words, with their numbers on its seeds where a table has other numbers."""
     gap, common = _paired(ranking, mine, row)
     ours, theirs = ranking.of(mine, row).means(mine, row)
-    level = f"{theirs:.2f} on {seeds_in_words(common or row.seeds)}"
+    level = f"{theirs:.2f} on {format_seeds(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
         level += f", where {mine.shown} has {ours:.2f}"
     units = mine.units if gap.images_fixed else f"{mine.units}, test images"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ifsl_bench.utils.errors import STEERING, one_line, unknown
+from ifsl_bench.utils.errors import CONTROL_CHARACTERS, one_line, unknown_name_error
 
 R = TypeVar("R")
 
@@ -155,7 +155,7 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
         records = [record for table in tables for record in table.records()]
         names = list(dict.fromkeys(name for record in records for name in record))
         return PROGRAMS[style](names, [{name: record.get(name) for name in names} for record in records])
-    raise unknown("format", style, FORMATS)
+    raise unknown_name_error("format", style, FORMATS)
 
 
 def prose(text: str, style: str) -> str:
@@ -264,7 +264,7 @@ def _csv_cell(value: Any) -> Any:
 
 def _json(_: Sequence[str], records: Records) -> str:
     lines = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False).split("\n")  # texts have none of these
-    return "\n".join(STEERING.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
+    return "\n".join(CONTROL_CHARACTERS.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
 
 
 READERS = {"text": _text, "markdown": _markdown, "latex": _latex}

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.backbones.contract import corpora_of, is_frozen
 from ifsl_bench.data.preparing.catalogue import availability
-from ifsl_bench.data.preparing.metadata import metadata_of
+from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.contamination import MARKS, seen
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.text_format import counted
+from ifsl_bench.utils.text_format import format_count
 
 PROTOCOLS = {
     "separate": "the novel classes of meta-training are a pool of their own",
@@ -63,7 +63,7 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
 
 def _base_classes(task: Task, folders: Paths) -> str:
     try:
-        count = metadata_of(task, folders, published_counts=True).base_classes
+        count = task_metadata(task, folders, published_counts=True).base_classes
     except UserError:
         count = 0
     return f"{count} classes" if count else "as many classes as its data have"
@@ -85,5 +85,5 @@ def _backbone(task: Task) -> str:
 def _results(board: TaskResults) -> str:
     measured = len({(row.label, row.origin) for row in board.measured})
     counts = {"measured": measured, "published": len(board.papers)}
-    text = " and ".join(counted(count, f"{kind} row") for kind, count in counts.items() if count)
+    text = " and ".join(format_count(count, f"{kind} row") for kind, count in counts.items() if count)
     return f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if text else "none yet"

@@ -17,7 +17,7 @@ from ifsl_bench.solvers.linear import LinearOutcome
 from ifsl_bench.solvers.outcome import Outcome
 from ifsl_bench.solvers.softmax import Regression, floored
 from ifsl_bench.solvers.tree import Tree, pack, tensors, unpack
-from ifsl_bench.utils.threads import kernel_threads
+from ifsl_bench.utils.threads import kernel_thread_count
 
 Flat = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -32,7 +32,7 @@ def each(kernel: Any, count: int, *arguments: Any) -> None:
     """
     from ifsl_bench.solvers import numba_episodes
 
-    numba_episodes.each(kernel, count, kernel_threads(), *arguments)
+    numba_episodes.each(kernel, count, kernel_thread_count(), *arguments)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths, mark_used, own_code, write_bytes
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.files import Paths, mark_used, source_sha256, write_bytes
+from ifsl_bench.utils.locks import hold_lock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ def code_folder() -> Path | None:
 
 def sources_folder() -> str:
     """Return the name of the folder of today's kernels, made from the source of all of them."""
-    return own_code(Path(__file__).parent)[:16]
+    return source_sha256(Path(__file__).parent)[:16]
 
 
 class KernelCache:
@@ -145,7 +145,7 @@ def alone(folder: Path | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if folder is not None:
             with contextlib.suppress(OSError, UserError):
-                stack.enter_context(locked(folder))
+                stack.enter_context(hold_lock(folder))
         yield
 
 

@@ -15,7 +15,7 @@ from numba import njit
 
 from ifsl_bench.solvers.numba_code_cache import alone
 from ifsl_bench.solvers.numba_compiling import FOLDER, Array, Decorator, compiled, inlined
-from ifsl_bench.utils.threads import check_wanted, wanted
+from ifsl_bench.utils.threads import cancellation_event, check_cancelled
 
 PIECES = 8  # for each thread: episodes take longer or shorter, and no thread should wait long for the last
 ALONE = 16  # episodes of the first piece on one thread: Ctrl-C works between two pieces
@@ -33,16 +33,16 @@ def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
         *arguments: what the kernel takes after its bounds.
 
     Raises:
-        KeyboardInterrupt: the work was stopped, see :func:`ifsl_bench.utils.threads.stoppable`.
+        KeyboardInterrupt: the work was stopped, see :func:`ifsl_bench.utils.threads.cancel_at_exit`.
     """
     new = kernel not in _loaded
     pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
     bounds = [count * i // pieces for i in range(pieces + 1)] if pieces else []
     todo = list(pairwise(bounds))
-    stop = wanted()  # of this thread: others do not know
+    stop = cancellation_event()  # of this thread: others do not know
 
     def call(piece: tuple[int, int]) -> None:
-        check_wanted(stop)
+        check_cancelled(stop)
         kernel(*piece, *arguments)
 
     if new and todo:  # alone: the first call compiles, or loads what another process has compiled by then

@@ -23,8 +23,8 @@ from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import find, is_plain
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_of
 from ifsl_bench.protocols.tasks.variants import changed, split
-from ifsl_bench.store.data_frames import with_interval
-from ifsl_bench.store.result_folder import unfit
+from ifsl_bench.store.data_frames import format_metric
+from ifsl_bench.store.result_folder import unfit_reasons
 from ifsl_bench.store.schema import PATTERNS_IN_WORDS, Result, WrittenFields, contradiction, file_name, parse, read_raw
 from ifsl_bench.utils.errors import UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.sampling.episodes import Sampler
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
-MOST_LINES, MOST_LETTERS = 50, 500  # that are printed of a file; one line is enough to refuse it
-AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
+MAX_FAULTS, MAX_FAULT_LENGTH = 50, 500  # that are printed of a file; one line is enough to refuse it
+ALLOWED_CLOCK_LEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
 
 
-class Unverified(Exception):
+class UnverifiedError(Exception):
     """Something that cannot be checked here; the message names what is missing."""
 
 
-Check = Callable[[Result, Task, Paths], Iterator[str]]  # yields failures; raises Unverified
+ResultCheck = Callable[[Result, Task, Paths], Iterator[str]]  # yields failures; raises Unverified
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class CheckedFile:
         """A good file in one line."""
         r = self.result
         assert r is not None
-        accuracy = with_interval(r.summary["acc"])
+        accuracy = format_metric(r.summary["acc"])
         text = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
         return f"{text} (not verified: {'; '.join(self.unverified)})" if self.unverified else text
 
 
 def check_result(
-    path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None, checks: Sequence[Check] = ()
+    path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None, checks: Sequence[ResultCheck] = ()
 ) -> CheckedFile:
     """Verify a result file.
 
@@ -87,49 +87,49 @@ def check_result(
     home, tasks = home or Paths.locate(), tasks or {}
     try:
         raw = read_raw(path)
-        if reason := _published(path, raw):
+        if reason := _published_fault(path, raw):
             return CheckedFile(None, (reason,))
         result = parse(path, raw)
     except UserError as error:
         message = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
         message = message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)
-        return CheckedFile(None, _lines([message]))
-    failures = [*_unprintable(raw)]
+        return CheckedFile(None, _shorten_faults([message]))
+    failures = [*_unprintable_faults(raw)]
     failures += [reason] if (reason := contradiction(result)) else []
-    failures += _place(path, result, tasks, home)
-    failures += _odd_values(result)
+    failures += _path_faults(path, result, tasks, home)
+    failures += _value_faults(result)
     unverified: list[str] = []
     try:
-        task = _task(result.task, tasks, home)
+        task = _find_task(result.task, tasks, home)
     except UserError as error:
         failures.append(f"task: {error}")
     else:
-        failures += [*_definition(result, task), *unfit(task, [result]).values()]
-        for check in (_digest, _classes, _partial, _calibration, *checks):
+        failures += [*_definition_faults(result, task), *unfit_reasons(task, [result]).values()]
+        for check in (_digest_faults, _class_faults, _partial_mark_faults, _calibration_faults, *checks):
             try:
                 failures += check(result, task, home)
-            except Unverified as error:
+            except UnverifiedError as error:
                 unverified.append(str(error))
-    return CheckedFile(result, _lines(failures), tuple(map(one_line, unverified)))
+    return CheckedFile(result, _shorten_faults(failures), tuple(map(one_line, unverified)))
 
 
 @contextlib.contextmanager
-def verifying(subject: str) -> Iterator[None]:
-    """Raise whatever keeps a check from looking at a subject as :class:`Unverified`, with the reason."""
+def unverified_on_error(subject: str) -> Iterator[None]:
+    """Raise whatever keeps a check from looking at a subject as :class:`UnverifiedError`, with the reason."""
     try:
         yield
-    except (UserError, Unverified) as error:
-        raise Unverified(f"{subject}, since {error}") from error
+    except (UserError, UnverifiedError) as error:
+        raise UnverifiedError(f"{subject}, since {error}") from error
 
 
-def _lines(failures: Sequence[str]) -> tuple[str, ...]:
-    """Shorten each failure to one line, and their number to ``MOST_LINES``."""
-    texts = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
-    rest = [f"and {len(texts) - MOST_LINES:,} more"] if len(texts) > MOST_LINES else []
-    return tuple(texts[:MOST_LINES] + rest)
+def _shorten_faults(failures: Sequence[str]) -> tuple[str, ...]:
+    """Shorten each failure to one line, and their number to ``MAX_FAULTS``."""
+    texts = [one_line(failure[:MAX_FAULT_LENGTH]) + "..." * (len(failure) > MAX_FAULT_LENGTH) for failure in failures]
+    rest = [f"and {len(texts) - MAX_FAULTS:,} more"] if len(texts) > MAX_FAULTS else []
+    return tuple(texts[:MAX_FAULTS] + rest)
 
 
-def _task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
+def _find_task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
     if name in tasks:
         return tasks[name]
     if not is_plain(name):  # a path would be opened, and it is not the user who named it
@@ -145,31 +145,31 @@ def _task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
     return task
 
 
-def _published(path: Path, raw: Mapping[str, Any]) -> str | None:
+def _published_fault(path: Path, raw: Mapping[str, Any]) -> str | None:
     """Return why a file is, or lies among, published rows, which are never mixed with measured ones; None elsewhere."""
     if raw.keys() & {"rows", "columns"}:
         return "it is a table of published rows, not the result of a run"
-    if _folder(path) == "published":
+    if _folder_name(path) == "published":
         return "it lies among the published rows, where no measured result belongs"
     return None
 
 
-def _folder(path: Path) -> str:
+def _folder_name(path: Path) -> str:
     """Return the name of the folder that a file lies in; as for tables, a link lies where it is, not where it leads."""
     return Path(os.path.abspath(path)).parent.name
 
 
-def _place(path: Path, result: Result, tasks: Mapping[str, Task], home: Paths) -> Iterator[str]:
+def _path_faults(path: Path, result: Result, tasks: Mapping[str, Task], home: Paths) -> Iterator[str]:
     if path.name != file_name(result.label, result.seed):
         yield f"file name: label and seed make it {file_name(result.label, result.seed)}"
-    folder = _folder(path)
+    folder = _folder_name(path)
     if folder != result.task:  # a copy in a folder that is no task's is as good
         with contextlib.suppress(UserError):
-            _task(folder, tasks, home)
+            _find_task(folder, tasks, home)
             yield f"folder: it lies with the results of {folder}, and is of {result.task}"
 
 
-def _definition(result: Result, task: Task) -> Iterator[str]:
+def _definition_faults(result: Result, task: Task) -> Iterator[str]:
     if result.task_hash != task.hash:
         yield f"task_hash: {result.task_hash}, today's definition of {task.name} has {task.hash}"
     pinned = task.dataset.fingerprint
@@ -180,25 +180,25 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
         yield f"novel_fingerprint: {novel!r}, the novel classes of {task.name} are of {source}"
 
 
-def _digest(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _digest_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare the digest with the pinned one, or with the digest of the episodes drawn again from the data."""
     count = len(result.episodes)
     if count > most_of(task):  # which does not fit, and may be millions to draw
         return
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
-        with verifying("digest"):
+        with unverified_on_error("digest"):
             expected = _sampler(result, task, home).digest(count)
     if result.digest != expected:
         yield f"digest: {result.digest[:16]}, the {count:,} episodes of {task.name} have {expected[:16]}"
 
 
-def _classes(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _class_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare the novel classes of each episode with the episodes drawn again from the data."""
     count = len(result.episodes)
-    if unfit(task, [result]):
+    if unfit_reasons(task, [result]):
         return
-    with verifying("classes"):
+    with unverified_on_error("classes"):
         draws = _sampler(result, task, home).class_draws(count)
         drawn = draws.array() if isinstance(draws, ClassDraws) else draws
     if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
@@ -210,7 +210,7 @@ def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sa
     from ifsl_bench.data.preparing.metadata import open_data
     from ifsl_bench.utils.progress import Reporter
 
-    _prepared(result, task, home)
+    _has_partial_data(result, task, home)
     dataset = open_data(task, home, Reporter())
     protocol = protocol_of(task)
 
@@ -224,24 +224,26 @@ def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sa
     return protocol.sampler(task, side, result.seed, starts, classes=classes, order=order)
 
 
-def _prepared(result: Result, task: Task, home: Paths) -> bool:
+def _has_partial_data(result: Result, task: Task, home: Paths) -> bool:
     """Return whether the data that a result was measured on are partial; exactly these have to be here."""
     from ifsl_bench.data.datasets import is_prepared
     from ifsl_bench.data.pools import open_dataset
-    from ifsl_bench.data.preparing.metadata import data_of
+    from ifsl_bench.data.preparing.metadata import data_specs_of_task
 
     partial = False
-    for spec, fingerprint in zip(data_of(task, home), (result.fingerprint, result.novel_fingerprint), strict=False):
+    for spec, fingerprint in zip(
+        data_specs_of_task(task, home), (result.fingerprint, result.novel_fingerprint), strict=False
+    ):
         if not is_prepared(home, spec.name):
-            raise Unverified(f"data set {spec.name} is not prepared here")
+            raise UnverifiedError(f"data set {spec.name} is not prepared here")
         dataset = open_dataset(home.data / spec.name)
         if dataset.fingerprint != fingerprint:
-            raise Unverified(f"data set {spec.name} here has fingerprint {dataset.fingerprint[:16]}")
+            raise UnverifiedError(f"data set {spec.name} here has fingerprint {dataset.fingerprint[:16]}")
         partial = partial or dataset.partial
     return partial
 
 
-def _partial(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _partial_mark_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Check the mark "partial", which is part of the fingerprint, against the pinned or the prepared data."""
     data = task.dataset
     crossed = task.novel_from is not None  # then either may be
@@ -250,24 +252,24 @@ def _partial(result: Result, task: Task, home: Paths) -> Iterator[str]:
         plugin = registry.load_plugin(registry.DATASET_GROUP, data.name)
         expected = None if plugin.problem or plugin.value.needs_source else False  # what is made here is whole
     if expected is None:
-        with verifying("partial"):
-            expected = _prepared(result, task, home)
+        with unverified_on_error("partial"):
+            expected = _has_partial_data(result, task, home)
     if result.partial != expected:
         extent = "a part" if expected else "the whole"
         yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {extent}"
 
 
-def _calibration(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _calibration_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Check that a calibration is there where the task allows one."""
     if not task.has_base or result.calibration:
         return
     if not (result.tuned or result.training):  # these have had validation episodes
-        with verifying("calibration"):
+        with unverified_on_error("calibration"):
             _sampler(result, task, home, "val")
     yield f"calibration: missing; task {task.name} has base classes, and validation episodes to find the bias on"
 
 
-def _odd_values(result: Result) -> Iterator[str]:
+def _value_faults(result: Result) -> Iterator[str]:
     """Yield a line for each value that no run writes; of each field of :class:`WrittenFields` the first."""
     for field in msgspec.structs.fields(WrittenFields):
         try:
@@ -287,11 +289,11 @@ def _odd_values(result: Result) -> Iterator[str]:
     commit, version, time = (str(result.provenance.get(key, "")) for key in ("commit", "version", "time"))
     if "+changes" in commit:
         yield f"provenance: measured with files changed since commit {commit[:12]}; run it again"
-    yield from _version(version)
-    yield from _time(time)
+    yield from _version_faults(version)
+    yield from _time_faults(time)
 
 
-def _version(value: str) -> Iterator[str]:
+def _version_faults(value: str) -> Iterator[str]:
     """Yield whether a version is newer than this one, which cannot check what that may have measured."""
     numbers, own = (re.match(r"(?:\d{1,9}\.)*\d{1,9}", version) for version in (value, __version__))
     if numbers is None or own is None:
@@ -300,17 +302,17 @@ def _version(value: str) -> Iterator[str]:
         yield f"provenance.version: {reprlib.repr(value)} is newer than the one that checks, {__version__}"
 
 
-def _time(value: str) -> Iterator[str]:
+def _time_faults(value: str) -> Iterator[str]:
     try:
         ahead = datetime.datetime.fromisoformat(value) - datetime.datetime.now(datetime.UTC)
     except (ValueError, TypeError):  # the latter for a time of no zone
         yield f"provenance.time: {reprlib.repr(value)} is no time as a run writes it, such as 2026-01-31T12:00:00+00:00"
         return
-    if ahead > AHEAD:
+    if ahead > ALLOWED_CLOCK_LEAD:
         yield f"provenance.time: {value} is in the future"
 
 
-def _unprintable(raw: Mapping[str, Any]) -> Iterator[str]:
+def _unprintable_faults(raw: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each text that no terminal may be sent; names and values alike, at any depth."""
     rest: list[tuple[str, Any]] = [("", raw)]
     while rest:

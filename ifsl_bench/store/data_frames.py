@@ -19,12 +19,12 @@ Result = Any  # of ifsl_bench.store.schema, which imports this module
 
 
 # The columns of a row for each episode.
-EPISODE = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")
+EPISODE_COLUMNS = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")
 INSTALL = 'pip install "ifsl_bench[pandas]"'
-PARTS = {"mean": "", "interval": "_interval"}  # of a metric in a summary -> what its column ends in
-COSTS = ("training_seconds", "evaluation_seconds")
-PROVENANCE = ("device", "version", "commit", "time")
-NULLABLE = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
+SUFFIX_OF_PART = {"mean": "", "interval": "_interval"}  # of a metric in a summary -> what its column ends in
+COST_COLUMNS = ("training_seconds", "evaluation_seconds")
+PROVENANCE_COLUMNS = ("device", "version", "commit", "time")
+NULLABLE_DTYPES = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
 
 def pandas_module() -> Any:
@@ -67,30 +67,30 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
         kinds = set(map(type, values)) - {type(None)}
         if not kinds:
             frame[name] = np.full(len(values), np.nan)
-        if None in values and len(kinds) == 1 and (kind := NULLABLE.get(kinds.pop())):
+        if None in values and len(kinds) == 1 and (kind := NULLABLE_DTYPES.get(kinds.pop())):
             with suppress(OverflowError):  # a number that no processor holds, from a file
                 frame[name] = pandas.array(values, dtype=kind)
     return frame
 
 
-def with_interval(entry: Mapping[str, float]) -> str:
+def format_metric(entry: Mapping[str, float]) -> str:
     """Return a metric of a summary as text, mean ± half-width of its interval."""
     mean = f"{entry['mean']:.2f}"
     return f"{mean} ± {entry['interval']:.2f}" if "interval" in entry else mean
 
 
-def line(result: Result) -> str:
+def result_line(result: Result) -> str:
     """Return a result in a line: its method and task, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
     return one_line(
-        f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} {result.protocol.drawn}"
+        f"{subject}: Acc. {format_metric(result.summary['acc'])}% of {len(result.episodes):,} {result.protocol.drawn}"
     )
 
 
-def facts(result: Result) -> dict[str, Any]:
+def result_row(result: Result) -> dict[str, Any]:
     """Return a result as a row: its method and task, each metric and its interval in percent, seconds, and its origin.
 
-    Every result has all of :func:`fact_names`; a metric that it lacks is None.
+    Every result has all of :func:`result_columns`; a metric that it lacks is None.
     """
     summary, provenance = result.summary, result.provenance
     return {
@@ -99,27 +99,42 @@ def facts(result: Result) -> dict[str, Any]:
         "seed": result.seed,
         "setting": result.setting,
         "episodes": len(result.episodes),
-        **{f"{name}{end}": summary.get(name, {}).get(part) for name in metric_names() for part, end in PARTS.items()},
-        **{name: result.cost.get(name) for name in COSTS},
+        **{
+            f"{name}{end}": summary.get(name, {}).get(part)
+            for name in metric_names()
+            for part, end in SUFFIX_OF_PART.items()
+        },
+        **{name: result.cost.get(name) for name in COST_COLUMNS},
         "digest": result.digest,
         "backbone": result.pretraining.get("key"),
-        **{name: provenance.get(name) for name in PROVENANCE},
+        **{name: provenance.get(name) for name in PROVENANCE_COLUMNS},
     }
 
 
-def fact_names() -> list[str]:
-    """Return the columns of :func:`facts`, with the metrics of all protocols that are registered now."""
-    metrics = [f"{name}{end}" for name in metric_names() for end in PARTS.values()]
-    return ["task", "method", "seed", "setting", "episodes", *metrics, *COSTS, "digest", "backbone", *PROVENANCE]
+def result_columns() -> list[str]:
+    """Return the columns of :func:`result_row`, with the metrics of all protocols that are registered now."""
+    metrics = [f"{name}{end}" for name in metric_names() for end in SUFFIX_OF_PART.values()]
+    return [
+        "task",
+        "method",
+        "seed",
+        "setting",
+        "episodes",
+        *metrics,
+        *COST_COLUMNS,
+        "digest",
+        "backbone",
+        *PROVENANCE_COLUMNS,
+    ]
 
 
-def episodes(result: Result) -> pandas.DataFrame:
+def episodes_frame(result: Result) -> pandas.DataFrame:
     """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
     columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.counts().table()}
     return pandas_module().DataFrame(columns)
 
 
-def images(result: Result) -> pandas.DataFrame:
+def images_frame(result: Result) -> pandas.DataFrame:
     """Return a row for each test image, or group of neighbouring images of a class: how often its answers are right.
 
     ``image`` is the index of the first one in its pool, and ``images`` their number; ``half`` is 0 for even episodes

@@ -14,15 +14,21 @@ from ifsl_bench.protocols.tasks.contamination import MARKS
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.utils.files import read_json
 
-LISTED = "-published"  # what the name of a task that takes a list to the letter ends in
-ONE_ORDER = "one order of the classes, one support set"  # how a list departs from the task that it is of
-LETTERS = {
+SET_SUFFIX = "-published"  # what the name of a task that takes a list to the letter ends in
+ONE_ORDER_NOTE = "one order of the classes, one support set"  # how a list departs from the task that it is of
+FLAG_LETTERS = {
     "t": "something was chosen on test images",
     "i": "images of earlier sessions are kept",
     "c": "the number of classes is known beforehand",
     "p": "the pretraining has, or may have, seen the novel classes",
 }
-KINDS = {"paper": "paper", "readme": "authors' README", "log": "authors' log", "cited": "cited", "rerun": "rerun"}
+SOURCE_KINDS = {
+    "paper": "paper",
+    "readme": "authors' README",
+    "log": "authors' log",
+    "cited": "cited",
+    "rerun": "rerun",
+}
 
 
 class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +38,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         after: A_0 ... A_T.
         base: after each session; None where nothing is printed.
         novel: the same of novel classes.
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`SOURCE_KINDS`.
         chosen_on_test: whether something, as an epoch, was chosen on test images; None, as for the next ones, where
             no source says so.
         images: those of earlier sessions that it keeps.
@@ -67,13 +73,13 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def remark(self) -> str:
         """The kind of its source, with its backbone and :attr:`flags`."""
-        return "; ".join(filter(None, [KINDS[self.kind], self.backbone, self.flags]))
+        return "; ".join(filter(None, [SOURCE_KINDS[self.kind], self.backbone, self.flags]))
 
     @property
     def marks(self) -> str:
-        """The flags as letters of :data:`LETTERS`."""
+        """The flags as letters of :data:`FLAG_LETTERS`."""
         holds = (self.chosen_on_test, bool(self.images), self.knows_classes, self.novel_seen in ("may", "yes"))
-        return "".join(letter for letter, held in zip(LETTERS, holds, strict=True) if held)
+        return "".join(letter for letter, held in zip(FLAG_LETTERS, holds, strict=True) if held)
 
     def values(self, queries: np.ndarray) -> dict[str, float]:
         """Return the summary that measured rows have, as far as it follows; ``queries`` [T + 1] are of each session."""
@@ -127,12 +133,12 @@ class _PublishedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequences: dict[str, dict[str, PublishedSequence]] = {}  # task -> label -> what is printed
 
 
-def _files() -> list[tuple[str, _PublishedFile]]:
-    return _files_in(packaged_root() / "published")
+def _published_files() -> list[tuple[str, _PublishedFile]]:
+    return _published_files_in(packaged_root() / "published")
 
 
 @cache
-def _files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
+def _published_files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
     paths = sorted(folder.glob("*.json"))
     return [(path.stem, msgspec.convert(read_json(path), _PublishedFile, strict=True)) for path in paths]
 
@@ -141,23 +147,23 @@ def published_sets() -> dict[str, tuple[list[str], list[str]]]:
     """Return the named sets of published rows: name -> labels, and their tasks."""
     return {
         file.set: (list(dict.fromkeys(label for rows in file.rows.values() for label in rows)), list(file.rows))
-        for _, file in _files()
+        for _, file in _published_files()
         if file.set
     }
 
 
 def published_tasks() -> list[str]:
     """Return the tasks for which papers print rows."""
-    return list(dict.fromkeys(task for _, file in _files() for task in (*file.rows, *file.sequences)))
+    return list(dict.fromkeys(task for _, file in _published_files() for task in (*file.rows, *file.sequences)))
 
 
-def published(task: str) -> list[PublishedRow]:
+def published_rows(task: str) -> list[PublishedRow]:
     """Return the rows that papers print for a task, with the reference and doubts about them.
 
     Rows of a list of sessions are also of the task that draws the order of its classes.
     """
     rows = []
-    for stem, file in _files():
+    for stem, file in _published_files():
         for label, values in file.rows.get(task, {}).items():
             flags = [file.flags.get(f"{task} {label} {column}", "") for column in file.columns]
             note = "; ".join(part for part in (file.remark, file.notes.get(label, ""), *flags) if part)
@@ -165,12 +171,12 @@ def published(task: str) -> list[PublishedRow]:
             rows.append(
                 PublishedRow(label=label, values=named, source=stem, protocol=file.protocol, note=note, band=band)
             )
-        listed = task if task in file.sequences else task + LISTED
+        listed = task if task in file.sequences else task + SET_SUFFIX
         for label, sequence in file.sequences.get(listed, {}).items():
             values_here = sequence.values(np.array(file.queries[listed]))
             of_all = file.source.partition("; ")[2]  # such as "means of 10 runs"
             note = "; ".join(filter(None, [of_all, sequence.note]))
-            protocol = "" if listed == task else ONE_ORDER
+            protocol = "" if listed == task else ONE_ORDER_NOTE
             rows.append(
                 PublishedRow(
                     label=label, values=values_here, source=stem, note=note, sequence=sequence, protocol=protocol
@@ -179,11 +185,11 @@ def published(task: str) -> list[PublishedRow]:
     return rows
 
 
-def titles() -> dict[str, str]:
+def paper_titles() -> dict[str, str]:
     """Return the papers that rows are printed from: source in tables -> title, and the part that was read."""
-    return {stem: f"{file.title}. {file.source}." for stem, file in _files()}
+    return {stem: f"{file.title}. {file.source}." for stem, file in _published_files()}
 
 
-def bibtex() -> dict[str, str]:
-    """Return the entries of papers that no method of the package is from, by the same names as :func:`titles`."""
-    return {stem: "\n".join(file.bibtex) for stem, file in _files() if file.bibtex}
+def bibtex_entries() -> dict[str, str]:
+    """Return the entries of papers that no method of the package is from, by the same names as :func:`paper_titles`."""
+    return {stem: "\n".join(file.bibtex) for stem, file in _published_files() if file.bibtex}

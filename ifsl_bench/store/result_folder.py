@@ -12,11 +12,11 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import most_of
 from ifsl_bench.store.schema import Result, parse, path_of, read
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import disk_errors
-from ifsl_bench.utils.text_format import numbers_in_words
+from ifsl_bench.utils.text_format import format_numbers
 
-CLAIMS = "claims.toml"  # in the folder of the package: the sentences of README and docs on its rows
+CLAIMS_FILE = "claims.toml"  # in the folder of the package: the sentences of README and docs on its rows
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 
 
@@ -25,7 +25,7 @@ def packaged_root() -> Path:
     return Path(str(resources.files("ifsl_bench.results")))
 
 
-def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
+def read_results(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
     """Read results, with a remark on each file that is left out.
 
     A damaged file, or one that is not in its place (its path has another task, label or seed), is left out. That the
@@ -63,7 +63,7 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
     return results, remarks
 
 
-def measured(result: Result) -> datetime:
+def measured_at(result: Result) -> datetime:
     """Return the time when a result was made; the beginning of 1970 where none is recorded."""
     try:
         time = datetime.fromisoformat(str(result.provenance.get("time", "")))
@@ -72,7 +72,7 @@ def measured(result: Result) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def own_rows(
+def results_by_row(
     root: Path, tasks: Collection[str] = (), labels: Collection[str] = (), since: datetime | None = None
 ) -> tuple[list[list[Result]], list[str]]:
     """Return the results in a folder by task and label, each by seed, and a remark on each file that cannot be read.
@@ -86,22 +86,24 @@ def own_rows(
     Raises:
         UserError: a task or label of which there are no results.
     """
-    results, remarks = stored(root)
+    results, remarks = read_results(root)
     for kind, names, here in (
         ("task", tasks, {result.task for result in results}),
         ("row", labels, {result.label for result in results}),
     ):
         if odd := [name for name in names if name not in here]:
-            raise unknown(kind, odd[0], here, where=f"among the results in {root}", see="ifsl-bench results list")
+            raise unknown_name_error(
+                kind, odd[0], here, where=f"among the results in {root}", see="ifsl-bench results list"
+            )
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         is_named = (not tasks or result.task in tasks) and (not labels or result.label in labels)
-        if is_named and (since is None or measured(result) >= since):
+        if is_named and (since is None or measured_at(result) >= since):
             groups.setdefault((result.task, result.label), []).append(result)
     return [sorted(groups[key], key=lambda result: result.seed) for key in sorted(groups)], remarks
 
 
-def remove(paths: Sequence[Path]) -> None:
+def remove_files(paths: Sequence[Path]) -> None:
     """Remove files of results, and folders of tasks that are empty then."""
     for path in paths:
         with disk_errors(path):
@@ -110,7 +112,7 @@ def remove(paths: Sequence[Path]) -> None:
                 path.parent.rmdir()
 
 
-def to_remove(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
+def files_of_row(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
     """Return the files of a row, or of one of its seeds.
 
     Args:
@@ -122,17 +124,17 @@ def to_remove(root: Path, task: str, label: str, seed: int | None) -> list[Path]
     Raises:
         UserError: there is none.
     """
-    rows, _ = own_rows(root, [task], [label])
+    rows, _ = results_by_row(root, [task], [label])
     results = {result.seed: path_of(root, result) for row in rows for result in row}
     if not results:
         raise UserError(f"there are no results of {label} on {task} in {root}")
     if seed is not None and seed not in results:
-        seeds = numbers_in_words(list(results))
+        seeds = format_numbers(list(results))
         raise UserError(f"{label} on {task} has results of seeds {seeds} in {root}, and none of seed {seed}")
     return [results[seed]] if seed is not None else list(results.values())
 
 
-def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
+def unfit_reasons(task: Task, results: Sequence[Result]) -> dict[int, str]:
     """Return the results whose episodes cannot belong to their task and digest: id of a result -> reason.
 
     A digest is of one number of episodes: that of the task where the task pins it, or where one of the results has as
@@ -142,7 +144,7 @@ def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
         task: that the results are of.
         results: of this very definition of the task, the most trustworthy first.
     """
-    reasons = {id(r): reason for r in results if (reason := _odd_episodes(task, r))}
+    reasons = {id(r): reason for r in results if (reason := _episodes_fault(task, r))}
     counts: dict[str, list[int]] = {}
     for result in results:
         if id(result) not in reasons:
@@ -158,7 +160,7 @@ def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
     return reasons
 
 
-def _odd_episodes(task: Task, result: Result) -> str | None:
+def _episodes_fault(task: Task, result: Result) -> str | None:
     """Return why no episodes of the task are like a result's; None where they may be."""
     episodes, count = result.episodes, len(result.episodes)
     if count > (most := most_of(task)):
@@ -175,7 +177,7 @@ def _odd_episodes(task: Task, result: Result) -> str | None:
     return None
 
 
-def mismatch(a: Result, b: Result) -> str | None:
+def pairing_fault(a: Result, b: Result) -> str | None:
     """Return why two results cannot be compared episode by episode; None where they can.
 
     Args:

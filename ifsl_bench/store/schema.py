@@ -41,7 +41,7 @@ from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, unpack_array
 if TYPE_CHECKING:
     import pandas
 
-SCHEMA = 1
+SCHEMA_VERSION = 1
 Episodes = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 
@@ -293,27 +293,27 @@ class Result(Section, frozen=True):
         return self.episodes.classes_drawn()
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.facts`."""
-        from ifsl_bench.store.data_frames import data_frame, facts
+        """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.result_row`."""
+        from ifsl_bench.store.data_frames import data_frame, result_row
 
-        return data_frame([facts(self)])
+        return data_frame([result_row(self)])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each episode, see :func:`ifsl_bench.store.data_frames.episodes`."""
-        from ifsl_bench.store.data_frames import episodes
+        """Return a data frame with a row for each episode, see :func:`ifsl_bench.store.data_frames.episodes_frame`."""
+        from ifsl_bench.store.data_frames import episodes_frame
 
-        return episodes(self)
+        return episodes_frame(self)
 
     def images_to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each test image, see :func:`ifsl_bench.store.data_frames.images`."""
-        from ifsl_bench.store.data_frames import images
+        """Return a data frame with a row for each test image, see :func:`ifsl_bench.store.data_frames.images_frame`."""
+        from ifsl_bench.store.data_frames import images_frame
 
-        return images(self)
+        return images_frame(self)
 
     def __repr__(self) -> str:
-        from ifsl_bench.store.data_frames import line
+        from ifsl_bench.store.data_frames import result_line
 
-        return f"<{line(self)}>"
+        return f"<{result_line(self)}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
@@ -327,28 +327,28 @@ def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]
 
 # -- fields as runs of this version write them, which `ifsl-bench check` asks of contributed files; older ones have less
 
-SETTING = r"^(paper|every|tuned-([2-9]|[1-9][0-9]{1,5}))\Z"
-HEX16, HEX64, ANY_HEX64 = r"^[0-9a-f]{16}\Z", r"^[0-9a-f]{64}\Z", r"^([0-9a-f]{64})?\Z"
-COMMIT = r"^([0-9a-f]{40}|.*\+changes)?\Z"
-TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00\Z"  # so that times sort as texts
-PACKAGE, STEP = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z", r"^[1-9][0-9]{0,17}\Z"
+SETTING_PATTERN = r"^(paper|every|tuned-([2-9]|[1-9][0-9]{1,5}))\Z"
+HEX16_PATTERN, HEX64_PATTERN, HEX64_OR_EMPTY_PATTERN = r"^[0-9a-f]{16}\Z", r"^[0-9a-f]{64}\Z", r"^([0-9a-f]{64})?\Z"
+COMMIT_PATTERN = r"^([0-9a-f]{40}|.*\+changes)?\Z"
+TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00\Z"  # so that times sort as texts
+PACKAGE_PATTERN, STEP_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z", r"^[1-9][0-9]{0,17}\Z"
 PATTERNS_IN_WORDS = {
-    SETTING: "'paper', 'every' or 'tuned-N' with N from 2",
-    HEX16: "16 hexadecimal digits",
-    HEX64: "64 hexadecimal digits",
-    ANY_HEX64: "64 hexadecimal digits or none",
-    COMMIT: "a commit of Git",
-    TIME: "a time such as 2026-01-31T12:00:00+00:00",
-    PACKAGE: "the name of a package",
-    STEP: "the number of a step",
+    SETTING_PATTERN: "'paper', 'every' or 'tuned-N' with N from 2",
+    HEX16_PATTERN: "16 hexadecimal digits",
+    HEX64_PATTERN: "64 hexadecimal digits",
+    HEX64_OR_EMPTY_PATTERN: "64 hexadecimal digits or none",
+    COMMIT_PATTERN: "a commit of Git",
+    TIME_PATTERN: "a time such as 2026-01-31T12:00:00+00:00",
+    PACKAGE_PATTERN: "the name of a package",
+    STEP_PATTERN: "the number of a step",
 }
 Text = Annotated[str, Meta(min_length=1)]
-Hex16 = Annotated[str, Meta(pattern=HEX16)]
-Hex64 = Annotated[str, Meta(pattern=HEX64)]
+Hex16 = Annotated[str, Meta(pattern=HEX16_PATTERN)]
+Hex64 = Annotated[str, Meta(pattern=HEX64_PATTERN)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
-Cost = Literal["parameters", "pretraining_seconds", "training_seconds", "evaluation_seconds", "episodes_per_second"]
-Statistic = Literal["mean", "max", "total", "episodes", "not_finite"]
-Solve = Literal[
+CostKey = Literal["parameters", "pretraining_seconds", "training_seconds", "evaluation_seconds", "episodes_per_second"]
+StatisticKey = Literal["mean", "max", "total", "episodes", "not_finite"]
+SolveKey = Literal[
     "episodes", "unconverged", "adjoint_episodes", "adjoint_diverged", "adjoint_failed", "adjoint_indefinite"
 ]
 
@@ -365,11 +365,11 @@ class ProvenanceFields(Section, frozen=True):
 
     command: Text
     version: Text
-    commit: Annotated[str, Meta(pattern=COMMIT)]
+    commit: Annotated[str, Meta(pattern=COMMIT_PATTERN)]
     device: Text
     python: Text
-    libraries: Annotated[dict[Annotated[str, Meta(pattern=PACKAGE)], str], Meta(min_length=1)]
-    time: Annotated[str, Meta(pattern=TIME)]
+    libraries: Annotated[dict[Annotated[str, Meta(pattern=PACKAGE_PATTERN)], str], Meta(min_length=1)]
+    time: Annotated[str, Meta(pattern=TIME_PATTERN)]
     method_source: Hex16
     distribution: DistributionFields
     checkpoint: str
@@ -390,7 +390,7 @@ class PretrainingFields(Section, frozen=True):
     processes: Annotated[tuple[Annotated[int, Meta(gt=0, lt=1 << 31)], ...], Meta(min_length=1)] = (1,)
     rounded: Literal["float16"] = "float16"
     backbone: str = ""
-    weights: Annotated[str, Meta(pattern=ANY_HEX64)] = ""
+    weights: Annotated[str, Meta(pattern=HEX64_OR_EMPTY_PATTERN)] = ""
     features: Any = None
     pretrained_on: list[str] = []
     seen: Literal[tuple(SEEN)] = "no"  # type: ignore[valid-type]
@@ -404,9 +404,9 @@ class PretrainingFields(Section, frozen=True):
 class TrainingFields(Section, frozen=True):
     """Meta-training: validation accuracy by step, the step kept, how many inner solves went how."""
 
-    validation: dict[Annotated[str, Meta(pattern=STEP)], Percent] = {}
+    validation: dict[Annotated[str, Meta(pattern=STEP_PATTERN)], Percent] = {}
     kept_step: int = 0
-    solves: dict[Solve, int] = {}
+    solves: dict[SolveKey, int] = {}
 
 
 class WrittenFields(msgspec.Struct, kw_only=True):
@@ -415,11 +415,11 @@ class WrittenFields(msgspec.Struct, kw_only=True):
     task_hash: Hex16
     digest: Hex64
     fingerprint: Hex64
-    novel_fingerprint: Annotated[str, Meta(pattern=ANY_HEX64)]
-    setting: Annotated[str, Meta(pattern=SETTING)]
+    novel_fingerprint: Annotated[str, Meta(pattern=HEX64_OR_EMPTY_PATTERN)]
+    setting: Annotated[str, Meta(pattern=SETTING_PATTERN)]
     tuned: dict[str, dict[str, Percent]]
-    solver: dict[str, dict[Statistic, float]]
-    cost: dict[Cost, Annotated[float, Meta(ge=0)]]
+    solver: dict[str, dict[StatisticKey, float]]
+    cost: dict[CostKey, Annotated[float, Meta(ge=0)]]
     training: TrainingFields
     pretraining: PretrainingFields
     provenance: ProvenanceFields
@@ -594,8 +594,8 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         raw: its content, where it was read before.
     """
     raw = read_raw(path) if raw is None else raw
-    if raw.get("schema") != SCHEMA:
-        raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {reprlib.repr(raw.get('schema'))})")
+    if raw.get("schema") != SCHEMA_VERSION:
+        raise CorruptFile(f"{path} is no result of schema {SCHEMA_VERSION} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         # Stored results have a probe, which nothing reads any more, until they are measured again.
         kind = _result_with(stored_form(raw.get("episodes")))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import PARTIAL, disk_errors, mark_used, open_file, read_errors, write_bytes
+from ifsl_bench.utils.files import PARTIAL_MARK, disk_errors, mark_used, open_file, read_errors, write_bytes
 from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
 
 _TENSORS = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are not ours
@@ -70,7 +70,7 @@ class CheckpointFolder:
             write_bytes(self.folder / name, content)
             facts = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
             whole = write_checksummed(self.json, {**info, "tensors": facts})
-            for old in (*(self.folder / match[0] for match in previous), *self.folder.glob(f"{PARTIAL}*")):
+            for old in (*(self.folder / match[0] for match in previous), *self.folder.glob(f"{PARTIAL_MARK}*")):
                 with contextlib.suppress(OSError):
                     old.unlink()
         return whole
@@ -137,7 +137,7 @@ def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
     return info if info and ended and all(info.get(key) == value for key, value in facts.items()) else None
 
 
-def begun(folder: Path, counter: str) -> int:
+def unfinished_count(folder: Path, counter: str) -> int:
     """Return an unfinished training's own counter; 0 if there is no such training, or its state is damaged.
 
     Args:

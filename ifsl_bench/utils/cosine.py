@@ -7,25 +7,25 @@ from torch import Tensor
 
 from ifsl_bench.utils.errors import UserError
 
-MANY = 16  # weights from which their side of a product is better the outer one
+MANY_WEIGHTS = 16  # weights from which their side of a product is better the outer one
 
 
 def unit(v: Tensor) -> Tensor:
     """Return ``v / (|v| + 1e-5)`` along the last dimension, the normalisation of Ren et al.'s released code."""
-    v, length, scale = _scaled(v)
+    v, length, scale = _rescale(v)
     return v / (length + 1e-5 / scale)
 
 
 def direction(v: Tensor) -> Tensor:
     """Return ``v / |v|`` along the last dimension; 0 of a zero vector."""
-    v, length, _ = _scaled(v)
+    v, length, _ = _rescale(v)
     return v / length.clamp_min(torch.finfo(v.dtype).tiny)
 
 
-def _scaled(v: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+def _rescale(v: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
     """Return v / s, its length, and s: 1 for vectors whose squares fit their type, else the largest element."""
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    fits = (length > _least_square(v) ** 0.5) & (length < torch.inf)
+    fits = (length > _smallest_safe_square(v) ** 0.5) & (length < torch.inf)
     if v.device.type == "cpu" and bool(fits.all()):  # a look that an accelerator would have to wait for
         return v, length, 1.0
     largest = v.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
@@ -33,7 +33,7 @@ def _scaled(v: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
     return v / scale, torch.linalg.vector_norm(v / scale, dim=-1, keepdim=True), scale
 
 
-def _least_square(v: Tensor) -> float:
+def _smallest_safe_square(v: Tensor) -> float:
     """Return the square of a length below which squares of single elements lose their digits."""
     info = torch.finfo(v.dtype)
     return info.tiny / info.eps
@@ -51,7 +51,7 @@ def check_squares(means: Tensor, method: str) -> None:
     """
     largest = float(means.abs().max())
     square = float(means.square().sum(-1).max())
-    if largest > 0 and not _least_square(means) < square < float("inf"):
+    if largest > 0 and not _smallest_safe_square(means) < square < float("inf"):
         raise UserError(
             f"{method} squares features, and the means of the base classes go up to {largest:.1e}: their squares are "
             f"beyond {str(means.dtype).removeprefix('torch.')}; multiply all features by {1 / largest:.0e}"
@@ -79,6 +79,6 @@ def products(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight: [E, N, D].
         bias: [E, N]; 0 if None.
     """
-    if weight.shape[-2] < MANY:
+    if weight.shape[-2] < MANY_WEIGHTS:
         return h @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), h, weight.mT)
     return (weight @ h.mT if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, h.mT)).mT

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def forward(old: str, new: str) -> Callable[[str], Any]:
+def forward_module_names(old: str, new: str) -> Callable[[str], Any]:
     """Return a module's ``__getattr__`` that takes every name from another module, with a warning.
 
     Args:

@@ -15,20 +15,20 @@ from collections.abc import Iterable
 # Characters that end a line, steer a terminal or turn the direction of writing, invisible ones, by which two
 # names look alike, and halves of characters, which no terminal can show; the name of a file, and what a file holds, may
 # have them. The joiners U+200C and U+200D are not among them: Persian, and the signs for people, are written with them.
-STEERING = re.compile(
+CONTROL_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
 def one_line(text: str) -> str:
-    r"""Return text with line breaks and other :data:`STEERING` characters written as in Python, ``\n``, ``\x1b``."""
-    return STEERING.sub(lambda match: repr(match[0])[1:-1], text)
+    r"""Return text with line breaks and other :data:`CONTROL_CHARACTERS` written as in Python, ``\n``, ``\x1b``."""
+    return CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def is_printable(text: str) -> bool:
     """Return whether :func:`one_line` leaves a text as it is."""
-    return STEERING.search(text) is None
+    return CONTROL_CHARACTERS.search(text) is None
 
 
 class UserError(Exception):
@@ -69,7 +69,7 @@ class CorruptFile(UserError):
 MOST_LISTED = 12  # names; more are no help in a line
 
 
-def unknown(kind: str, name: object, choices: Iterable[str], where: str = "", see: str = "") -> UserError:
+def unknown_name_error(kind: str, name: object, choices: Iterable[str], where: str = "", see: str = "") -> UserError:
     """Return the error for a name that is not in a list, with the nearest three names, or all where they are few.
 
     Args:
@@ -93,7 +93,7 @@ def unknown(kind: str, name: object, choices: Iterable[str], where: str = "", se
     return UserError(f"unknown {kind} {shown}{f' {where}' if where else ''};{hint} {listed}")
 
 
-def where(error: BaseException, file: str = "", among: str = "") -> str:
+def error_location(error: BaseException, file: str = "", among: str = "") -> str:
     """Return the place of an exception: "line 3: " in ``file``, or "x.py line 3: " in the innermost file.
 
     Args:

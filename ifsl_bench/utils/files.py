@@ -28,10 +28,10 @@ import msgspec
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.limits import Limit
 
-PARTIAL = ".partial-"  # prefix of unfinished files and folders
-REMOVED = ".removed-"  # prefix of folders that are being removed
-DOWNLOAD = ".download-"  # prefix of folders with what a data set is made from
-LONGEST_NAME = 143  # bytes of a file's name, where file systems that encrypt names have the least room
+PARTIAL_MARK = ".partial-"  # prefix of unfinished files and folders
+REMOVED_MARK = ".removed-"  # prefix of folders that are being removed
+DOWNLOAD_PREFIX = ".download-"  # prefix of folders with what a data set is made from
+MAX_NAME_LENGTH = 143  # bytes of a file's name, where file systems that encrypt names have the least room
 _TAG = re.compile(r"@[0-9a-f]{16}")
 
 
@@ -105,7 +105,7 @@ def _folder(path: str | Path) -> Path:
         raise UserError(f"{path}: no home folder is known for that user; give the whole path with --home") from error
 
 
-def check_out(path: Path) -> None:
+def check_output_path(path: Path) -> None:
     """Raise :class:`UserError` if a file that ``--out`` names cannot be written, before anything is computed."""
     if os.path.isdir(path):
         raise UserError(f"--out: {path} is a folder; name the file to write")
@@ -120,7 +120,7 @@ def unique_name(name: str, end: str = "") -> str:
         end: its end, behind a random tag: ``name@tag`` and ``end``.
     """
     tag = f"@{secrets.token_hex(8)}{end}"
-    return os.fsdecode(os.fsencode(name)[: LONGEST_NAME - len(tag)]) + tag
+    return os.fsdecode(os.fsencode(name)[: MAX_NAME_LENGTH - len(tag)]) + tag
 
 
 def strip_tag(name: str) -> str:
@@ -128,8 +128,8 @@ def strip_tag(name: str) -> str:
     return _TAG.sub("", name)
 
 
-CHOSEN_BY = "--home or --results"  # the options by which most folders are chosen
-_ELSEWHERE = {  # what another folder would help
+PATH_OPTIONS = "--home or --results"  # the options by which most folders are chosen
+_ADVICE_BY_ERRNO = {  # what another folder would help
     errno.ENOSPC: "the disk is full; free some space or choose",
     errno.EDQUOT: "your disk quota is used up; free space or choose",
     errno.EACCES: "no permission to write there; choose",
@@ -145,7 +145,7 @@ _ELSEWHERE = {  # what another folder would help
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
+def disk_errors(path: Path, chosen_by: str = PATH_OPTIONS) -> Iterator[None]:
     """Turn the operating system's refusals (full disk, no permission) into a :class:`UserError` of one line.
 
     Args:
@@ -157,17 +157,17 @@ def disk_errors(path: Path, chosen_by: str = CHOSEN_BY) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EFBIG:
             reason = "the file would be larger than this system allows (see ulimit -f)"
-        elif error.errno in _ELSEWHERE:
-            reason = f"{_ELSEWHERE[error.errno]} another folder with {chosen_by}"
+        elif error.errno in _ADVICE_BY_ERRNO:
+            reason = f"{_ADVICE_BY_ERRNO[error.errno]} another folder with {chosen_by}"
         else:
             raise
         shown = Path(strip_tag(os.fsdecode(error.filename or path)))
-        shown = path if shown.name.startswith(PARTIAL) else shown  # what it was to be
+        shown = path if shown.name.startswith(PARTIAL_MARK) else shown  # what it was to be
         raise UserError(f"cannot write {shown}: {reason}") from error
 
 
 def temporary_file() -> BinaryIO:
-    """Open a file in the folder for temporary files; it is gone when it is closed. :func:`append` fills it."""
+    """Open a file in the folder for temporary files; it is gone when it is closed. :func:`append_block` fills it."""
     try:
         return cast(BinaryIO, tempfile.NamedTemporaryFile())
     except OSError as error:
@@ -177,7 +177,7 @@ def temporary_file() -> BinaryIO:
         ) from error
 
 
-def append(file: BinaryIO, block: bytes) -> None:
+def append_block(file: BinaryIO, block: bytes) -> None:
     """Write to a temporary file.
 
     Args:
@@ -197,7 +197,7 @@ def append(file: BinaryIO, block: bytes) -> None:
         raise
 
 
-def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:
+def check_writable(folder: Path, chosen_by: str = PATH_OPTIONS) -> None:
     """Raise :class:`UserError` if a folder cannot be written to, or cannot be made; leave nothing there.
 
     Args:
@@ -205,7 +205,7 @@ def check_writable(folder: Path, chosen_by: str = CHOSEN_BY) -> None:
         chosen_by: as in :func:`disk_errors`.
     """
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))  # the others will be made
-    with disk_errors(folder, chosen_by), tempfile.TemporaryFile(dir=there, prefix=PARTIAL):
+    with disk_errors(folder, chosen_by), tempfile.TemporaryFile(dir=there, prefix=PARTIAL_MARK):
         pass
 
 
@@ -237,7 +237,7 @@ def open_file(path: Path) -> BinaryIO:
         return open(path, "rb")
 
 
-def write_bytes(path: Path, content: bytes, chosen_by: str = CHOSEN_BY) -> None:
+def write_bytes(path: Path, content: bytes, chosen_by: str = PATH_OPTIONS) -> None:
     """Write a file atomically: readers see the old file or the new one, never a part.
 
     Args:
@@ -247,7 +247,7 @@ def write_bytes(path: Path, content: bytes, chosen_by: str = CHOSEN_BY) -> None:
     """
     with disk_errors(path, chosen_by):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(unique_name(PARTIAL + path.name))
+        partial = path.with_name(unique_name(PARTIAL_MARK + path.name))
         try:
             with open(partial, "xb") as file:
                 file.write(content)
@@ -260,7 +260,7 @@ def write_bytes(path: Path, content: bytes, chosen_by: str = CHOSEN_BY) -> None:
             raise
 
 
-_NUMBERS = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
+_NUMBER_LIST = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -271,7 +271,7 @@ def write_json(path: Path, value: Any) -> None:
         value: without NaN or infinities.
     """
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-    text = _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
+    text = _NUMBER_LIST.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
     write_bytes(path, f"{text}\n".encode())
 
 
@@ -359,7 +359,7 @@ def sha256_json(value: Any) -> str:
 
 
 @cache
-def own_code(root: Path = Path(__file__).parents[1]) -> str:
+def source_sha256(root: Path = Path(__file__).parents[1]) -> str:
     """Return the hex SHA-256 of the source files below a folder, by default of the package.
 
     Two processes, or an interrupted evaluation and the one that resumes it, run the same code where it is equal.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ifsl_bench.utils.errors import UserError
 
-IMAGE_SETTING = "IFSL_BENCH_LARGEST_IMAGE"  # environment variable; in MB (10^6 bytes)
+IMAGE_BYTES_VARIABLE = "IFSL_BENCH_LARGEST_IMAGE"  # environment variable; in MB (10^6 bytes)
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,12 @@ class Limit:
             kind: the class of the error.
         """
         if value > self.most:
-            raise kind(f"{where} {self.error.format(value=_grouped(value), most=_grouped(self.most))}")
+            raise kind(
+                f"{where} {self.error.format(value=_format_large_number(value), most=_format_large_number(self.most))}"
+            )
 
 
-def _grouped(number: int) -> str:
+def _format_large_number(number: int) -> str:
     """Return a number with commas; one beyond any real size by its power of two."""
     return f"{number:,}" if number < 1 << 64 else f"2^{number.bit_length() - 1} or more"
 
@@ -59,9 +61,9 @@ def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
 # -- archives
 
 # ILSVRC-2012 has 1.43 million. The list of members is in memory, 600 bytes for each at the most.
-MEMBERS = Limit(1_500_000, "holds {value} files, more than {most}; give a smaller folder or archive")
+ARCHIVE_MEMBERS = Limit(1_500_000, "holds {value} files, more than {most}; give a smaller folder or archive")
 # PATH_MAX of Linux; no tool could unpack a longer one.
-PATH = Limit(
+PATH_LENGTH = Limit(
     4096,
     "holds a file whose path has {value} characters, more than {most}; it is damaged or not to be trusted, get another "
     "copy",
@@ -77,12 +79,14 @@ EXTENDED_HEADER = Limit(
     "holds an extended header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
 )
 # Images and features expand 1 to 20 times; deflate can 1,032 times, bzip2 a million times.
-EXPANSION = Limit(
+EXPANSION_RATIO = Limit(
     200,
     "expands to more than {most} times its size, so it seems made to fill the memory; get another copy, or unpack it "
     "yourself and give the folder",
 )
-EXPANDED = 1 << 28  # bytes up to which anything may expand as it likes: a file of zeros is small and harmless
+HARMLESS_EXPANDED_BYTES = (
+    1 << 28
+)  # bytes up to which anything may expand as it likes: a file of zeros is small and harmless
 
 # -- files that are read whole
 
@@ -104,15 +108,15 @@ WEIGHTS_HEADER = Limit(
     1 << 22, "has a header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy"
 )
 # The largest vision transformers have 6 billion parameters, in half precision 12 GB; those in use have 1 to 2.
-GIVEN_WEIGHTS = Limit(
+FOREIGN_WEIGHTS_FILE = Limit(
     8 << 30, "has {value} bytes, more than {most}; no network that fits one accelerator is that large"
 )
 # Networks have thousands.
-GIVEN_TENSORS = Limit(100_000, "holds {value} tensors, more than {most}; it is no file of weights")
+FOREIGN_WEIGHTS_TENSORS = Limit(100_000, "holds {value} tensors, more than {most}; it is no file of weights")
 # NumPy gives every text of an array the room of the longest.
-LABEL = Limit(1000, "has {value} characters, more than {most}; a label is shorter, is it the right file?")
+LABEL_LENGTH = Limit(1000, "has {value} characters, more than {most}; a label is shorter, is it the right file?")
 # Beside those that belong to long arrays. A byte of a pickle makes an object of 50 to 250 bytes.
-PICKLE_STEPS = Limit(
+PICKLE_VALUES = Limit(
     3_500_000,
     "makes more than {most} values, which no data set has; it is damaged or not to be trusted, get another copy",
 )
@@ -126,27 +130,27 @@ PICKLE_BYTES = Limit(
 # -- images
 
 # A pixel takes 4 to 20 bytes.
-PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})")
+IMAGE_PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})")
 # A progressive JPEG has about 10. Each is a pass over all pixels: 20,000 of 14 bytes, on 49 million, took 98 s.
-SCANS = Limit(500, "has {value} scans, more than {most}; it is made to take hours to decode")
+JPEG_SCANS = Limit(500, "has {value} scans, more than {most}; it is made to take hours to decode")
 # An image of 65,536 rows has two for each at the most. Pillow makes an object of each: 10 million took 25 s.
 TIFF_VALUES = Limit(1_000_000, "has {value} values in its header, more than {most}; it is made to take minutes to open")
 # JPEG has no longer ones. Pillow takes 8 bytes a row: 2.4 GB for an image of 1 x 67 million.
-SIDE = Limit(1 << 16, "has a side of {value} pixels, too many to decode (more than {most})")
+IMAGE_SIDE = Limit(1 << 16, "has a side of {value} pixels, too many to decode (more than {most})")
 
 
-def image_bytes() -> Limit:
+def image_bytes_limit() -> Limit:
     """Return the limit on an encoded image and other files that are read whole: 256 MB, unless the environment sets it.
 
     Raises:
         UserError: the environment variable is no whole number of MB.
     """
-    setting = os.environ.get(IMAGE_SETTING, "256")
+    setting = os.environ.get(IMAGE_BYTES_VARIABLE, "256")
     if not (setting.isascii() and setting.isdigit() and int(setting[:9]) >= 1 and len(setting) < 10):
-        raise UserError(f"{IMAGE_SETTING} is {setting[:40]!r}, expected a whole number of MB, 1 or more")
+        raise UserError(f"{IMAGE_BYTES_VARIABLE} is {setting[:40]!r}, expected a whole number of MB, 1 or more")
     # An encoded image is in memory whole, several at a time; photographs have 0.1 to 50 MB.
     return Limit(
         int(setting) * 10**6,
         "has {value} bytes, more than {most}: too large for an encoded image; if it is one, set the environment "
-        f"variable {IMAGE_SETTING} to more MB",
+        f"variable {IMAGE_BYTES_VARIABLE} to more MB",
     )

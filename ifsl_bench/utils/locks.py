@@ -21,20 +21,26 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import PARTIAL, REMOVED, disk_errors, quarantine, unique_name
+from ifsl_bench.utils.files import PARTIAL_MARK, REMOVED_MARK, disk_errors, quarantine, unique_name
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-SILENT_WAIT = 1.0  # seconds; a shorter wait, for a result that is being stored, is not reported
-CLOCK_DRIFT = 5  # seconds by which the start of a process may seem to move: the clock is set while it runs
-_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EIO}  # file systems mounted without
-_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+SILENT_WAIT_SECONDS = 1.0  # seconds; a shorter wait, for a result that is being stored, is not reported
+CLOCK_DRIFT_SECONDS = 5  # seconds by which the start of a process may seem to move: the clock is set while it runs
+_UNSUPPORTED_ERRNOS = {
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOLCK,
+    errno.EINVAL,
+    errno.EIO,
+}  # file systems mounted without
+_DENIED_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM}
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def locked(
+def hold_lock(
     folder: Path, warn: Callable[[str], None] | None = None, state: str = ", which is missing there or out of date"
 ) -> Iterator[None]:
     """Hold the lock of a folder, which the operating system drops when the process dies.
@@ -51,12 +57,12 @@ def locked(
     with disk_errors(folder):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            if not _acquire(lock, SILENT_WAIT):
+            if not _acquire(lock, SILENT_WAIT_SECONDS):
                 if warn:
                     warn(f"another process is working on {folder.name}; waiting for it")
                 _acquire(lock, -1)
         except OSError as error:
-            if error.errno in _REFUSED:
+            if error.errno in _DENIED_ERRNOS:
                 error.filename = f"{folder}{state}"  # and not its lock
             raise
     try:
@@ -104,7 +110,7 @@ def _acquire(lock: BaseFileLock, timeout: float) -> bool:
     except filelock.Timeout:
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _UNSUPPORTED_ERRNOS:
             raise
     return True
 
@@ -129,7 +135,7 @@ def get_or_create(
         content = read()
         if content is not None:
             return content
-    with locked(folder, warn):
+    with hold_lock(folder, warn):
         try:
             content = read()
             if content is not None:
@@ -152,7 +158,7 @@ def atomic_folder(target: Path, resume: bool = False) -> Iterator[Path]:
     Raises:
         UserError: the system refuses to write.
     """
-    partial = unfinished(target)
+    partial = unfinished_path(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         if not resume:
@@ -160,7 +166,7 @@ def atomic_folder(target: Path, resume: bool = False) -> Iterator[Path]:
         partial.mkdir(exist_ok=True)
         try:
             yield partial
-            remove(target)
+            remove_path(target)
             os.rename(partial, target)
         except BaseException:
             if not (resume and any(partial.iterdir())):
@@ -168,14 +174,14 @@ def atomic_folder(target: Path, resume: bool = False) -> Iterator[Path]:
             raise
 
 
-def unfinished(target: Path) -> Path:
+def unfinished_path(target: Path) -> Path:
     """Return the folder that is filled to become ``target``."""
-    return target.with_name(PARTIAL + target.name)
+    return target.with_name(PARTIAL_MARK + target.name)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a folder or file: its name goes at once, so that no reader finds a half."""
-    aside = path.with_name(unique_name(REMOVED + path.name))
+    aside = path.with_name(unique_name(REMOVED_MARK + path.name))
     try:
         os.rename(path, aside)
     except FileNotFoundError:
@@ -191,7 +197,7 @@ def remove(path: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def _machine() -> str:
+def _machine_id() -> str:
     """Return a name of where this process's number means something.
 
     It has the host, and a hash of its kernel's boot and of the container, since hosts may have one name and containers
@@ -206,7 +212,7 @@ def _machine() -> str:
 
 def process_id() -> str:
     """Return a name of this process that no other has: machine, number, and the second in which it began."""
-    return f"{_machine()}-{os.getpid()}-{_start_time(os.getpid()) or 0}"
+    return f"{_machine_id()}-{os.getpid()}-{_start_time(os.getpid()) or 0}"
 
 
 def is_alive(name: str) -> bool | None:
@@ -216,10 +222,10 @@ def is_alive(name: str) -> bool | None:
     """
     try:
         machine, process, start = name.rsplit("-", 2)
-        if machine != _machine():
+        if machine != _machine_id():
             return None
         began = _start_time(int(process))
-        return began is not None and abs(began - int(start)) <= CLOCK_DRIFT
+        return began is not None and abs(began - int(start)) <= CLOCK_DRIFT_SECONDS
     except (ValueError, OverflowError):  # of a damaged log
         return None
 

@@ -11,21 +11,21 @@ from typing import IO
 
 from ifsl_bench.utils.errors import one_line
 
-RATE = "learning rate"  # comes from the schedule: shown in logs, not beside the bar
-FIGURES = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
-NARROW = 6  # columns of the shortest bar
+LEARNING_RATE = "learning rate"  # comes from the schedule: shown in logs, not beside the bar
+FIGURES_WIDTH = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
+MIN_BAR_WIDTH = 6  # columns of the shortest bar
 
 
 class ConsumerDisconnected(BaseException):
     """Raised where the reader of the progress is gone, so that the work ends, as at Ctrl-C."""
 
 
-def figures_in_words(figures: Mapping[str, float]) -> list[str]:
+def format_figures(figures: Mapping[str, float]) -> list[str]:
     """Format figures for people; an accuracy is in percent."""
     return [
         f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}"
         for key, value in figures.items()
-        if key != RATE
+        if key != LEARNING_RATE
     ]
 
 
@@ -122,16 +122,16 @@ class LogReporter(Reporter):
             if now - last >= self.every:
                 last, pace = now, (now - since) / max(1, stage.done - then)
                 left = f", {pace * (total - stage.done):.0f} s left" if stage.done > then else ""
-                self.line(f"  {stage.title}: {stage.done}/{total}{left}{_shown(stage)}")
+                self.line(f"  {stage.title}: {stage.done}/{total}{left}{_figures_suffix(stage)}")
 
         stage = ProgressTask(one_line(title), total, done, on_advance)
         self.line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")
         yield stage
-        self.line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_shown(stage)}")
+        self.line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_figures_suffix(stage)}")
 
 
-def _shown(stage: ProgressTask) -> str:
-    return "".join(f"  {figure}" for figure in figures_in_words(stage.figures))
+def _figures_suffix(stage: ProgressTask) -> str:
+    return "".join(f"  {figure}" for figure in format_figures(stage.figures))
 
 
 def in_notebook() -> bool:
@@ -140,7 +140,7 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def progress_here() -> Reporter:
+def default_reporter() -> Reporter:
     """Return the reporter for this process: bars in a terminal or a notebook that can draw them, lines elsewhere."""
     from importlib.util import find_spec
 
@@ -171,10 +171,10 @@ class RichReporter(Reporter):
         title = one_line(title)
         if done:
             self.console.print(f"{title}: resumed at {done:,} of {total:,}", markup=False)
-        room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - FIGURES - 3
-        if apart := len(title) + 1 + NARROW > room:  # on a line above
+        room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - FIGURES_WIDTH - 3
+        if apart := len(title) + 1 + MIN_BAR_WIDTH > room:  # on a line above
             self.console.print(title, markup=False)
-        bar_width = max(NARROW, min(24, room if apart else room - len(title) - 1))
+        bar_width = max(MIN_BAR_WIDTH, min(24, room if apart else room - len(title) - 1))
         bar = Progress(
             *([] if apart else [TextColumn("{task.description}", markup=False)]),
             BarColumn(bar_width=bar_width),
@@ -189,7 +189,7 @@ class RichReporter(Reporter):
 
             def on_advance(amount: int, figures: Mapping[str, float]) -> None:
                 bar.update(task, advance=amount)
-                if words := "  ".join(figures_in_words(figures)):
+                if words := "  ".join(format_figures(figures)):
                     bar.update(task, figures=words)
 
             yield ProgressTask(title, total, done, on_advance)

@@ -18,12 +18,12 @@ from numpy.lib import format as npy
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import disk_errors, read_errors, read_json, sha256_json, write_json
 
-FORMAT = 2  # of JSON files with a checksum
+FORMAT_VERSION = 2  # of JSON files with a checksum
 COUNT_KINDS = ("u1", "u2", "u3", "u4")
 ARRAY_KINDS = (*COUNT_KINDS, "i8", "f2", "f4", "f8")
 _PACKED = re.compile(r"([uif][1-8]) (0|[1-9][0-9]{0,9}) ([A-Za-z0-9+/]*={0,2})")
-_LONGEST_HEADER = 1024  # bytes of a .npy header; our arrays have headers of 118
-_RELEASED_AT_ONCE = 1 << 26  # bytes
+_MAX_HEADER_BYTES = 1024  # bytes of a .npy header; our arrays have headers of 118
+_RELEASE_BLOCK_BYTES = 1 << 26  # bytes
 
 
 # -- JSON with a checksum
@@ -39,7 +39,7 @@ def write_checksummed(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The object as :func:`read_checksummed` reads it.
     """
-    whole: dict[str, Any] = json.loads(json.dumps({**value, "format": FORMAT}))
+    whole: dict[str, Any] = json.loads(json.dumps({**value, "format": FORMAT_VERSION}))
     write_json(path, {**whole, "checksum": sha256_json(whole)})
     return whole
 
@@ -53,8 +53,8 @@ def read_checksummed(path: Path) -> dict[str, Any]:
         UserError: it may not be read.
     """
     value: dict[str, Any] = read_json(path)
-    if value.get("format") != FORMAT:
-        raise CorruptFile(f"{path} is in format {value.get('format')!r:.40}, this version reads {FORMAT}")
+    if value.get("format") != FORMAT_VERSION:
+        raise CorruptFile(f"{path} is in format {value.get('format')!r:.40}, this version reads {FORMAT_VERSION}")
     if value.pop("checksum", None) != sha256_json(value):
         raise CorruptFile(f"{path} is not what was written: its checksum differs")
     return value
@@ -173,7 +173,7 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
     return array
 
 
-def release(array: np.ndarray) -> None:
+def release_memory(array: np.ndarray) -> None:
     """Hand the memory of a memory-mapped array back to the system; its content stays, in the file.
 
     Pages of a map count as memory in use until they are handed back, so a long sequential pass calls this now and then.
@@ -183,15 +183,15 @@ def release(array: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def releasing(array: np.ndarray) -> Callable[[int], None]:
+def memory_releaser(array: np.ndarray) -> Callable[[int], None]:
     """Return a function that counts bytes as they are written to an array, and releases it after each 64 MB."""
     pending = 0
 
     def written(count: int) -> None:
         nonlocal pending
         pending += count
-        if pending >= _RELEASED_AT_ONCE:
-            release(array)
+        if pending >= _RELEASE_BLOCK_BYTES:
+            release_memory(array)
             pending = 0
 
     return written
@@ -211,7 +211,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """
     try:
         with read_errors(path):
-            array: np.memmap = npy.open_memmap(path, mode="r", max_header_size=_LONGEST_HEADER)
+            array: np.memmap = npy.open_memmap(path, mode="r", max_header_size=_MAX_HEADER_BYTES)
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
     except UserError:

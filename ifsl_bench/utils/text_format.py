@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 
-def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
+def format_numbers(numbers: Iterable[int], least: int = 4) -> str:
     """Format whole numbers in order, each once: "0 to 4, 7, 9".
 
     Args:
@@ -28,7 +28,7 @@ def join_or(words: Iterable[str]) -> str:
     return " or ".join(sorted(set(words)))
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a number of things: "1 row", "2 rows", "1,000 rows".
 
     Args:
@@ -38,9 +38,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def seeds_in_words(seeds: Collection[int]) -> str:
+def format_seeds(seeds: Collection[int]) -> str:
     """Format seeds: "seed 0", "seeds 0, 1, 2", "seeds 0 to 4"."""
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {numbers_in_words(seeds)}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {format_numbers(seeds)}"
 
 
 def format_options(point: Mapping[str, Any]) -> str:

@@ -3,10 +3,10 @@
 Sums that several threads share are added up in another order than on one, so that digits depend on their number.
 Work that uses a number of threads therefore sets it where it runs. A process has two numbers:
 
-* :func:`cores`, for work that takes the whole machine: OMP_NUM_THREADS, else what PyTorch finds; a worker gets the
+* :func:`core_count`, for work that takes the whole machine: OMP_NUM_THREADS, else what PyTorch finds; a worker gets the
   number of the process that hands out the work, so that both compute the same.
-* :func:`share`, how many of them the process may keep busy with work whose digits do not depend on it: a part of them,
-  where several processes share the machine.
+* :func:`thread_share`, how many of them the process may keep busy with work whose digits do not depend on it: a part of
+  them, where several processes share the machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from threading import Event
 import torch
 from threadpoolctl import ThreadpoolController
 
-EVALUATION = 2  # threads of PyTorch around an evaluation
-TORCH = Path(torch.__file__).resolve().parent  # has a BLAS of its own, whose threads PyTorch sets
+EVALUATION_THREADS = 2  # threads of PyTorch around an evaluation
+TORCH_FOLDER = Path(torch.__file__).resolve().parent  # has a BLAS of its own, whose threads PyTorch sets
 
 _cores = torch.get_num_threads()
 _share = _cores
@@ -30,22 +30,22 @@ _busy: ContextVar[int | None] = ContextVar("busy", default=None)
 _stop: ContextVar[Event | None] = ContextVar("stop", default=None)
 
 
-def cores() -> int:
+def core_count() -> int:
     """Return the number of threads for work that takes the whole machine."""
     return _cores
 
 
-def share() -> int:
+def thread_share() -> int:
     """Return the number of threads that this process may keep busy at most."""
     return _share
 
 
-def limit(whole: int, part: int) -> None:
+def limit_threads(whole: int, part: int) -> None:
     """Set this process's numbers of threads; for workers, as they start.
 
     Args:
-        whole: threads for work that takes the whole machine, see :func:`cores`.
-        part: threads that this process may keep busy at most, see :func:`share`.
+        whole: threads for work that takes the whole machine, see :func:`core_count`.
+        part: threads that this process may keep busy at most, see :func:`thread_share`.
     """
     global _cores, _share
     _cores, _share = whole, part
@@ -53,7 +53,7 @@ def limit(whole: int, part: int) -> None:
 
 
 @contextmanager
-def threads(torch_threads: int, kernel_threads: int | None = None) -> Iterator[None]:
+def thread_limits(torch_threads: int, kernel_threads: int | None = None) -> Iterator[None]:
     """Set the numbers of threads inside the block.
 
     Args:
@@ -78,28 +78,28 @@ def _openblas() -> ThreadpoolController:
 
     loaded = ThreadpoolController().select(internal_api="openblas")
     paths = [library.filepath for library in loaded.lib_controllers]
-    return loaded.select(filepath=[path for path in paths if TORCH not in Path(path).resolve().parents])
+    return loaded.select(filepath=[path for path in paths if TORCH_FOLDER not in Path(path).resolve().parents])
 
 
 @contextmanager
-def evaluating() -> Iterator[None]:
+def evaluation_threads() -> Iterator[None]:
     """Set the threads of the work around an evaluation inside the block; its blocks of episodes have one thread each.
 
     PyTorch has few, so that many workers on a machine, each with its share of it, do not get in each other's way;
     compiled kernels, which solve episodes one by one, have as many as the process may keep busy.
     """
-    with threads(min(EVALUATION, cores()), share()):
+    with thread_limits(min(EVALUATION_THREADS, core_count()), thread_share()):
         yield
 
 
-def kernel_threads() -> int:
+def kernel_thread_count() -> int:
     """Return the number of threads on which compiled kernels solve episodes, one episode on one thread."""
     return _busy.get() or torch.get_num_threads()
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """End the work of threads begun inside at its next :func:`check_wanted` once the block has ended, however it ends.
+def cancel_at_exit() -> Iterator[None]:
+    """Cancel threads started inside the block when it ends: each stops at its next :func:`check_cancelled`.
 
     It holds for contexts that are copied inside. Ctrl-C reaches the main thread alone, which would wait for all others.
     """
@@ -112,12 +112,12 @@ def stoppable() -> Iterator[None]:
         _stop.reset(token)
 
 
-def wanted() -> Event | None:
-    """Return the event that is set when this thread's work is no longer wanted; None outside :func:`stoppable`."""
+def cancellation_event() -> Event | None:
+    """Return the event that is set when this thread's work is no longer wanted; None outside :func:`cancel_at_exit`."""
     return _stop.get()
 
 
-def check_wanted(stop: Event | None) -> None:
-    """Raise :class:`KeyboardInterrupt` where the event of :func:`wanted` is set."""
+def check_cancelled(stop: Event | None) -> None:
+    """Raise :class:`KeyboardInterrupt` where the event of :func:`cancellation_event` is set."""
     if stop is not None and stop.is_set():
         raise KeyboardInterrupt

@@ -73,18 +73,18 @@ def validate(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[s
     try:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
-        path = _path(str(error), raw, kind)
+        path = _error_path(str(error), raw, kind)
         message = re.sub(r" - at `.*`$", "", str(error)).replace("Object contains", "it contains")
         if field := re.search(r"unknown field `(.*?)`", message):
             near = difflib.get_close_matches(field[1], set(keys) - {field[1]}, n=2, cutoff=0.6)
             message += f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-        if message.startswith("Invalid enum value") and (allowed := _allowed(kind, path)):
+        if message.startswith("Invalid enum value") and (allowed := _allowed_values(kind, path)):
             message += f", which is none of {', '.join(map(repr, allowed))}"
         place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
         raise UserError(f"{where}: {message[:300]} - at `{place or 'its top level'}`"[:600]) from error
 
 
-def _path(message: str, raw: Any, kind: Any) -> list[str | int]:
+def _error_path(message: str, raw: Any, kind: Any) -> list[str | int]:
     """Return the keys that lead to the place of a msgspec message, which has ``[...]`` for a key of a dict."""
     place = re.search(r" - at `\$(.*)`$", message)
     parts: list[str | int] = []
@@ -95,7 +95,7 @@ def _path(message: str, raw: Any, kind: Any) -> list[str | int]:
         table = functools.reduce(operator.getitem, parts, raw)
         for name in table if isinstance(table, Mapping) else ():
             try:
-                msgspec.convert(_with(raw, parts, {name: table[name]}), kind, strict=True)
+                msgspec.convert(_replace_at(raw, parts, {name: table[name]}), kind, strict=True)
             except msgspec.ValidationError as error:
                 if str(error) == message:
                     parts.append(name)
@@ -105,16 +105,16 @@ def _path(message: str, raw: Any, kind: Any) -> list[str | int]:
     return parts
 
 
-def _with(raw: Any, path: Sequence[str | int], value: Any) -> Any:
+def _replace_at(raw: Any, path: Sequence[str | int], value: Any) -> Any:
     """Return a copy with another value at a path."""
     if not path:
         return value
     copy: Any = list(raw) if isinstance(raw, list) else dict(raw)
-    copy[path[0]] = _with(raw[path[0]], path[1:], value)
+    copy[path[0]] = _replace_at(raw[path[0]], path[1:], value)
     return copy
 
 
-def _allowed(kind: Any, path: Sequence[str | int]) -> tuple[Any, ...]:
+def _allowed_values(kind: Any, path: Sequence[str | int]) -> tuple[Any, ...]:
     """Return the values that a key may have, if these are few."""
     described = msgspec.inspect.type_info(kind)
     for part in path:

@@ -14,7 +14,7 @@ import torch
 from ifsl_bench.backbones import features as features_module
 from ifsl_bench.backbones.features import Moments, base_classifier, class_moments, compute_features, feature_pool
 from ifsl_bench.backbones.trainer import pretrain
-from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.sampling.episodes import Sampler
 from ifsl_bench.protocols.tasks.task_files import find
@@ -31,7 +31,7 @@ def few(hues, monkeypatch):
     """(home, task, dataset, pretraining) of colour images, 20 in base/val, in batches of eight."""
     monkeypatch.setattr(features_module, "BATCH", 8)
     home, task = Paths.locate(hues / "home"), find("hues.toml")[0]
-    dataset = ensure(home, task.dataset, Reporter())
+    dataset = open_or_build(home, task.dataset, Reporter())
     return home, task, dataset, pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.backbones.trainer import Trainer, pretrain
-from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 def few(hues):
     """(home, task, dataset) of a short pretraining on colour images: 2 steps of batch 8."""
     home, task = Paths.locate(hues / "home"), find("hues.toml")[0]
-    return home, task, ensure(home, task.dataset, Reporter())
+    return home, task, open_or_build(home, task.dataset, Reporter())
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def frozen(clusters):
     """(home, task, dataset) of a classifier on frozen features, which is trained in no time."""
     home = Paths.locate(clusters / "home")
     task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
-    return home, task, ensure(home, task.dataset, Reporter())
+    return home, task, open_or_build(home, task.dataset, Reporter())
 
 
 def tensors(pretrained):
@@ -79,7 +79,7 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
     task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
 
     def run(home, stops):
-        dataset = ensure(Paths.locate(clusters / "home"), task.dataset, Reporter())
+        dataset = open_or_build(Paths.locate(clusters / "home"), task.dataset, Reporter())
         steps = {"n": 0}
         original = Trainer._step
 

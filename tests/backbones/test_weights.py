@@ -25,7 +25,7 @@ from ifsl_bench.backbones.weights import (
     read_weights,
     write_weights,
 )
-from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.pretraining import export_weights, train_backbones
 from ifsl_bench.experiments.run_config import RunConfig
@@ -45,7 +45,7 @@ TASK = "clusters.toml:clusters-1shot"
 def weights_of(home: Paths, log: io.StringIO | None = None, seed: int = 0):
     """The weights of the clusters' pretraining in a home."""
     (task,) = find(TASK)
-    dataset = ensure(home, task.dataset, Reporter())
+    dataset = open_or_build(home, task.dataset, Reporter())
     return pretrain(home, task, dataset, "linear", seed, CPU, LogReporter(log or io.StringIO()))
 
 

@@ -27,7 +27,7 @@ from ifsl_bench.backbones.trainer import Trainer, pretrain
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions
-from ifsl_bench.data.writer import build
+from ifsl_bench.data.writer import build_dataset
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -68,7 +68,7 @@ def photos(tmp_path, benchmark) -> Dataset:
             with writer.pool(pool, labels, tuple(map(str, range(classes))), (64, 64, 3)) as images:
                 images[:] = generator.integers(0, 256, images.shape, dtype=np.uint8)
 
-    return build(tmp_path / "photos", "photos", "random", fill, {})
+    return build_dataset(tmp_path / "photos", "photos", "random", fill, {})
 
 
 def test_pretraining(benchmark, photos, tmp_path):

@@ -23,8 +23,8 @@ from rich.console import Console
 from ifsl_bench.analysis import task_results
 from ifsl_bench.cli.main import cli
 from ifsl_bench.reporting.terminal import print_text
-from ifsl_bench.store.result_folder import packaged_root, stored
-from ifsl_bench.utils.text_format import numbers_in_words
+from ifsl_bench.store.result_folder import packaged_root, read_results
+from ifsl_bench.utils.text_format import format_numbers
 
 TASK = "glyphs-5shot"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -216,10 +216,10 @@ def test_folding_counts_the_columns_of_wide_letters():
 
 
 def test_numbers_in_words():
-    assert numbers_in_words(range(1000)) == "0 to 999"
-    assert numbers_in_words([3, 0, 1, 2, 7, 7]) == "0 to 3, 7"
-    assert numbers_in_words([0, 1, 2]) == "0, 1, 2"
-    assert numbers_in_words([]) == ""
+    assert format_numbers(range(1000)) == "0 to 999"
+    assert format_numbers([3, 0, 1, 2, 7, 7]) == "0 to 3, 7"
+    assert format_numbers([0, 1, 2]) == "0, 1, 2"
+    assert format_numbers([]) == ""
 
 
 # -- help
@@ -285,7 +285,7 @@ def test_a_run_logs_loss_and_accuracy(here, call):
     (trained,) = (line for line in err.splitlines() if re.match(r"meta-training .*: done", line))
     assert re.search(r"  loss \d+\.\d+  validation accuracy \d+\.\d\d%$", trained)
     (evaluated,) = (line for line in err.splitlines() if re.match(r"evaluating .*: done", line))
-    (result,) = stored(Path("home/results"), ["clusters-5shot"])[0]
+    (result,) = read_results(Path("home/results"), ["clusters-5shot"])[0]
     assert evaluated.endswith(f"accuracy {result.summary['acc']['mean']:.2f}%")
     pretrained = [line for line in err.splitlines() if line.startswith("pretraining") and ": done" in line]
     assert pretrained

@@ -14,7 +14,7 @@ from PIL import Image
 from ifsl_bench.cli.main import _guarded
 from ifsl_bench.cli.running import _typed
 from ifsl_bench.protocols.tasks.task_files import packaged
-from ifsl_bench.utils.errors import unknown
+from ifsl_bench.utils.errors import unknown_name_error
 from ifsl_bench.utils.files import Paths
 
 TASK = ("--task", "glyphs-5shot")
@@ -73,9 +73,9 @@ def test_a_mistake_is_told_in_one_line(call, tmp_path, monkeypatch, arguments, m
 
 
 def test_few_names_are_listed_and_many_are_not():
-    assert str(unknown("thing", "q", ["a", "b"])) == "unknown thing 'q'; available: a, b"
+    assert str(unknown_name_error("thing", "q", ["a", "b"])) == "unknown thing 'q'; available: a, b"
     many = [f"name-{i}" for i in range(100)]
-    message = str(unknown("thing", "name-1x", many, see="ifsl-bench things"))
+    message = str(unknown_name_error("thing", "name-1x", many, see="ifsl-bench things"))
     assert message.count("name-") == 4, "what was said, and the nearest three"
     assert message.endswith("all of them: ifsl-bench things")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.data.read.archive import Entry, open_tree, what_is
+from ifsl_bench.data.read.archive import Entry, file_kind, open_tree
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
 
@@ -96,8 +96,8 @@ def test_every_kind_holds_the_same_files(kind, tmp_path):
             assert tree.read(entry) == FILES[entry.path]
             with tree.open(entry) as file:
                 assert file.read(7) + file.read() == FILES[entry.path]
-        assert tree.named("a_2.JPEG").path == "top/a/a_2.JPEG"
-        assert tree.named("a_3.JPEG") is None
+        assert tree.find_by_name("a_2.JPEG").path == "top/a/a_2.JPEG"
+        assert tree.find_by_name("a_3.JPEG") is None
         before = tree.identity()
         assert before == tree.identity()
     if path.is_file():
@@ -147,7 +147,7 @@ def test_files_that_are_there_twice_are_named(tmp_path):
 def test_several_files_of_one_name_are_ambiguous(tmp_path):
     tree = open_tree(make_folder(tmp_path, {"a/x.pkl": b"", "b/x.pkl": b""}))
     with pytest.raises(UserError, match=r"2 files called x\.pkl \(a/x\.pkl, b/x\.pkl\)"):
-        tree.named("x.pkl")
+        tree.find_by_name("x.pkl")
 
 
 @pytest.mark.parametrize("shared", ["", "top/", "top/of/it/"])
@@ -191,7 +191,7 @@ def test_an_entry_is_found_again_after_the_archive_was_read(tmp_path):
 def test_what_is_no_archive_is_called_what_it_is(content, words, tmp_path):
     path = tmp_path / "tiny-imagenet-200.zip"
     path.write_bytes(content)
-    assert words in what_is(content)
+    assert words in file_kind(content)
     with pytest.raises(UserError, match=r"tiny-imagenet-200\.zip is neither a folder nor a zip or tar") as error:
         open_tree(path)
     assert words in str(error.value)

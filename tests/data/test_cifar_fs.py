@@ -17,14 +17,14 @@ import pytest
 from PIL import Image
 from torchvision.datasets import CIFAR100
 
-from ifsl_bench.data.pools import open_dataset, verify
+from ifsl_bench.data.pools import open_dataset, verify_checksums
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import columns
+from ifsl_bench.data.published_splits import read_columns
 from ifsl_bench.data.sets import cifar
 from ifsl_bench.data.source import Count
 from tests.data.helpers import of_class, refused
 
-SIDES = columns("cifar-fs.csv", "class", "split")
+SIDES = read_columns("cifar-fs.csv", "class", "split")
 NAMES = sorted(SIDES)  # as CIFAR-100 numbers them
 PER = {"train": 9, "test": 3}  # images of a class in each of the two files
 COUNTS = {
@@ -117,7 +117,7 @@ def test_known_classes_lie_where_the_paper_has_them():
 def test_the_official_files_make_the_pools(home, tmp_path, python2, small, messages):
     dataset = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2), False, messages)
     check(dataset)
-    verify(dataset)
+    verify_checksums(dataset)
     assert dataset.shape == (32, 32, 3)
     assert not dataset.partial
     assert messages.warned == []

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import rows
+from ifsl_bench.data.published_splits import read_rows
 from ifsl_bench.data.sets import cub
 from ifsl_bench.data.source import Count
 from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
 
-LISTED = list(rows("cub.csv"))
+LISTED = list(read_rows("cub.csv"))
 SIDES = {row["class"]: row["split"] for row in LISTED}
 EACH = 10
 COUNTS = {
@@ -70,7 +70,7 @@ def unpacked(archive, tmp_path_factory) -> Path:
 @pytest.fixture
 def small(monkeypatch):
     """The counts of these small files take the place of the true ones."""
-    monkeypatch.setattr(cub, "COUNTS", COUNTS)
+    monkeypatch.setattr(cub, "POOL_COUNTS", COUNTS)
 
 
 def test_the_list_is_that_of_chen_et_al():
@@ -84,7 +84,7 @@ def test_the_counts_follow_from_the_images_of_each_class():
     images = {side: [int(row["images"]) for row in LISTED if row["split"] == side] for side in ("train", "val", "test")}
     assert sum(map(sum, images.values())) == 11_788  # as published
     train, val = sum(n * 8 // 10 for n in images["train"]), sum(n // 10 for n in images["train"])
-    assert {pool: (c.classes, c.images) for pool, c in cub.COUNTS.items()} == {
+    assert {pool: (c.classes, c.images) for pool, c in cub.POOL_COUNTS.items()} == {
         "base/train": (100, train), "base/val": (100, val), "base/test": (100, sum(images["train"]) - train - val),
         "novel/val": (50, sum(images["val"])), "novel/test": (50, sum(images["test"])),
     }  # fmt: skip

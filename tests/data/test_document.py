@@ -103,7 +103,7 @@ def test_counts_are_those_that_imports_are_held_against(name, title, column):
     ("title", "files"),
     [
         ("### `mini-imagenet`: LwoF's", set(mini.LwofPickles.files.values())),
-        ("### `mini-imagenet-held-out`", {names[0] for names in mini.Caches.files.values()}),
+        ("### `mini-imagenet-held-out`", {names[0] for names in mini.Learn2learnCaches.files.values()}),
         ("### `tiered-imagenet`: the paper's", {*tiered.AttractorFiles.prefixes, "class_names.txt", "synsets.txt"}),
         (
             "### `tiered-imagenet-2018`",

@@ -16,7 +16,7 @@ from ifsl_bench import api
 from ifsl_bench.backbones import pretrained
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data import datasets
-from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.data.sets import embedded
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
@@ -64,7 +64,7 @@ def made(clusters_source, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         (root / "features").mkdir()
         (root / "weights").mkdir()
-        patch.setattr(embedded, "FOLDER", root / "features")
+        patch.setattr(embedded, "FEATURES_FOLDER", root / "features")
         patch.setattr(pretrained, "PACKAGED", (root / "weights",))
         home = Paths.locate(shutil.copytree(clusters_source / "home", root / "home"))
         (of,) = find(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
@@ -78,7 +78,7 @@ def made(clusters_source, tmp_path_factory):
 def used(made, tmp_path, monkeypatch):
     """A stranger's home, where the features come with the package; and what :func:`made` gives."""
     root, *rest = made
-    monkeypatch.setattr(embedded, "FOLDER", root / "features")
+    monkeypatch.setattr(embedded, "FEATURES_FOLDER", root / "features")
     monkeypatch.setattr(pretrained, "PACKAGED", (root / "weights",))
     names, source = registry.registered_entry_points, datasets.dataset_source
     monkeypatch.setattr(
@@ -154,9 +154,9 @@ def test_a_damaged_file_is_named(used, made, tmp_path, monkeypatch):
     (path,) = (made[0] / "features").iterdir()
     damaged = Path(shutil.copy(path, tmp_path))
     spoil(damaged, -5)
-    monkeypatch.setattr(embedded, "FOLDER", tmp_path)
+    monkeypatch.setattr(embedded, "FEATURES_FOLDER", tmp_path)
     with pytest.raises(CorruptFile, match="its checksum differs; install ifsl_bench again"):
-        ensure(home, used[3].dataset, Reporter())
+        open_or_build(home, used[3].dataset, Reporter())
     damaged.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CorruptFile, match="damaged or missing"):
-        ensure(home, used[3].dataset, Reporter())
+        open_or_build(home, used[3].dataset, Reporter())

@@ -12,7 +12,7 @@ from PIL import Image
 
 from ifsl_bench.data import suggested_tasks as own_task
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
+from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides
 from ifsl_bench.protocols.tasks.task_files import own
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
@@ -71,7 +71,7 @@ def test_split_by_a_file(tmp_path, home):
 def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     write_birds(tmp_path / "photos", images=20)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(own_task, "EPOCHS", 2)
+    monkeypatch.setattr(own_task, "PRETRAINING_EPOCHS", 2)
     status, out, err = call("data", "prepare", "birds", "--from", str(tmp_path / "photos"), "--size", "16")
     assert status == 0, err
     assert "birds-5shot" in err
@@ -99,7 +99,7 @@ def test_seeded_sides():
     names = [f"class {i}" for i in range(100)]
 
     def sides_of(names: list[str], seed: int, images: int = 20) -> dict[str, str]:
-        return seeded_sides({name: range(images) for name in names}, seed)
+        return draw_sides({name: range(images) for name in names}, seed)
 
     sides = sides_of(names, 0)
     assert {side: list(sides.values()).count(side) for side in set(sides.values())} == {

@@ -16,7 +16,7 @@ from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import spoil
 from tests.tools import derive_letters as derive
 
-LETTERS = glyphs.letters()
+LETTERS = glyphs.all_letters()
 SAMPLE = LETTERS[::7]
 
 # Of `sample()`. A change of it is a change of the data set: every stored result stands on these bytes.
@@ -24,7 +24,7 @@ SAMPLE_SHA256 = "a01bdedbe29f2b163753f559ccc9d5b6b3316c933421dbda196b16032743360
 
 
 def sample() -> np.ndarray:
-    return np.concatenate([glyphs.render(letter, np.array([0, 7, 133])) for letter in SAMPLE])
+    return np.concatenate([glyphs.render_images(letter, np.array([0, 7, 133])) for letter in SAMPLE])
 
 
 def test_bytes_are_the_known_ones() -> None:
@@ -34,16 +34,16 @@ def test_bytes_are_the_known_ones() -> None:
 def test_batches_do_not_matter() -> None:
     order = np.random.default_rng(0).permutation(40)
     for letter in SAMPLE[:5]:
-        whole = glyphs.render(letter, np.arange(40))
+        whole = glyphs.render_images(letter, np.arange(40))
         assert whole.shape == (40, 32, 32, 1)
         assert whole.dtype == np.uint8
-        np.testing.assert_array_equal(glyphs.render(letter, order), whole[order])
-        np.testing.assert_array_equal(glyphs.render(letter, order[:1]), whole[order[:1]])
+        np.testing.assert_array_equal(glyphs.render_images(letter, order), whole[order])
+        np.testing.assert_array_equal(glyphs.render_images(letter, order[:1]), whole[order[:1]])
 
 
 def test_every_letter_shows_in_every_face() -> None:
     """No empty image, and none that is a missing letter's box: each face's image differs from the other letters'."""
-    images = np.concatenate([glyphs.render(letter, np.arange(6)) for letter in LETTERS]).astype(np.int64)
+    images = np.concatenate([glyphs.render_images(letter, np.arange(6)) for letter in LETTERS]).astype(np.int64)
     spread = images.max(axis=(1, 2, 3)) - images.min(axis=(1, 2, 3))
     assert spread.min() >= drawing.STYLE.contrast[0] // 2
     assert len({image.tobytes() for image in images}) == len(images)
@@ -72,7 +72,7 @@ def square(low: int, high: int) -> list[tuple[int, int]]:
 
 def fill(outline: Outline, size: int, side: int) -> np.ndarray:
     sizes = np.array([size * drawing.PIXEL])
-    return drawing.coverage([outline], IDENTITY, sizes, CENTRE, side)[0]
+    return drawing.pixel_coverage([outline], IDENTITY, sizes, CENTRE, side)[0]
 
 
 @pytest.mark.parametrize("face", ["DejaVuSans", "DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic"])
@@ -92,8 +92,8 @@ def test_letters_agree_with_freetype_and_agg(face: str) -> None:
         linear = np.eye(2) + generator.uniform(-0.25, 0.25, (2, 2))
         matrix = np.round(linear * (1 << 14)).astype(np.int64)
         size = int(generator.integers(18, 29))
-        ours = drawing.coverage(
-            [fonts.outline(face, ord(letter))], matrix[None], np.array([size * drawing.PIXEL]), CENTRE, 32
+        ours = drawing.pixel_coverage(
+            [fonts.letter_outline(face, ord(letter))], matrix[None], np.array([size * drawing.PIXEL]), CENTRE, 32
         )[0]
 
         path = TextPath((0, 0), letter, size=100, prop=prop)

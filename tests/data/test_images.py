@@ -38,7 +38,7 @@ EXACT = ImageSpec(24)
 
 
 def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
-    return images.decode(content, spec)[0]
+    return images.decode_image(content, spec)[0]
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "WEBP"])
@@ -82,7 +82,7 @@ def test_32_bit_greyscale_has_no_known_range():
     with pytest.raises(BadImage, match="its pixels are 32-bit numbers of unknown range"):
         decode(encoded(wide, "TIFF"), ImageSpec(24, upright=True))
     with pytest.raises(BadImage, match="unknown range"):
-        images.rgb(wide)
+        images.to_rgb(wide)
 
 
 def test_what_is_transparent_is_laid_on_white():
@@ -115,7 +115,7 @@ def test_every_orientation_is_that_of_pillow_even_beside_a_malformed_entry(orien
     sound[274] = orientation
     with Image.open(io.BytesIO(encoded(pixels, "JPEG", exif=sound))) as image:
         expected = np.asarray(ImageOps.exif_transpose(image))
-    result, finding = images.decode(encoded(pixels, "JPEG", exif=exif), ImageSpec(24, upright=True))
+    result, finding = images.decode_image(encoded(pixels, "JPEG", exif=exif), ImageSpec(24, upright=True))
     np.testing.assert_array_equal(result, expected)
     assert finding.turned
 
@@ -125,7 +125,7 @@ def test_an_image_whose_orientation_cannot_be_read_is_used_as_it_is(kind):
     text, beyond = struct.pack("<HHL4s", 274, 2, 4, b"abc"), struct.pack("<HHLHH", 274, 3, 1, 99, 0)
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + (text if kind == "text" else beyond) + bytes(4)
     content = encoded(picture(24, 24), "JPEG", exif=exif)
-    result, finding = images.decode(content, ImageSpec(24, upright=True))
+    result, finding = images.decode_image(content, ImageSpec(24, upright=True))
     np.testing.assert_array_equal(result, decode(content, EXACT))
     assert not finding.turned
 
@@ -134,13 +134,15 @@ def test_an_image_whose_orientation_cannot_be_read_is_used_as_it_is(kind):
 def test_images_of_more_than_8_bits_are_scaled_to_what_is_white(form):
     wide = np.arange(576, dtype=np.uint16).reshape(24, 24) * 7  # up to 4,025, as of a microscope with 12 bits
     content = encoded(Image.fromarray(wide), form)
-    dark, finding = images.decode(content, EXACT)
+    dark, finding = images.decode_image(content, EXACT)
     assert finding.brightest == 4025
     assert dark.max() == 15
-    bright, finding = images.decode(content, ImageSpec(24, white=4095))
+    bright, finding = images.decode_image(content, ImageSpec(24, white=4095))
     assert finding.brightest is None
     np.testing.assert_array_equal(bright[..., 0], np.rint(wide / 4095 * 255))
-    assert images.decode(encoded(Image.fromarray(wide * 2), form), EXACT)[1].brightest is None  # more than a tenth
+    assert (
+        images.decode_image(encoded(Image.fromarray(wide * 2), form), EXACT)[1].brightest is None
+    )  # more than a tenth
     clipped = decode(content, ImageSpec(24, white=2000))
     np.testing.assert_array_equal(clipped[..., 0], np.rint(np.minimum(wide / 2000, 1) * 255))
     if form == "TIFF":
@@ -200,7 +202,9 @@ def test_what_cannot_be_decoded_says_why(content, reason):
 def test_a_progressive_jpeg_counts_at_its_full_size(monkeypatch, progressive, held):
     """It is decoded as small as any other, but all of its coefficients are read first."""
     counts = []
-    monkeypatch.setattr(images, "_pixels", SimpleNamespace(hold=lambda count: nullcontext(counts.append(count))))
+    monkeypatch.setattr(
+        images, "_pixel_semaphore", SimpleNamespace(hold=lambda count: nullcontext(counts.append(count)))
+    )
     decode(encoded(picture(600, 800), "JPEG", progressive=progressive), ImageSpec(24, "crop"))
     assert counts == [held]
 
@@ -258,9 +262,9 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
                 yield
 
     budget = Watched(2_000)
-    monkeypatch.setattr(images, "_pixels", budget)
+    monkeypatch.setattr(images, "_pixel_semaphore", budget)
     monkeypatch.setattr(images.loky, "cpu_count", lambda: 8)
-    monkeypatch.setattr(images, "_CHUNK", 1)
+    monkeypatch.setattr(images, "_CHUNK_IMAGES", 1)
     sizes = [(30, 30), (24, 24), (60, 60), (40, 20)] * 40  # of which one is larger than the budget
     contents = [encoded(picture(*size, seed=i)) for i, size in enumerate(sizes)]
     out = np.zeros((len(sizes), 24, 24, 3), np.uint8)

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data import datasets, image_pools
-from ifsl_bench.data.pools import POOLS, verify
+from ifsl_bench.data.pools import POOLS, verify_checksums
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import FileTree
@@ -28,7 +28,7 @@ from ifsl_bench.data.source import BuildContext, Count, DatasetSource, Layout, c
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import LogReporter, Reporter
 from tests.data.helpers import refused, spoil
 
@@ -83,7 +83,7 @@ def toy(tmp_path, monkeypatch) -> Path:
 
 
 def state(home: Paths) -> str:
-    return next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"]
+    return next(row for row in data_commands.dataset_rows(home) if row["data set"] == "toy")["state"]
 
 
 def test_pools_hold_the_pixels(toy, home, messages):
@@ -92,7 +92,7 @@ def test_pools_hold_the_pixels(toy, home, messages):
         pool = dataset.pool(name)
         paths = sorted((toy / name).glob("*/*.png"))
         np.testing.assert_array_equal(pool.images, np.stack([np.asarray(Image.open(p)) for p in paths]))
-    verify(dataset)
+    verify_checksums(dataset)
     assert dataset.manifest["about"]["form"] == Toy.title
     assert any(f"{toy}: {Toy.title} (folder)" in line for line in messages.said)
     assert any("toy: 36 images, 0.0 MB, in" in line for line in messages.said)
@@ -105,7 +105,7 @@ def test_partial_data_say_so_everywhere(toy, home, messages):
     dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
     assert dataset.partial
     assert state(home) == "prepared, partial"
-    assert "partial" in data_commands.statistics(home, "toy", Reporter())[0][0]
+    assert "partial" in data_commands.statistics_tables(home, "toy", Reporter())[0][0]
     prepare(home, "toy", toy, False, messages, allow_partial=True)
     assert "toy is prepared already (partial)" in messages.said[-1]
 
@@ -185,7 +185,7 @@ def test_what_is_damaged_or_outdated_is_made_again(toy, home, messages, monkeypa
 
 def test_a_running_import_is_no_interrupted_one(toy, home):
     (home.data / ".partial-toy").mkdir(parents=True)
-    with locked(home.data / "toy"):
+    with hold_lock(home.data / "toy"):
         assert state(home) == "being imported"
     assert state(home) == "import unfinished"
 
@@ -285,7 +285,7 @@ def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, interrupted
 
 
 def test_a_mistake_in_a_plugin_is_not_hidden(toy, monkeypatch, messages, home):
-    monkeypatch.setattr(image_pools, "note_duplicates", lambda *_: {}["no such key"])
+    monkeypatch.setattr(image_pools, "report_duplicates", lambda *_: {}["no such key"])
     with pytest.raises(KeyError, match="no such key"):
         prepare(home, "toy", toy, False, messages)
     assert re.match("Complete and kept: base/train, .*; the same command,", messages.warned[-1])

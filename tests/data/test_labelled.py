@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import ifsl_bench
-from ifsl_bench.data.pools import verify
+from ifsl_bench.data.pools import verify_checksums
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import of_class
 
@@ -51,7 +51,7 @@ def work(tmp_path):
 
 def check(dataset, sides, filed=None) -> None:
     """Holds every pool against the images of its classes, in the order that the objects have them."""
-    verify(dataset)
+    verify_checksums(dataset)
     parts = {"base/train": (0, 0.8), "base/val": (0.8, 0.9), "base/test": (0.9, 1)}
     for pool_name, entry in dataset.manifest["pools"].items():
         pool, side = dataset.pool(pool_name), "train" if pool_name.startswith("base") else pool_name[6:]

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 import ifsl_bench
-from ifsl_bench.data.pools import verify
+from ifsl_bench.data.pools import verify_checksums
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import rows, shuffled
+from ifsl_bench.data.published_splits import hash_shuffled, read_rows
 from ifsl_bench.data.sets import mini
 from ifsl_bench.data.source import Count
 from ifsl_bench.utils.errors import UserError
@@ -22,7 +22,7 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
-SIDES = {row["wnid"]: row["split"] for row in rows("mini-imagenet.csv")}
+SIDES = {row["wnid"]: row["split"] for row in read_rows("mini-imagenet.csv")}
 TRAIN, VAL, TEST = ([w for w, s in SIDES.items() if s == side] for side in ("train", "val", "test"))
 FILES = {
     "base/train": ("train_phase_train", TRAIN[:3], 7),
@@ -79,14 +79,14 @@ def check_lwof(dataset) -> None:
 @pytest.fixture
 def exact(monkeypatch):
     """The counts of these small files take the place of the published ones."""
-    monkeypatch.setattr(mini, "COUNTS", COUNTS)
+    monkeypatch.setattr(mini, "POOL_COUNTS", COUNTS)
 
 
 def test_lwof_pickles_make_the_exact_pools(home, tmp_path, python2, exact, messages):
     folder = write_lwof(tmp_path / "files", python2)
     dataset = prepare(home, "mini-imagenet", folder, False, messages)
     check_lwof(dataset)
-    verify(dataset)
+    verify_checksums(dataset)
     assert not dataset.partial
     assert "pickles of LwoF" in dataset.manifest["about"]["form"]
     assert any("pickles of LwoF" in line for line in messages.said)
@@ -180,7 +180,7 @@ def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, 
 
 
 def test_draws_are_the_same_everywhere():
-    assert shuffled("abcdefgh", "salt") == list("fhgabdce")  # sha256sum of "salt:0", "salt:1", ...
+    assert hash_shuffled("abcdefgh", "salt") == list("fhgabdce")  # sha256sum of "salt:0", "salt:1", ...
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(ilsvrc, home, mes
     refused(home, "mini-imagenet-ilsvrc", ilsvrc, message)
     dataset = prepare(home, "mini-imagenet-ilsvrc", ilsvrc, False, messages, allow_partial=True)
     assert dataset.partial
-    originals = {row["original"] for row in rows("mini-imagenet-original-names.csv.xz")}
+    originals = {row["original"] for row in read_rows("mini-imagenet-original-names.csv.xz")}
     with zipfile.ZipFile(ilsvrc) as archive:
         names = [n.split("/")[1] for n in archive.namelist()]
         members: dict[str, list[str]] = {}

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import columns, held_out, rows
+from ifsl_bench.data.published_splits import read_columns, read_rows, split_80_10_10
 from ifsl_bench.data.sets import mini
-from ifsl_bench.data.sets.mini import NAMES
+from ifsl_bench.data.sets.mini import ORIGINAL_NAMES_FILE
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import of_class, refused
 
-LIST = list(rows(mini.LISTS))
+LIST = list(read_rows(mini.SESSION_LISTS_FILE))
 BASE = sorted({row["wnid"] for row in LIST if row["session"] == "0"})
 NOVEL = sorted({row["wnid"] for row in LIST if row["session"] != "0"})
 CLASSES = [*BASE[:2], *NOVEL[:2]]
@@ -26,7 +26,9 @@ CLASSES = [*BASE[:2], *NOVEL[:2]]
 def photographs(tmp_path_factory) -> Path:
     """The 600 images of two base and two novel classes of the session lists, each of one grey; in two folders."""
     root = tmp_path_factory.mktemp("photographs")
-    for i, name in enumerate(name for name in columns(NAMES, "filename", "original") if name[:9] in CLASSES):
+    for i, name in enumerate(
+        name for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] in CLASSES
+    ):
         folder = root / ("images" if i % 2 else f"train/{name[:9]}")
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("L", (84, 84), grey(name)).save(folder / name)
@@ -47,7 +49,7 @@ def test_equal_images_across_training_and_test_are_where_the_manual_says():
     (line,) = (part for part in page.split("\n* ") if part.startswith("Eight pairs of mini-ImageNet's images"))
     names, roles = re.findall(r"n\d{16}\.jpg", line), {row["filename"]: row["role"] for row in LIST}
     assert len(set(names)) == 6
-    assert set(names) <= set(columns(NAMES, "filename", "original"))
+    assert set(names) <= set(read_columns(ORIGINAL_NAMES_FILE, "filename", "original"))
     assert [roles.get(name) for name in names] == ["test", "test", "test", "train", None, None]
     assert [name[:9] in BASE for name in names] == [True, True, True, True, False, False]
 
@@ -71,13 +73,13 @@ def test_sessions_take_the_images_of_the_lists_and_missing_ones_need_consent(hom
         queries = [row["filename"] for row in mine if row["role"] == "test"]
         assert names_of(support, wnid)[:5] == list(map(grey, supports)), "the lists' own come first"
         assert sorted(names_of(query, wnid)) == sorted(map(grey, queries))
-        everything = [name for name in columns(NAMES, "filename", "original") if name[:9] == wnid]
+        everything = [name for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] == wnid]
         assert sorted(names_of(support, wnid) + names_of(query, wnid)) == sorted(map(grey, everything))
 
 
 def test_the_held_out_variant_draws_a_classs_images_and_names_misshapen_ones(home, photographs, messages):
-    train = [w for w in CLASSES if columns("mini-imagenet.csv", "wnid", "split")[w] == "train"]
-    images = [name for name in columns(NAMES, "filename", "original") if name[:9] == train[0]]
+    train = [w for w in CLASSES if read_columns("mini-imagenet.csv", "wnid", "split")[w] == "train"]
+    images = [name for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] == train[0]]
     misshapen = next(photographs.rglob(f"{NOVEL[0]}*.jpg"))
     content = misshapen.read_bytes()
     try:
@@ -86,12 +88,12 @@ def test_the_held_out_variant_draws_a_classs_images_and_names_misshapen_ones(hom
     finally:
         misshapen.write_bytes(content)
     assert any(misshapen.name in line and "84" in line for line in messages.warned)
-    for pool, part in held_out(images, f"mini-imagenet-held-out:{train[0]}").items():
+    for pool, part in split_80_10_10(images, f"mini-imagenet-held-out:{train[0]}").items():
         assert names_of(dataset.pool(pool), train[0]) == list(map(grey, part))
 
 
 def test_supports_have_the_classes_of_the_queries(home):
-    from ifsl_bench.data.writer import build
+    from ifsl_bench.data.writer import build_dataset
 
     def fill(writer):
         for pool, classes in (("novel/test", ("a", "b")), ("novel/support", ("a", "c"))):
@@ -99,4 +101,4 @@ def test_supports_have_the_classes_of_the_queries(home):
                 pass
 
     with pytest.raises(UserError, match="novel/support must have the classes of novel/test"):
-        build(home.data / "odd", "odd", "1", fill, {})
+        build_dataset(home.data / "odd", "odd", "1", fill, {})

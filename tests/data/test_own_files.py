@@ -18,7 +18,7 @@ from ifsl_bench.backbones.trainer import Trainer, seconds_per_step
 from ifsl_bench.data.pools import POOLS, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.sets.folder import OwnOptions, find_class_folders, read_sides, seeded_sides, warn_of_ignored_files
+from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides, scan_class_folders, warn_of_ignored_files
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.data.suggested_tasks import infeasible_tasks
 from ifsl_bench.protocols.tasks.task_files import find, own
@@ -53,7 +53,7 @@ def touched(root: Path, *names: str) -> Path:
 
 def classes_of(path: Path) -> dict[str, list[str]]:
     with open_tree(path) as tree:
-        return dict(find_class_folders(tree).classes)
+        return dict(scan_class_folders(tree).classes)
 
 
 HIDDEN = [
@@ -306,7 +306,7 @@ def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home):
 def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
     root = written(tmp_path / "x", [*chain(*USUAL.values())])
     dataset = prepare(home, "seeded", root, False, messages, own=OwnOptions(size=16, split_seed=4))
-    sides = seeded_sides({name: range(20) for name in names([*chain(*USUAL.values())])}, 4)
+    sides = draw_sides({name: range(20) for name in names([*chain(*USUAL.values())])}, 4)
     assert set(dataset.pool("novel/test").classes) == {name for name, side in sides.items() if side == "novel/test"}
     assert any("--split-seed divides the classes, not the folders test, train, val" in line for line in messages.warned)
     lines = [f"{name},{'test' if side == 'val' else 'val' if side == 'test' else 'base'}"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.pickles import load
+from ifsl_bench.data.read.pickles import load_pickle
 from ifsl_bench.utils.errors import UserError
 
 # Written by Python 2.7.18 with NumPy 1.16.6, cPickle.dumps(value, protocol), then zlib and base64; value = {
@@ -61,7 +61,7 @@ def same(result, expected):
 
 
 def loaded(content: bytes):
-    return load(content, "x.pkl")
+    return load_pickle(content, "x.pkl")
 
 
 @pytest.mark.parametrize("protocol", PYTHON2)
@@ -152,7 +152,7 @@ def test_long_arrays_stay_in_the_file(pickler, protocol, tmp_path, traced):
         pickler(file, protocol).dump(arrays)
     sums = [int(array.sum()) for array in arrays]
     with open_tree(tmp_path) as tree, traced() as memory:
-        assert [int(array.sum()) for array in load(tree.mapped(tree.by_path["x.pkl"]), "x")] == sums
+        assert [int(array.sum()) for array in load_pickle(tree.memory_map(tree.by_path["x.pkl"]), "x")] == sums
     assert memory.peak < 8e6  # the file has 24
 
 
@@ -166,4 +166,4 @@ def test_a_long_array_of_other_bytes_than_its_shape_is_damaged(rows, protocol):
     wrong = content.replace(pattern, replacement, 1)
     assert wrong != content
     with pytest.raises(UserError, match=r"damaged.*90,000 bytes for an array uint8"):
-        load(wrong, "x.pkl")
+        load_pickle(wrong, "x.pkl")

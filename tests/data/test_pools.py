@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from ifsl_bench.data.pools import POOLS, open_dataset, verify
-from ifsl_bench.data.preparing.prepare import ensure, prepare
-from ifsl_bench.data.writer import build
+from ifsl_bench.data.pools import POOLS, open_dataset, verify_checksums
+from ifsl_bench.data.preparing.prepare import open_or_build, prepare
+from ifsl_bench.data.writer import build_dataset
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -30,7 +30,7 @@ def make(folder, seed=0, sides=("a", "n", "v", "t"), shape=(4, 5, 3)):
             with writer.pool(pool, labels, tuple(f"{side}{i}" for i in range(3)), shape) as out:
                 out[:] = arrays[pool]
 
-    return build(folder, "toy", "recipe 1", fill, {"source": "test"}), arrays
+    return build_dataset(folder, "toy", "recipe 1", fill, {"source": "test"}), arrays
 
 
 def test_round_trip(tmp_path):
@@ -46,7 +46,7 @@ def test_round_trip(tmp_path):
         np.testing.assert_allclose(s["mean"], images.mean((0, 1, 2)), rtol=0, atol=5.1e-7)  # six decimals
         np.testing.assert_allclose(s["std"], images.std((0, 1, 2)), rtol=0, atol=5.1e-7)
         assert (s["classes"], s["images"], s["fewest"], s["most"]) == (3, 12, 4, 4)
-    verify(again)
+    verify_checksums(again)
     assert dataset.fingerprint == again.fingerprint
 
 
@@ -77,7 +77,7 @@ def test_a_changed_byte_is_named_by_verify(tmp_path):
     spoil(tmp_path / "toy" / "base-val.images.npy", -1)
     dataset = open_dataset(tmp_path / "toy")
     with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
-        verify(dataset)
+        verify_checksums(dataset)
 
 
 def test_sides_must_be_disjoint(tmp_path):
@@ -101,21 +101,21 @@ def test_bad_pools_are_refused(tmp_path, labels, classes, message):
             pass
 
     with pytest.raises(UserError, match=message):
-        build(tmp_path / "toy", "toy", "r", fill, {})
+        build_dataset(tmp_path / "toy", "toy", "r", fill, {})
 
 
 def test_packaged_glyphs_are_the_ones_that_tasks_are_pinned_to(glyph_home):
     """The same bytes on every machine: the fingerprint in the task file is the one built here."""
     home = Paths.locate(glyph_home)
-    verify(ensure(home, packaged()["glyphs-1shot"].dataset, Reporter()))
+    verify_checksums(open_or_build(home, packaged()["glyphs-1shot"].dataset, Reporter()))
     with pytest.raises(UserError, match="pinned"):
-        ensure(home, DataSpec(name="glyphs", fingerprint="0" * 64), Reporter())
+        open_or_build(home, DataSpec(name="glyphs", fingerprint="0" * 64), Reporter())
 
 
 def test_missing_data_say_how_to_get_them(tmp_path):
     home = Paths.locate(tmp_path)
     with pytest.raises(UserError, match="It needs an email to the authors"):
-        ensure(home, DataSpec(name="rare", obtain="an email to the authors"), Reporter())
+        open_or_build(home, DataSpec(name="rare", obtain="an email to the authors"), Reporter())
     with pytest.raises(UserError, match=r"unknown data set 'glyph'.*did you mean 'glyphs'"):
         prepare(home, "glyph", None, False, Reporter())
     with pytest.raises(UserError, match="is no name for a data set"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ifsl_bench.utils.files import write_bytes
-from ifsl_bench.utils.locks import locked, unfinished
+from ifsl_bench.utils.locks import hold_lock, unfinished_path
 
 
 def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, call):
@@ -31,16 +31,16 @@ def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, ca
 def test_an_unfinished_import_goes_and_one_that_runs_stays(tmp_path, call):
     home = ("--home", str(tmp_path / "home"))
     folder = tmp_path / "home" / "data" / "mine"
-    unfinished(folder).mkdir(parents=True)
-    (unfinished(folder) / "base-train.images.npy").touch()
-    with locked(folder):
+    unfinished_path(folder).mkdir(parents=True)
+    (unfinished_path(folder) / "base-train.images.npy").touch()
+    with hold_lock(folder):
         status, _, err = call("data", "remove", "mine", "--yes", *home)
     assert status == 2
     assert "being imported by another process" in err
     status, out, _ = call("data", "remove", "mine", "--yes", *home)
     assert status == 0
-    assert f"to be removed: {unfinished(folder)}\n" in out
-    assert not unfinished(folder).exists()
+    assert f"to be removed: {unfinished_path(folder)}\n" in out
+    assert not unfinished_path(folder).exists()
     assert "mine" not in call("data", "list", *home)[1]
 
 

@@ -26,9 +26,9 @@ from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
     ListedImage,
     SessionSource,
-    columns,
-    rows,
-    session_order,
+    novel_class_order,
+    read_columns,
+    read_rows,
     session_pools,
 )
 from ifsl_bench.data.sets import cifar, cub, mini
@@ -46,22 +46,24 @@ from tests.data.test_cifar_fs import PER, image, write_pngs
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
 MODULES = (mini, cifar, cub)
-MINI, CIFAR, CUB = (list(rows(module.LISTS)) for module in MODULES)
-NAMES = sorted(columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
+MINI, CIFAR, CUB = (list(read_rows(module.LISTS)) for module in MODULES)
+NAMES = sorted(read_columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
 TRAIN, TEST = 8_000, 2_000  # images of the made-up files, the first of 50,000 and 10,000
 
 
 @pytest.mark.parametrize("name", [module.LISTS for module in MODULES])
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
 def test_the_packaged_lists_are_the_published_ones(name):
-    assert list(DictReader(lzma.decompress((SHARED / name).read_bytes()).decode().splitlines())) == list(rows(name))
+    assert list(DictReader(lzma.decompress((SHARED / name).read_bytes()).decode().splitlines())) == list(
+        read_rows(name)
+    )
 
 
 def test_the_lists_have_the_published_counts():
     for rows_of_one in (MINI, CIFAR):
         counts = Counter((row["role"], row["session"] == "0") for row in rows_of_one)
         assert counts == {("train", True): 30_000, ("test", True): 6_000, ("train", False): 200, ("test", False): 4_000}
-    sides = columns("mini-imagenet.csv", "wnid", "split")
+    sides = read_columns("mini-imagenet.csv", "wnid", "split")
     base = {row["wnid"] for row in MINI if row["session"] == "0"}
     assert Counter(sides[wnid] for wnid in base) == {"train": 36, "val": 11, "test": 13}
     counts = Counter((row["role"], row["session"] == "0") for row in CUB)
@@ -81,7 +83,7 @@ def test_sessions_of_the_lists(name, base, sessions, ways):
     class_sessions = source.sessions()
     assert Counter(class_sessions.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
     novel = sorted(c for c, session in class_sessions.items() if session)
-    order = session_order(name, novel)
+    order = novel_class_order(name, novel)
     assert sorted(order) == list(range(sessions * ways))
     assert [class_sessions[novel[i]] for i in order] == [t for t in range(1, sessions + 1) for _ in range(ways)]
 
@@ -238,7 +240,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     """The pinned digests, from the counts of the lists: no image is needed to know which image is what."""
     source = dataset_source("mini-imagenet-sessions" if name == "mini" else f"{name}-sessions")
     tests = Counter(row["image"].partition("/")[0] for row in CUB if row["role"] == "test")
-    whole = {row["class"]: int(row["images"]) for row in rows("cub.csv")}
+    whole = {row["class"]: int(row["images"]) for row in read_rows("cub.csv")}
 
     def classes(pool: str) -> list[str]:
         return sorted(c for c, session in source.sessions().items() if (session > 0) == pool.startswith("novel"))
@@ -253,7 +255,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
 
     for task in (packaged()[f"{name}-sessions"], packaged()[f"{name}-sessions-published"]):
         assert task.sessions is not None
-        order = session_order(task.novel_data, classes("novel")) if task.sessions.published else None
+        order = novel_class_order(task.novel_data, classes("novel")) if task.sessions.published else None
         sampler = task_stream(task, "test", 0, starts, classes=classes, order=order)
         assert sampler.digest(task.evaluation.episodes) == task.digest
     drawn = sampler.sample(0, 1)
@@ -288,9 +290,9 @@ def test_a_run_on_the_published_order(home, prepared, call, monkeypatch):
 
 def test_a_list_of_sessions_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="data set 'glyphs' has no published list of sessions"):
-        session_order("glyphs", ["a"])
+        novel_class_order("glyphs", ["a"])
     with pytest.raises(UserError, match=r"'cub-sessions' lacks 100 of the 100 novel classes of its list \(101\."):
-        session_order("cub-sessions", BIRDS[:1])
+        novel_class_order("cub-sessions", BIRDS[:1])
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.data.pools import verify
+from ifsl_bench.data.pools import verify_checksums
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import held_out, rows
-from ifsl_bench.data.read.images import ImageSpec, decode
+from ifsl_bench.data.published_splits import read_rows, split_80_10_10
+from ifsl_bench.data.read.images import ImageSpec, decode_image
 from ifsl_bench.data.sets import tiered
 from ifsl_bench.data.source import Count
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
-SIDES = {row["wnid"]: row["split"] for row in rows("tiered-imagenet.csv")}
+SIDES = {row["wnid"]: row["split"] for row in read_rows("tiered-imagenet.csv")}
 A, B, VAL, TEST = ([w for w, s in SIDES.items() if s == side] for side in ("train_a", "train_b", "val", "test"))
 CRANE, MACHINE = "n02012849", "n03126707"  # a bird of Train-B, and a machine that tiered-ImageNet does not have
 PARTS = {  # prefix -> pool, classes, images of each
@@ -100,21 +100,21 @@ def check_release(dataset) -> None:
 @pytest.fixture
 def exact(monkeypatch):
     """The counts of these small files take the place of the published ones."""
-    monkeypatch.setattr(tiered, "COUNTS", COUNTS)
+    monkeypatch.setattr(tiered, "POOL_COUNTS", COUNTS)
 
 
 def test_the_packaged_lists_are_the_published_split():
     assert collections.Counter(SIDES.values()) == {"train_a": 200, "train_b": 151, "val": 97, "test": 160}
-    images = list(rows("tiered-imagenet-train-a-images.csv.xz"))
+    images = list(read_rows("tiered-imagenet-train-a-images.csv.xz"))
     phases = collections.Counter(row["phase"] for row in images)
     assert {f"base/{phase}": Count(200, n) for phase, n in phases.items()} == {
-        pool: tiered.COUNTS[pool] for pool in ("base/train", "base/val", "base/test")
+        pool: tiered.POOL_COUNTS[pool] for pool in ("base/train", "base/val", "base/test")
     }
     per_class = collections.Counter(row["image"].split("_")[0] for row in images)
     assert set(per_class) == set(A)
     drawn = collections.Counter()
     for wnid, count in per_class.items():
-        drawn.update({pool: len(part) for pool, part in held_out(range(count), wnid).items()})
+        drawn.update({pool: len(part) for pool, part in split_80_10_10(range(count), wnid).items()})
     assert drawn == {f"base/{phase}": n for phase, n in phases.items()}  # the same shares of each class
 
 
@@ -122,7 +122,7 @@ def test_the_release_makes_the_exact_pools(home, tmp_path, python2, exact, messa
     folder = write_release(tmp_path / "files", python2)
     dataset = prepare(home, "tiered-imagenet", folder, False, messages)
     check_release(dataset)
-    verify(dataset)
+    verify_checksums(dataset)
     assert not dataset.partial
     assert any("files of Ren et al. (2019)" in line for line in messages.said)
     assert messages.warned == []
@@ -205,7 +205,7 @@ def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn
     content = files_2018(tmp_path / "files")
     counts = {"base/train": Count(2, 48), "base/val": Count(2, 6), "base/test": Count(2, 6),
               "novel/train": Count(2, 60), "novel/val": Count(2, 12), "novel/test": Count(2, 12)}  # fmt: skip
-    monkeypatch.setattr(tiered, "COUNTS", counts)
+    monkeypatch.setattr(tiered, "POOL_COUNTS", counts)
     dataset = prepare(home, "tiered-imagenet-2018", tmp_path / "files", False, Reporter())
     assert not dataset.partial
     images, labels = content["train"]
@@ -234,7 +234,7 @@ def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
     dataset = prepare(home, "tiered-imagenet", ilsvrc, False, Reporter(), allow_partial=True)
     assert dataset.partial
     assert "ILSVRC-2012" in dataset.manifest["about"]["form"]
-    phases = {row["image"]: row["phase"] for row in rows("tiered-imagenet-train-a-images.csv.xz")}
+    phases = {row["image"]: row["phase"] for row in read_rows("tiered-imagenet-train-a-images.csv.xz")}
     spec = ImageSpec(84, fit="stretch", filter="cubic-opencv")
     with zipfile.ZipFile(ilsvrc) as archive:
         members: dict[str, list[str]] = {}
@@ -257,4 +257,4 @@ def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
             assert np.diff(pool.starts).tolist() == [len(expected[wnid]) for wnid in pool.classes]
             for wnid in pool.classes:
                 last = archive.read(expected[wnid][-1])
-                np.testing.assert_array_equal(of_class(pool, wnid)[-1], decode(last, spec)[0])
+                np.testing.assert_array_equal(of_class(pool, wnid)[-1], decode_image(last, spec)[0])

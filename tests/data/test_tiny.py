@@ -15,7 +15,7 @@ from PIL import Image
 from ifsl_bench.data import datasets
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import rows
+from ifsl_bench.data.published_splits import read_rows
 from ifsl_bench.data.sets import tiny
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.utils.files import Paths
@@ -29,7 +29,7 @@ SIDE_OF_POOL = {"base": "train_a", "novel/train": "train_b", "novel/val": "val",
 
 def listed(side: str) -> list[str]:
     """The classes of a side, straight from the list."""
-    return sorted(row["wnid"] for row in rows("tiny-tiered.csv") if row["split"] == side)
+    return sorted(row["wnid"] for row in read_rows("tiny-tiered.csv") if row["split"] == side)
 
 
 WNIDS = sorted(wnid for side in SIDE_OF_POOL.values() for wnid in listed(side))
@@ -78,7 +78,7 @@ def small(tmp_path_factory) -> Path:
 @pytest.fixture
 def ten_a_class(monkeypatch):
     """The whole download has ten images per class here; everything else is as it is."""
-    monkeypatch.setattr(tiny, "PER_CLASS", 10)
+    monkeypatch.setattr(tiny, "IMAGES_PER_CLASS", 10)
 
 
 ORDER = [0, 2, 4, 8, 9, 10, 31, 77, 100, 250]  # by number: 10 after 9, not after 1

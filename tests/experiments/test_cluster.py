@@ -90,7 +90,7 @@ def test_of_a_home_that_cannot_be_written_to_nothing_is_asked(home, monkeypatch)
 
 def test_a_worker_with_other_code_or_versions_is_refused_and_both_are_named(home, monkeypatch):
     with requirements(home) as needed:
-        monkeypatch.setattr("ifsl_bench.experiments.cluster.own_code", lambda: "other")
+        monkeypatch.setattr("ifsl_bench.experiments.cluster.source_sha256", lambda: "other")
         assert "has code of ifsl_bench other (the command: " in unmet(needed)
         monkeypatch.setattr(
             "ifsl_bench.experiments.cluster.versions", lambda: {**needed.versions, "python": "3.10", "torch": "1.0"}

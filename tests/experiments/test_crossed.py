@@ -15,8 +15,8 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
-from ifsl_bench.data.views import cross_domain
-from ifsl_bench.data.writer import Writer, build
+from ifsl_bench.data.views import make_cross_domain
+from ifsl_bench.data.writer import Writer, build_dataset
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
@@ -24,7 +24,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split
-from ifsl_bench.store.result_folder import mismatch
+from ifsl_bench.store.result_folder import pairing_fault
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -72,7 +72,7 @@ def make(home: Paths, name: str, size: int = 16, sources: Mapping[str, str] | No
                 images[:] = pixels(source, pool, len(names), size)
 
     home.data.mkdir(parents=True, exist_ok=True)
-    return build(home.data / name, name, "made of noise", fill, {})
+    return build_dataset(home.data / name, name, "made of noise", fill, {})
 
 
 @pytest.fixture(scope="module")
@@ -225,13 +225,13 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
     assert changed_result.novel_fingerprint != first.novel_fingerprint
     assert not same(changed_result, first)
     assert changed_result.provenance["checkpoint"] != first.provenance["checkpoint"]  # validated on other images
-    assert "the data of novel classes differ" in mismatch(first, changed_result)
+    assert "the data of novel classes differ" in pairing_fault(first, changed_result)
 
 
 def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(hues):
     home = Paths.locate(hues / "home")
     grey, colour = make(home, "beta", size=20), open_dataset(home.data / "hues")
-    dataset = cross_domain(colour, grey)
+    dataset = make_cross_domain(colour, grey)
     for name in ("novel/val", "novel/test"):
         pool, plain = dataset.pool(name), grey.pool(name)
         assert pool.images.shape == (*plain.images.shape[:3], 3)
@@ -241,4 +241,4 @@ def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channel
             np.testing.assert_array_equal(pool.images[rows][..., channel], plain.images[rows][..., 0])
     np.testing.assert_array_equal(dataset.pool("base/train").images, colour.pool("base/train").images)
     with pytest.raises(UserError, match="20x20x3 beside 20x20x1"):
-        cross_domain(grey, colour)
+        make_cross_domain(grey, colour)

@@ -59,15 +59,15 @@ class Sees(Method):
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = torch.get_num_threads(), processor.cores(), processor.share()
+    before = torch.get_num_threads(), processor.core_count(), processor.thread_share()
     yield
-    processor.limit(*before[1:])
+    processor.limit_threads(*before[1:])
     torch.set_num_threads(before[0])
 
 
 def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, share: int) -> None:
     """All items, one after the other, each in a process that uses ``ambient`` threads when it begins."""
-    processor.limit(cores, share)
+    processor.limit_threads(cores, share)
     work = api.workspace(home, device="cpu")
     jobs = make_jobs(RunConfig(methods, [task], {}, {"steps": "20"}))
     packed_work = pickle.dumps((work, str(home)))
@@ -124,8 +124,8 @@ def test_blas_under_a_kernel_has_one_thread(here, monkeypatch):
     def blas_threads() -> set[int]:
         return {pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"}
 
-    seen, check = set(), numba_episodes.check_wanted  # which comes before each piece of episodes
-    monkeypatch.setattr(numba_episodes, "check_wanted", lambda stop: seen.update(blas_threads()) or check(stop))
+    seen, check = set(), numba_episodes.check_cancelled  # which comes before each piece of episodes
+    monkeypatch.setattr(numba_episodes, "check_cancelled", lambda stop: seen.update(blas_threads()) or check(stop))
     with threadpool_limits(3, "blas"):
         run(here / "home", ["lr"], "clusters.toml:clusters-5shot", ambient=3, cores=4, share=2)
         assert blas_threads() == {3}
@@ -146,7 +146,7 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, pools
     (job,) = make_jobs(RunConfig([name], ["clusters.toml:clusters-5shot"], {}, {"steps": "2"}))
     answers = []
     for share in (1, 3):
-        processor.limit(3, share)
+        processor.limit_threads(3, share)
         work = api.workspace(here / "home", device="cpu")
         answers.append(Evaluate(job).open(work).evaluate(range(60), None, Reporter(), ""))
     assert set(pools) == {3}
@@ -175,7 +175,7 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
     here, pools, declared, lock, several
 ):
     (here / "draws.py").write_text(DRAWS.format(declared))
-    processor.limit(3, 3)
+    processor.limit_threads(3, 3)
     (job,) = make_jobs(RunConfig(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))
     context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
     if lock:
@@ -186,18 +186,18 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
 
 def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monkeypatch):
     monkeypatch.setattr(evaluation, "BLOCKS", (25,))
-    processor.limit(2, 2)
+    processor.limit_threads(2, 2)
     (job,) = make_jobs(RunConfig(["lr"], ["clusters.toml:clusters-5shot"]))
     context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
     context.evaluate(range(25), None, Reporter(), "")  # compiles
-    check, begun = numba_episodes.check_wanted, threading.Event()
+    check, begun = numba_episodes.check_cancelled, threading.Event()
 
     def slow(stop):
         begun.set()
         time.sleep(0.2)
         check(stop)
 
-    monkeypatch.setattr(numba_episodes, "check_wanted", slow)
+    monkeypatch.setattr(numba_episodes, "check_cancelled", slow)
     monkeypatch.setattr(numba_episodes, "ALONE", 1)  # a block takes 25 times 0.2 s and more
     pressed: list[float] = []
 

@@ -14,7 +14,7 @@ from ifsl_bench.experiments.training_curves import COLUMNS, CurveLogs, Curves, c
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.progress import RATE, Reporter
+from ifsl_bench.utils.progress import LEARNING_RATE, Reporter
 
 pytest.importorskip("tensorboard", reason='the extra is not installed: pip install "ifsl_bench[tensorboard]"')
 
@@ -83,7 +83,7 @@ def test_what_a_killed_training_has_told_is_in_its_csv_file(tmp_path):
     """Each line is on the disk once it is told, and what is told of a step later joins its line."""
     with Curves(CurveLogs("csv", tmp_path), "x", Reporter()).stage("training", 40) as stage:
         stage.advance(9)
-        stage.advance(1, loss=0.123456789, **{RATE: 1e-3})
+        stage.advance(1, loss=0.123456789, **{LEARNING_RATE: 1e-3})
         stage.advance(0, **{"validation accuracy": 76.5})
         stage.advance(10, loss=0.5, accuracy=50.0)
         text = (tmp_path / "x.csv").read_text()

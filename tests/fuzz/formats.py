@@ -28,9 +28,9 @@ from safetensors.torch import save
 
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.images import BadImage, ImageSpec, decode
-from ifsl_bench.data.read.pickles import load
-from ifsl_bench.data.sets.feature_files import _features, _labels, _read
+from ifsl_bench.data.read.images import BadImage, ImageSpec, decode_image
+from ifsl_bench.data.read.pickles import load_pickle
+from ifsl_bench.data.sets.feature_files import _check_labels, _load_features, _read_features_and_labels
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides
 from ifsl_bench.protocols.tasks.task_files import find, parse
 from ifsl_bench.utils.errors import UserError
@@ -226,7 +226,7 @@ def read_image(path: Path) -> None:
     specs = (ImageSpec(8, "crop", upright=True), ImageSpec(8, "stretch", "cubic-opencv"), ImageSpec(9))
     for spec in specs:
         try:
-            decode(path.read_bytes(), spec)
+            decode_image(path.read_bytes(), spec)
         except BadImage as error:
             refused.append(str(error))
     if len(refused) == len(specs):
@@ -268,7 +268,7 @@ def spoiled_pickle(random: Random, content: bytes) -> bytes:
 
 
 def read_pickle(path: Path) -> None:
-    waiting, seen = [load(path.read_bytes(), path.name)], set()
+    waiting, seen = [load_pickle(path.read_bytes(), path.name)], set()
     while waiting:
         value = waiting.pop()
         if isinstance(value, np.ndarray):
@@ -327,8 +327,8 @@ def read_features(suffix: str, path: Path) -> None:
     path = path.rename(path.with_suffix(suffix))
     with open_tree(path.parent) as tree:
         entry = tree.by_path[path.name]
-        labels = _labels(_read(tree, entry)[1], path.name)
-        assert len(_features(tree, entry)) == len(labels)
+        labels = _check_labels(_read_features_and_labels(tree, entry)[1], path.name)
+        assert len(_load_features(tree, entry)) == len(labels)
         "".join(map(str, np.unique(labels))).encode()
 
 

@@ -234,11 +234,11 @@ def tried(
 
 
 def read_archive(path: Path) -> None:
-    from ifsl_bench.data.read.archive import natural, open_tree
+    from ifsl_bench.data.read.archive import natural_sort_key, open_tree
     from ifsl_bench.utils.errors import UserError
 
     with open_tree(path) as tree:
-        sorted(tree.entries, key=lambda entry: natural(entry.path))
+        sorted(tree.entries, key=lambda entry: natural_sort_key(entry.path))
         tree.content()
         refused = []
         for entry in tree.entries[:4]:

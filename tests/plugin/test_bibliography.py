@@ -13,7 +13,7 @@ from ifsl_bench.plugin.bibliography import cite_method, cite_task, paper_label, 
 from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged
 from ifsl_bench.reporting.page.references import citation_of_paper
-from ifsl_bench.store.published import titles
+from ifsl_bench.store.published import paper_titles
 from ifsl_bench.utils.errors import UserError
 
 ENTRIES = [paper for folder in ("methods", "tasks") for paper in papers(folder)]
@@ -57,7 +57,7 @@ def test_no_row_is_of_a_method_that_there_is_not():
 
 def test_rows_of_papers_alone(call):
     """A method whose paper prints rows, and which the package has no code of, is cited like others."""
-    for source in set(titles()) - {"d-fscil"}:  # of which a table alone is known
+    for source in set(paper_titles()) - {"d-fscil"}:  # of which a table alone is known
         assert citation_of_paper(source).bibtex, source
     assert citation_of_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
     assert list(PRINTED_ALONE) == ["xtarnet"]
@@ -73,12 +73,12 @@ def test_rows_of_papers_alone(call):
 
 def test_sources_of_published_rows_are_cited(call):
     others = {*display_rows(), *PRINTED_ALONE, *registry.registered_entry_points(registry.METHOD_GROUP), *packaged()}
-    assert not others & set(titles()), "one would hide the other"
+    assert not others & set(paper_titles()), "one would hide the other"
 
     def words(text):
         return re.findall(r"[a-z]+", text.lower().replace("{", "").replace("}", ""))
 
-    for source, title in titles().items():
+    for source, title in paper_titles().items():
         status, out, _ = call("cite", source)
         assert (status, out.startswith(f"% {source}: {title}\n")) == (0, True)
         printed_title = re.search(r"^ *title *= *\{(.*?)\},$", out, re.M | re.S)

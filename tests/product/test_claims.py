@@ -19,7 +19,7 @@ from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.plugin.display_names import display_rows
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.store.result_folder import CLAIMS, packaged_root
+from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -168,7 +168,7 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
 
 @pytest.mark.slow("all rows that sentences compare are read")
 def test_verdicts_are_those_of_a_plain_computation():
-    every = read_claims(packaged_root() / CLAIMS)
+    every = read_claims(packaged_root() / CLAIMS_FILE)
     some = {name: every[name] for name in ("attention-gains", "attention-letters-5shot", "lwof-letters")}
     some["wrong"] = Claim("", [("lr+s", "lr+a")], ["glyphs-1shot"], "ahead")
     some["small"] = Claim("", [("lr+a", "lr+s"), ("mlp+a", "mlp+s")], ["glyphs-5shot"], "equivalent", margin=0.6)

@@ -21,7 +21,7 @@ from ifsl_bench import api
 from ifsl_bench.backbones.device import Precision
 from ifsl_bench.backbones.features import _forward, compute_features
 from ifsl_bench.backbones.trainer import pretrain
-from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.stages import MetaTrain, fresh
 from ifsl_bench.plugin.method import FEW
 from ifsl_bench.protocols.tasks.task_files import find
@@ -158,7 +158,7 @@ def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_h
     """A thousandth is lost where cuDNN rounds the convolutions' numbers to TF32."""
     home = Paths.locate(glyph_features_home)
     task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
-    dataset = ensure(home, task.dataset, Reporter())
+    dataset = open_or_build(home, task.dataset, Reporter())
     trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     ours = np.array(compute_features(home, task, dataset, trained, "base/val", CPU, Reporter()))
     device_trained = pretrain(home, task, dataset, "linear", 0, DEVICE, Reporter())  # the same weights, from the cache

@@ -20,7 +20,7 @@ from ifsl_bench.backbones.device import Precision, choose_device, to_host
 from ifsl_bench.backbones.features import compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.pools import Pool
-from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.data.views import with_fewer_base_classes
 from ifsl_bench.experiments.evaluate_stage import Evaluate
 from ifsl_bench.experiments.job import make_jobs
@@ -462,7 +462,7 @@ def pretrained_on(device: torch.device, glyph_home: Path, rate: float) -> tuple[
     schedule = msgspec.structs.replace(task.pretraining.schedule, rate=rate)
     spec = msgspec.structs.replace(task.pretraining, steps=4, schedule=schedule)
     task = msgspec.structs.replace(task, pretraining=spec)
-    dataset = with_fewer_base_classes(ensure(Paths.locate(glyph_home), task.dataset, Reporter()), 8)
+    dataset = with_fewer_base_classes(open_or_build(Paths.locate(glyph_home), task.dataset, Reporter()), 8)
     home = Paths.locate(glyph_home.parent / device.type)
     trained = pretrain(home, task, dataset, "linear", 0, device, Reporter())
     bank = compute_features(home, task, dataset, trained, "base/val", device, Reporter())

@@ -13,7 +13,7 @@ import torch
 from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.pretrained import open_pretrained, pretraining_key
 from ifsl_bench.backbones.trainer import Trainer, pretrain
-from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import with_recipe
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.checkpoint import CheckpointFolder
@@ -46,7 +46,7 @@ class Late(Recipe):
 def hue_task(hues):
     """Make a task on colour images, trained by a recipe for 12 passes of a batch of 8 images."""
     home, task = Paths.locate(hues / "home"), find("hues.toml")[0]
-    dataset = ensure(home, task.dataset, Reporter())
+    dataset = open_or_build(home, task.dataset, Reporter())
 
     def make(recipe: str, steps: int = 24):
         spec = msgspec.structs.replace(task.pretraining, steps=steps)

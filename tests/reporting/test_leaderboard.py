@@ -23,7 +23,7 @@ from ifsl_bench.reporting.notes import notes_of, standing, standings
 from ifsl_bench.reporting.page.data import gather
 from ifsl_bench.reporting.page.page import page_html
 from ifsl_bench.reporting.table import PROGRAMS
-from ifsl_bench.store.published import published
+from ifsl_bench.store.published import published_rows
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
@@ -58,7 +58,9 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     assert {r["method"]: r["comparable"] for r in measured if not r["comparable"]} == {"few.episodes=50": False}
     assert [r["common_seeds"] for r in measured if r["method"] in ("mine", "worse", "one")] == [3, 3, 1]
     papers = [r for r in rows if r["kind"] == "published"]
-    assert {(r["method"], r["acc"]) for r in papers} == {(p.label, p.values["acc"]) for p in published("mini-5shot")}
+    assert {(r["method"], r["acc"]) for r in papers} == {
+        (p.label, p.values["acc"]) for p in published_rows("mini-5shot")
+    }
     assert all(
         r["rank_first"] is None and r["provisional"] is None and r["to_best"] is None and r["acc_interval"] is None
         for r in papers

@@ -25,7 +25,7 @@ from ifsl_bench.reporting.leaderboard import overview, task_tables
 from ifsl_bench.reporting.notes import notes_of
 from ifsl_bench.reporting.table import render
 from ifsl_bench.reporting.terminal import print_tables
-from ifsl_bench.store.published import KINDS, ONE_ORDER, published
+from ifsl_bench.store.published import ONE_ORDER_NOTE, SOURCE_KINDS, published_rows
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.utils.files import Paths
 
@@ -44,10 +44,10 @@ def task_of(name: str, count: int, ways: int) -> Task:
 def test_published_rows_are_those_of_the_list():
     """Accuracies, kind, base and novel accuracy of each; average and PD as the list has them, to its rounding."""
     listed = {(entry["data"], entry["method"], *entry["sessions"]): entry for entry in json.loads(LIST.read_text())}
-    rows = [(data, row) for data, name in TASKS.items() for row in published(f"{name}-published")]
+    rows = [(data, row) for data, name in TASKS.items() for row in published_rows(f"{name}-published")]
     kinds = {"paper": "paper", "readme": "authors readme", "log": "authors log", "cited": "cited by another paper",
              "rerun": "rerun by another paper"}  # fmt: skip
-    assert set(kinds) == set(KINDS)
+    assert set(kinds) == set(SOURCE_KINDS)
     assert len({id(listed[data, row.label, *row.sequence.after]) for data, row in rows}) == len(rows) == 100
     for data, row in rows:
         entry = listed[data, row.label, *row.sequence.after]
@@ -61,7 +61,7 @@ def test_published_rows_are_those_of_the_list():
 
 
 def test_a_published_row_has_its_gain_over_its_own_lazy_row():
-    (row,) = (row for row in published("mini-sessions-published") if row.label == "CEC")
+    (row,) = (row for row in published_rows("mini-sessions-published") if row.label == "CEC")
     lazy = [row.values["first"] * 60 / (60 + 5 * t) for t in range(9)]
     assert row.values["gain"] == pytest.approx(np.mean(row.sequence.after) - np.mean(lazy))
     assert row.values["gain"] == pytest.approx(2.3, abs=0.05)
@@ -71,7 +71,7 @@ def test_a_published_row_has_its_gain_over_its_own_lazy_row():
 def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
     board = load_board(task_of("mini-sessions", 8, 5), tmp_path)
     text = render(task_tables(board, full=True), style)
-    assert all(row.protocol == ONE_ORDER for row in board.papers)
+    assert all(row.protocol == ONE_ORDER_NOTE for row in board.papers)
     if style == "json":
         records = {record["method"]: record for record in json.loads(text)}
         assert len(records) == len(board.papers) == 44

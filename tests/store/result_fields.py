@@ -18,7 +18,7 @@ from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
 from ifsl_bench.reporting.table import render
-from ifsl_bench.store.schema import SCHEMA, Result, summary_entry
+from ifsl_bench.store.schema import SCHEMA_VERSION, Result, summary_entry
 
 DIGITS = 5.1e-5  # JSON has four decimals
 PLAIN = {
@@ -45,7 +45,7 @@ def listed(result: Result) -> Result:
 def counted(label: str, seed: int, counts: Counts, classes: np.ndarray, **changes) -> Result:
     """A result with these counts, of task "toy" unless ``changes`` say otherwise."""
     fields = {
-        "schema": SCHEMA, "method": label, "label": label, "task": "toy", "task_hash": "h", "digest": "d",
+        "schema": SCHEMA_VERSION, "method": label, "label": label, "task": "toy", "task_hash": "h", "digest": "d",
         "fingerprint": "f", "seed": seed, "episodes": EpisodeCounts.of(counts, classes),
         "summary": summary_entry(summarise(counts.per_episode())), "pretraining": {"key": f"k{seed}", "sha256": "s"},
     }  # fmt: skip

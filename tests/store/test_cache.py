@@ -18,10 +18,10 @@ from ifsl_bench import api
 from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.solvers.numba_code_cache import sources_folder
 from ifsl_bench.store import cache
-from ifsl_bench.store.cache import listed, select
+from ifsl_bench.store.cache import list_items, select_removable
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths, unique_name
-from ifsl_bench.utils.locks import locked
+from ifsl_bench.utils.locks import hold_lock
 from tests.reporters import Messages
 from tests.small_run import TASKS, run
 
@@ -64,7 +64,7 @@ def prune(call, root):
 def paths(root: Path) -> set[str]:
     """All items of the home."""
     home = Paths.locate(root / "home")
-    return {item.path.relative_to(home.cache).as_posix() for item in listed(home)}
+    return {item.path.relative_to(home.cache).as_posix() for item in list_items(home)}
 
 
 def rows(out: str) -> set[str]:
@@ -73,7 +73,7 @@ def rows(out: str) -> set[str]:
 
 
 def kinds(root: Path) -> set[str]:
-    return {item.kind for item in listed(Paths.locate(root / "home"))}
+    return {item.kind for item in list_items(Paths.locate(root / "home"))}
 
 
 def test_the_list_has_every_byte_once_by_task_and_method(call, root):
@@ -83,7 +83,7 @@ def test_the_list_has_every_byte_once_by_task_and_method(call, root):
     assert status == 0
     for word in (*MADE, "tiny-images-1shot", "lwof", "tiny-images-resnet-small-cosine"):
         assert word in out
-    items = listed(Paths.locate(home))
+    items = list_items(Paths.locate(home))
     inside = [path for path in home.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
     results = [path for path in inside if home / "results" in path.parents]
     assert sum(item.bytes for item in items) == sum(path.stat().st_size for path in inside if path not in results)
@@ -92,11 +92,11 @@ def test_the_list_has_every_byte_once_by_task_and_method(call, root):
 
 def test_what_is_used_says_so_without_access_times(root):
     home = Paths.locate(root / "home")
-    before = {item.path: item.used for item in listed(home)}
+    before = {item.path: item.used for item in list_items(home)}
     assert max(before.values()) < time.time() - 86400
     shutil.rmtree(home.results)
     run(root)
-    after = {item.path: item.used for item in listed(home) if item.kind in MADE - {"trials"}}
+    after = {item.path: item.used for item in list_items(home) if item.kind in MADE - {"trials"}}
     assert after
     unused = {path for path, used in after.items() if used < time.time() - 3600}
     spared = {path for path in after if path.parent == home.trained or path.name == "novel-train"}
@@ -148,7 +148,7 @@ def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune
     home = Paths.locate(root / "home")
     model, other_model = sorted(home.trained.glob("[!.]*"))
     everything, starting = (*EVERYTHING, "--dry-run"), {"pretrained", "features", "trained"}
-    with locked(model):
+    with hold_lock(model):
         status, out, _ = prune(*everything)
     assert status == 0
     assert not starting & rows(out), "models of one task and method stay together"
@@ -161,11 +161,11 @@ def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune
 
 def test_what_is_used_between_the_question_and_the_removal_stays(root):
     home = Paths.locate(root / "home")
-    going, _ = select(home, ["trained"])
+    going, _ = select_removable(home, ["trained"])
     model, *_ = sorted(home.trained.glob("[!.]*"))
     os.utime(model / "checkpoint.json")
     messages = []
-    cache.prune(going, messages.append)
+    cache.remove_items(going, messages.append)
     assert messages == [f"{model} is in use by now, and stays"]
     assert [path.name for path in home.trained.iterdir() if not path.name.startswith(".")] == [model.name]
 
@@ -175,17 +175,17 @@ def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(ro
     """Again and again, whatever is there is removed, used or not, while a run goes from nothing to its result."""
     expected, home = run(root), Paths.locate(root / "home")
     shutil.rmtree(home.results)
-    monkeypatch.setattr(cache, "RECENT", -1e9)
+    monkeypatch.setattr(cache, "RECENT_SECONDS", -1e9)
     monkeypatch.setattr(cache, "is_locked", lambda path: False)
     ended, removed = threading.Event(), []
 
     def take() -> None:
         while not ended.is_set():
             try:
-                going = select(home, ["trained", "features", "trials"])[0]
+                going = select_removable(home, ["trained", "features", "trials"])[0]
             except (OSError, UserError):  # the latter where nothing of these kinds is there
                 continue
-            removed.append(cache.prune(going, lambda text: None))
+            removed.append(cache.remove_items(going, lambda text: None))
 
     taker = threading.Thread(target=take)
     taker.start()
@@ -210,7 +210,7 @@ def test_what_is_not_ours_and_what_is_being_written_stays(prune, root):
     assert prune("--yes")[0] == 0
     assert half.exists(), "just written"
     days_pass(home)
-    with locked(building.with_name("novel-test")):
+    with hold_lock(building.with_name("novel-test")):
         assert prune("features", "unfinished", "--yes")[0] == 0
     assert (home / "notes.txt").exists()
     assert building.exists(), "locked"

@@ -12,7 +12,7 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.store.result_folder import packaged_root, stored
+from ifsl_bench.store.result_folder import packaged_root, read_results
 from ifsl_bench.store.schema import file_name, parse, write
 from ifsl_bench.utils.errors import is_printable
 from ifsl_bench.utils.files import Paths
@@ -130,7 +130,7 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
     assert check_file(wrong).failures == failures
     monkeypatch.chdir(wrong.parent)
     assert check_file(Path(file.name)).failures == failures
-    stored_results, remarks = stored(results)
+    stored_results, remarks = read_results(results)
     assert [(r.task, r.label) for r in stored_results] == [("glyphs-5shot", "lwof")]
     assert [str(wrong) in remark for remark in remarks] == [True]
 

@@ -21,7 +21,7 @@ from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.reporting.table import FORMATS, READERS
 from ifsl_bench.store import check
-from ifsl_bench.store.result_folder import packaged_root, stored, unfit
+from ifsl_bench.store.result_folder import packaged_root, read_results, unfit_reasons
 from ifsl_bench.store.schema import Result, parse, read, summary_entry, write
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import read_json
@@ -110,9 +110,9 @@ def test_what_people_write_can_be_printed(file):
 def test_of_a_file_with_a_thousand_faults_few_short_lines_are_printed(file):
     altered(file, lambda v: v["cost"].update({"\n" * 10_000 + str(i): 1.0 for i in range(1000)}))
     failures = check_file(file).failures
-    assert len(failures) == check.MOST_LINES + 1
+    assert len(failures) == check.MAX_FAULTS + 1
     assert failures[-1] == "and 951 more"
-    assert max(map(len, failures)) <= check.MOST_LETTERS + 3
+    assert max(map(len, failures)) <= check.MAX_FAULT_LENGTH + 3
 
 
 UNREADABLE = [
@@ -149,7 +149,7 @@ def test_what_tables_and_figures_cannot_use_is_left_out_everywhere(file, call, t
 def test_check_and_tables_agree_on_which_episodes_fit(file, call):
     write(file.parents[1], msgspec.structs.replace(cut(parse(file), 3), choice=None))
     (task,) = find("glyphs-5shot")
-    (reason,) = unfit(task, [parse(file)]).values()
+    (reason,) = unfit_reasons(task, [parse(file)]).values()
     assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
     assert reason in check_file(file).failures
     status, out, err = call("compare", str(file), str(packaged_root() / NAME))
@@ -209,7 +209,7 @@ def test_a_file_beyond_the_limit_is_not_read(file):
     )
     with pytest.raises(CorruptFile, match="has more than 33,554,432 bytes"):
         read(file)
-    assert len(stored(file.parents[1])[1]) == 1
+    assert len(read_results(file.parents[1])[1]) == 1
     sizes = [path.stat().st_size for path in packaged_root().glob("*/*.seed-*.json")]
     assert max(sizes) < RESULT_FILE.most / 100
 

@@ -21,8 +21,8 @@ from ifsl_bench.protocols.tasks.task_files import find, packaged
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import standing
 from ifsl_bench.reporting.table import render
-from ifsl_bench.store.published import published
-from ifsl_bench.store.result_folder import packaged_root, stored
+from ifsl_bench.store.published import published_rows
+from ifsl_bench.store.result_folder import packaged_root, read_results
 from ifsl_bench.store.schema import Result, read, write
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from tests.store.result_fields import altered, counted
@@ -41,7 +41,7 @@ def make(label="m", seed=0, n=50, base=0.8, novel=0.6, noise=0, classes=None, **
 def test_labels_cannot_leave_their_folder(tmp_path):
     path = write(tmp_path, make("x.name=../../y"))
     assert path.parent == tmp_path / "toy"
-    assert stored(tmp_path)[0][0].label == "x.name=../../y"
+    assert read_results(tmp_path)[0][0].label == "x.name=../../y"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_published_rows_are_consistent_or_flagged():
     """Delta is the mean of its parts wherever the paper prints all three, or a note says that it is not."""
     flagged = 0
     for task in ("mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"):
-        rows = published(task)
+        rows = published_rows(task)
         assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a", "xtarnet"} <= {
             r.label for r in rows
         }
@@ -247,7 +247,7 @@ def test_published_rows_are_consistent_or_flagged():
 @pytest.mark.slow("every stored result is read")
 def test_every_stored_result_is_of_todays_task_and_adds_up():
     """Task hash, digest, fingerprint and summary of every file that comes with the package."""
-    results, remarks = stored(packaged_root())  # reading recomputes the summary
+    results, remarks = read_results(packaged_root())  # reading recomputes the summary
     assert not remarks
     digests: dict[str, str] = {}
     fingerprints: dict[str, str] = {}

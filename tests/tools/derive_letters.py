@@ -178,14 +178,14 @@ def _flat(drawings: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
 
 def _drawings(letters: list[Letter], through: Map) -> npt.NDArray[np.bool_]:
     """Clean drawings of all letters in all their faces, [n, 28, 28]: where at least half of a pixel is inked."""
-    outlines = [fonts.outline(face, letter.codepoint) for letter in letters for face in letter.faces]
+    outlines = [fonts.letter_outline(face, letter.codepoint) for letter in letters for face in letter.faces]
     blocks = []
     for start in range(0, len(outlines), 256):
         block = outlines[start : start + 256]
         matrices = np.tile(np.array(through, dtype=np.int64).reshape(2, 2), (len(block), 1, 1))
         sizes = np.full(len(block), _BOX * drawing.PIXEL, dtype=np.int64)
         middle = np.zeros((len(block), 2), dtype=np.int64)
-        blocks.append(drawing.coverage(block, matrices, sizes, middle, _SIDE) * 2 >= drawing.FULL)
+        blocks.append(drawing.pixel_coverage(block, matrices, sizes, middle, _SIDE) * 2 >= drawing.FULL)
     return np.concatenate(blocks)
 
 

@@ -22,8 +22,8 @@ from ifsl_bench.backbones import pretrained as stored
 from ifsl_bench.backbones import weights
 from ifsl_bench.backbones.features import bank_folder, class_moments
 from ifsl_bench.backbones.pretrained import HeadKind, definition, pretraining_key
-from ifsl_bench.data.preparing.prepare import run
-from ifsl_bench.data.sets.embedded import FORM, HEADS, OURS, EmbeddedFeatures, checksum
+from ifsl_bench.data.preparing.prepare import build_in_locked_folder
+from ifsl_bench.data.sets.embedded import FORMAT_VERSION, HEAD_ORDER, METADATA_KEY, EmbeddedFeatures, pools_checksum
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
@@ -32,7 +32,7 @@ from ifsl_bench.utils.files import Paths, write_bytes
 
 LEVELS = 255
 KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
-assert KINDS == HEADS
+assert KINDS == HEAD_ORDER
 
 
 def quantised(features: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
@@ -75,7 +75,9 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
     about = {"data": {"name": dataset.name, "fingerprint": dataset.fingerprint}, "pretrainings": made_by}
     write_embedded(source.file, rows, classes, counts, notice, about)
     with tempfile.TemporaryDirectory() as folder:
-        embedded_dataset = run(Path(folder) / "data", source, BuildContext(None, work.reporter), None, source.build)
+        embedded_dataset = build_in_locked_folder(
+            Path(folder) / "data", source, BuildContext(None, work.reporter), None, source.build
+        )
         fingerprint = embedded_dataset.fingerprint
         labels = {pool: embedded_dataset.pool(pool).labels for pool in ("base/val", "base/test")}
     for head in KINDS:
@@ -114,15 +116,15 @@ def write_embedded(
     """
     shape = next(iter(pools.values())).shape[1:]
     header = {
-        "format": FORM,
+        "format": FORMAT_VERSION,
         "shape": list(shape),
         "pools": {pool: {"classes": list(classes[pool]), "counts": counts[pool]} for pool in pools},
-        "sha256": checksum(pools),
+        "sha256": pools_checksum(pools),
         "notice": notice,
         "features_of": features_of,
     }
     whole = {pool: np.ascontiguousarray(rows) for pool, rows in pools.items()}
-    write_bytes(path, save_arrays(whole, {OURS: json.dumps(header)}))
+    write_bytes(path, save_arrays(whole, {METADATA_KEY: json.dumps(header)}))
 
 
 class _Named(EmbeddedFeatures):
@@ -142,7 +144,7 @@ def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torc
     bytes_, scale, offset = quantised({"base/train": moments.means.astype(np.float32), **features})
     head = {f"head.{name}": value.detach().half() for name, value in pretrained.head.named_parameters()}
     tensors = {
-        "network.row": torch.tensor(HEADS.index(prepared.head)),
+        "network.row": torch.tensor(HEAD_ORDER.index(prepared.head)),
         "network.scale": torch.from_numpy(scale),
         "network.offset": torch.from_numpy(offset),
         "network.means": torch.from_numpy(moments.means).float(),

@@ -12,11 +12,13 @@ from ifsl_bench.utils.errors import UserError
 def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", value)
     with pytest.raises(UserError, match="expected a whole number of MB"):
-        limits.image_bytes()
+        limits.image_bytes_limit()
 
 
 def test_every_limit_says_what_to_do():
-    all_limits = [limit for limit in vars(limits).values() if isinstance(limit, limits.Limit)] + [limits.image_bytes()]
+    all_limits = [limit for limit in vars(limits).values() if isinstance(limit, limits.Limit)] + [
+        limits.image_bytes_limit()
+    ]
     assert len(all_limits) >= 12
     for limit in all_limits:
         limit.check(limit.most, "x")

@@ -20,7 +20,7 @@ from ifsl_bench.experiments.evaluate_stage import provenance
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError, is_printable
 from ifsl_bench.utils.files import Paths, write_json
-from ifsl_bench.utils.locks import is_locked, locked
+from ifsl_bench.utils.locks import hold_lock, is_locked
 from ifsl_bench.utils.progress import LogReporter, Reporter
 
 posix = pytest.mark.skipif(os.name != "posix", reason="shells and locks of POSIX")
@@ -78,7 +78,7 @@ def test_a_file_system_without_locks_is_not_waited_for(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with locked(tmp_path / "thing", pytest.fail):
+    with hold_lock(tmp_path / "thing", pytest.fail):
         assert not is_locked(tmp_path / "thing")
 
 
@@ -105,7 +105,7 @@ def test_a_quiet_run_tells_that_it_waits(here):
 
 def test_a_folder_in_place_of_a_lock_is_one_line(tmp_path):
     (tmp_path / ".thing.lock").mkdir()
-    with pytest.raises(UserError, match="a folder of that name is in the way"), locked(tmp_path / "thing"):
+    with pytest.raises(UserError, match="a folder of that name is in the way"), hold_lock(tmp_path / "thing"):
         pass
 
 

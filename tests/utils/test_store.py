@@ -14,7 +14,7 @@ import torch
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import (
-    LONGEST_NAME,
+    MAX_NAME_LENGTH,
     Paths,
     quarantine,
     read_json,
@@ -24,7 +24,7 @@ from ifsl_bench.utils.files import (
     write_bytes,
     write_json,
 )
-from ifsl_bench.utils.locks import atomic_folder, locked, unfinished
+from ifsl_bench.utils.locks import atomic_folder, hold_lock, unfinished_path
 
 
 def test_home_prefers_arguments_over_environment_over_platform(tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_an_interrupted_build_that_may_be_resumed_is_gone_on_with(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert list(tmp_path.iterdir()) == [unfinished(target)]
+    assert list(tmp_path.iterdir()) == [unfinished_path(target)]
     with atomic_folder(target, resume=True) as partial:
         assert (partial / "a").read_text() == "half"
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
@@ -116,7 +116,7 @@ def test_a_state_of_any_order_in_memory_is_kept(tmp_path):
 def test_temporary_names_are_never_the_same_and_never_too_long():
     assert len({unique_name("x.json") for _ in range(100)}) == 100
     assert strip_tag(unique_name("x.json")) == "x.json"
-    assert len(os.fsencode(unique_name("é" * 200))) <= LONGEST_NAME
+    assert len(os.fsencode(unique_name("é" * 200))) <= MAX_NAME_LENGTH
 
 
 def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):
@@ -133,7 +133,7 @@ def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):
         notices.append(text)
         holder.kill()
 
-    with locked(target, waiting):
+    with hold_lock(target, waiting):
         pass
     assert notices
     assert "thing" in notices[0]

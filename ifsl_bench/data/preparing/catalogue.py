@@ -16,26 +16,26 @@ import msgspec
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, prepared
-from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
+from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared_message, open_prepared, prepare_command
+from ifsl_bench.data.pools import ALL_POOLS, SUPPORT_POOL, Dataset, open_dataset, verify_checksums
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.archive import first_few
+from ifsl_bench.data.read.archive import format_first
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
-from ifsl_bench.data.suggested_tasks import suggested, task_file
+from ifsl_bench.data.suggested_tasks import suggested_tables, task_file_text
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
 from ifsl_bench.protocols.tasks.task_limits import NAME, RULE
-from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.utils.files import PARTIAL, Paths, check_out, disk_errors, write_bytes
-from ifsl_bench.utils.locks import is_locked, locked, remove, unfinished
+from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown_name_error
+from ifsl_bench.utils.files import PARTIAL_MARK, Paths, check_output_path, disk_errors, write_bytes
+from ifsl_bench.utils.locks import hold_lock, is_locked, remove_path, unfinished_path
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.toml import read_user_file
 
-MOST_SIDE, MOST_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
+MAX_SHEET_SIDE, MAX_SHEET_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
-NAMES_WIDE, LINE_WIDE, LINE_HIGH = 124, 18, 12  # of names on a contact sheet: pixels, letters of a line, its pixels
+NAMES_WIDTH, LINE_WIDTH, LINE_HEIGHT = 124, 18, 12  # of names on a contact sheet: pixels, letters of a line, its pixels
 
 
 def prepared_names(home: Paths) -> list[str]:
@@ -48,11 +48,11 @@ def prepared_names(home: Paths) -> list[str]:
 
 def unfinished_names(home: Paths) -> list[str]:
     """Return the data sets whose import is running, or was interrupted."""
-    folders = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
-    return sorted({path.name.removeprefix(PARTIAL) for path in folders if path.is_dir()})
+    folders = home.data.glob(f"{PARTIAL_MARK}*") if home.data.is_dir() else []
+    return sorted({path.name.removeprefix(PARTIAL_MARK) for path in folders if path.is_dir()})
 
 
-def listing(home: Paths) -> list[dict[str, str]]:
+def dataset_rows(home: Paths) -> list[dict[str, str]]:
     """Return a row for each data set that is registered, prepared, or used by a task."""
     rows = []
     registered = registry.registered_entry_points(registry.DATASET_GROUP)
@@ -74,7 +74,7 @@ def listing(home: Paths) -> list[dict[str, str]]:
         if is_prepared(home, name):
             try:
                 dataset = open_dataset(home.data / name)
-                size = f"{_bytes(dataset) / 1e6:.1f} MB"
+                size = f"{_size_in_bytes(dataset) / 1e6:.1f} MB"
                 state = "prepared, partial" if dataset.partial else "prepared"
                 row |= {"state": state, "fingerprint": dataset.fingerprint[:12], "size": size}
             except UserError as error:
@@ -100,10 +100,10 @@ def availability(home: Paths, name: str) -> str:
         return plugin.problem
     if not plugin.value.needs_source:
         return "made when first used"
-    return f"to be prepared from files: {command(name)}"
+    return f"to be prepared from files: {prepare_command(name)}"
 
 
-def task_listing(home: Paths) -> list[dict[str, str]]:
+def task_rows(home: Paths) -> list[dict[str, str]]:
     """Return a row for each task, packaged or the user's own; those with available data come first."""
 
     @cache
@@ -139,16 +139,16 @@ def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
     Raises:
         UserError: It is not prepared, or there is none of that name.
     """
-    if (ready := prepared(home, name)) is not None:
+    if (ready := open_prepared(home, name)) is not None:
         return ready
     if is_made_here(name):
         return prepare(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
     names = {*registry.registered_entry_points(registry.DATASET_GROUP), *prepared_names(home), *specs}
     if name not in names:
-        raise unknown("data set", name, names, see="ifsl-bench data list")
+        raise unknown_name_error("data set", name, names, see="ifsl-bench data list")
     spec = specs.get(name, DataSpec(name=name))
-    raise UserError(not_prepared(home, spec))
+    raise UserError(not_prepared_message(home, spec))
 
 
 def verify_all(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
@@ -169,22 +169,22 @@ def verify_all(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterato
     for name in names or prepared_names(home):
         try:
             dataset = open_dataset(home.data / name)
-            size = _bytes(dataset)
+            size = _size_in_bytes(dataset)
             with reporter.stage(f"verifying {name}", size) as stage:
-                verify(dataset, stage.advance)
+                verify_checksums(dataset, stage.advance)
         except CorruptFile as error:
-            damaged.append(f"{error}; build it again with: {command(name)} --force")
+            damaged.append(f"{error}; build it again with: {prepare_command(name)} --force")
         else:
             yield f"{name}: {size / 1e6:.1f} MB verified, fingerprint {dataset.fingerprint}"
     if damaged:
         raise CorruptFile("; ".join(damaged))
 
 
-def _bytes(dataset: Dataset) -> int:
+def _size_in_bytes(dataset: Dataset) -> int:
     return sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
 
 
-def removable(home: Paths, name: str) -> list[Path]:
+def removable_paths(home: Paths, name: str) -> list[Path]:
     """Return the paths that :func:`remove_data` removes.
 
     The task file stays as long as there are results, which are read with it.
@@ -203,13 +203,13 @@ def removable(home: Paths, name: str) -> list[Path]:
     tasks = tasks if all(task.dataset.name == name for task in tasks) else []
     names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks else ())}
     if name not in names:
-        raise unknown("prepared data set", name, names, see="ifsl-bench data list")
+        raise unknown_name_error("prepared data set", name, names, see="ifsl-bench data list")
     if is_locked(folder):
         raise UserError(f"data set {name!r} is being imported by another process; wait for it, or end it first")
     of_results = [pattern for task in tasks for pattern in (f"{task.name}/*.json", f"{task.name}+*/*.json")]
     needed = any(path for pattern in of_results for path in home.results.glob(pattern))
     files = [written] if tasks and not needed else []
-    paths = [path for path in (folder, unfinished(folder), *files) if path.exists()]
+    paths = [path for path in (folder, unfinished_path(folder), *files) if path.exists()]
     if not paths:
         raise UserError(f"data set {name!r} is removed; {written} stays, with which results in {home.results} are read")
     return paths
@@ -223,21 +223,21 @@ def remove_data(home: Paths, name: str) -> None:
         name: Of the data set.
 
     Raises:
-        UserError: As :func:`removable`; or it cannot be removed.
+        UserError: As :func:`removable_paths`; or it cannot be removed.
     """
-    paths = removable(home, name)
-    with locked(home.data / name):
+    paths = removable_paths(home, name)
+    with hold_lock(home.data / name):
         for path in paths:
             with disk_errors(path):
-                remove(path)
+                remove_path(path)
             if path.exists():
                 raise UserError(f"{path} cannot be removed: no permission to change its folder, or it is in use")
 
 
-def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
+def pool_rows(dataset: Dataset) -> list[dict[str, str]]:
     """Return a row for each pool: classes, images or features, and the first names of classes."""
     rows = []
-    for pool, (classes, images, each), entry in _pools_of(dataset):
+    for pool, (classes, images, each), entry in _pool_entries(dataset):
         names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
         rows.append(
             {
@@ -245,26 +245,26 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
                 "classes": classes,
                 dataset.items: images,
                 f"{dataset.items} per class": each,
-                "first classes": first_few(names),
+                "first classes": format_first(names),
             }
         )
     return rows
 
 
-def _pools_of(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Mapping[str, Any]]]:
+def _pool_entries(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Mapping[str, Any]]]:
     """Yield each pool that a data set has or should have, with (classes, images, images of a class) and its entry."""
-    for pool in EVERY_POOL:
+    for pool in ALL_POOLS:
         if dataset.has(pool):
             entry = dataset.manifest["pools"][pool]
             counts = entry["statistics"]
             ends = dict.fromkeys((counts["fewest"], counts["most"]))
             each = " to ".join(f"{end:,}" for end in ends)
             yield pool, (f"{counts['classes']:,}", f"{counts['images']:,}", each), entry
-        elif pool != SUPPORT:
+        elif pool != SUPPORT_POOL:
             yield pool, ("", "", "= base/train" if pool == "novel/train" else "missing"), {}
 
 
-def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
+def statistics_tables(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
     """Return a titled table of a data set's pools, like the paper's "Dataset Statistics".
 
     Args:
@@ -274,7 +274,7 @@ def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, li
     """
     dataset = open_or_make(home, name, reporter)
     rows: list[dict[str, object]] = []
-    for pool, (classes, images, each), entry in _pools_of(dataset):
+    for pool, (classes, images, each), entry in _pool_entries(dataset):
         part, side = pool.split("/")
         facts = entry.get("statistics", {})
         moments = {key: ", ".join(f"{value:.2f}" for value in facts.get(key, ())) for key in ("mean", "std")}
@@ -283,7 +283,7 @@ def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, li
                 "Classes": part,
                 "Purpose": side,
                 "N. Cls": classes,
-                "N. Img" if dataset.pictures else "N. Feat": images,
+                "N. Img" if dataset.has_images else "N. Feat": images,
                 f"{dataset.items} per class": each,
                 **moments,
             }
@@ -292,7 +292,7 @@ def statistics(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, li
     return [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
 
 
-def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
+def write_contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
     """Write a picture with a row of images for some classes of each pool.
 
     Args:
@@ -308,17 +308,17 @@ def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int,
     """
     if (kind := SHEET_FORMATS.get(path.suffix.lower())) is None:
         raise UserError(f"{path}: a contact sheet ends in {', '.join(SHEET_FORMATS)}")
-    check_out(path)
+    check_output_path(path)
     dataset = open_or_make(home, name, reporter)
-    if not dataset.pictures:
+    if not dataset.has_images:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
-    pools = [dataset.pool(pool) for pool in EVERY_POOL if dataset.has(pool)]
+    pools = [dataset.pool(pool) for pool in ALL_POOLS if dataset.has(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))
     images = min(images, max(int(np.diff(pool.starts).max()) for pool in pools))
     tile, across, gap = dataset.shape[0] + 2, min(2, len(pools)), 16  # of pixels; the gap has room for a line of text
-    block = NAMES_WIDE + images * tile + 2 + gap, classes * tile + 2 + gap
+    block = NAMES_WIDTH + images * tile + 2 + gap, classes * tile + 2 + gap
     width, height = gap + across * block[0], gap + -(-len(pools) // across) * block[1]
-    if max(width, height) > MOST_SIDE or width * height > MOST_PIXELS:
+    if max(width, height) > MAX_SHEET_SIDE or width * height > MAX_SHEET_PIXELS:
         raise UserError(
             f"{classes:,} classes with {images:,} images of each make a picture of {width:,} x {height:,} "
             "pixels; ask for fewer with --classes and --images"
@@ -331,10 +331,12 @@ def contact_sheet(home: Paths, name: str, path: Path, classes: int, images: int,
         chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
         for row, c in enumerate(chosen):
             top = y + 2 + row * tile
-            draw.text((x, top), "\n".join(_lines(pool.classes[c], tile // LINE_HIGH or 1)), 0, font, spacing=0)
+            draw.text(
+                (x, top), "\n".join(_wrap_to_lines(pool.classes[c], tile // LINE_HEIGHT or 1)), 0, font, spacing=0
+            )
             shown = pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)]
             for column, image in enumerate(np.broadcast_to(shown, (*shown.shape[:3], 3))):
-                place = x + NAMES_WIDE + 2 + column * tile, top
+                place = x + NAMES_WIDTH + 2 + column * tile, top
                 sheet.paste(Image.fromarray(np.ascontiguousarray(image)), place)
     out = io.BytesIO()
     sheet.save(out, format=kind)
@@ -347,24 +349,24 @@ def _font() -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(file), 10, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _lines(name: str, most: int) -> list[str]:
+def _wrap_to_lines(name: str, most: int) -> list[str]:
     """Wrap the name of a class; if there are too many lines, leave out words after the first."""
     words = one_line(name).split()
     for start in range(1, len(words) + 1):
         shown = [f"{words[0]}…", *words[start:]] if start > 1 else words
-        if len(lines := _wrapped(" ".join(shown))) <= most:
+        if len(lines := _wrap_words(" ".join(shown))) <= most:
             return lines
-    return _wrapped(name)[:most]
+    return _wrap_words(name)[:most]
 
 
-def _wrapped(name: str) -> list[str]:
+def _wrap_words(name: str) -> list[str]:
     """Wrap a name between words or after a stroke."""
-    wrapper = textwrap.TextWrapper(LINE_WIDE)
+    wrapper = textwrap.TextWrapper(LINE_WIDTH)
     wrapper.wordsep_re = re.compile(r"(\s+|[^\s/_]*[/_])")
     return wrapper.wrap(name)
 
 
-def write_new(home: Paths, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
+def write_new_tasks(home: Paths, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
     """Write tasks ``name-1shot``, ``name-5shot`` and, if the data suffice, ``name-sessions``; return their names.
 
     Training is as in the first task on the data set, or else as for data of the user's own.
@@ -391,13 +393,13 @@ def write_new(home: Paths, name: str, data: str, path: Path, reporter: Reporter)
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = open_or_make(home, data, reporter)
     tasks_there = {**packaged(), **own(home)}
-    content: dict[str, Any] = suggested(dataset)
+    content: dict[str, Any] = suggested_tables(dataset)
     like = next((task for task in tasks_there.values() if task.dataset.name == data and task.has_base), None)
     if like is not None:
         tables = msgspec.to_builtins(like)
         content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
         content["dataset"]["fingerprint"] = dataset.fingerprint
-    text = task_file(dataset, name, content, f"# Tasks on the data set {data}.\n", reporter)
+    text = task_file_text(dataset, name, content, f"# Tasks on the data set {data}.\n", reporter)
     tasks = [task.name for task in parse(text, str(path))]
     if taken := [task for task in tasks if task in tasks_there]:
         raise UserError(f"there is a task {taken[0]!r} already; choose another name")

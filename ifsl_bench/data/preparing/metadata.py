@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from ifsl_bench.data import datasets
-from ifsl_bench.data.datasets import is_prepared, not_prepared, pinned, prepared
+from ifsl_bench.data.datasets import is_prepared, not_prepared_message, open_pinned, open_prepared
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.views import (
     BASE_POOLS,
-    NOVEL,
+    NOVEL_POOLS,
     check_base_classes,
-    check_crossing,
-    cross_domain,
+    check_cross_domain,
+    make_cross_domain,
     with_fewer_base_classes,
     with_other_base_classes,
 )
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own, packaged
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths, mark_used
 from ifsl_bench.utils.progress import Reporter
 
@@ -79,10 +79,10 @@ def novel_fingerprint(task: Task, home: Paths) -> str:
         task: The task.
         home: Folders of caches.
     """
-    return next((fingerprint_of(spec, home) or "" for spec in data_of(task, home)[1:]), "")
+    return next((dataset_fingerprint(spec, home) or "" for spec in data_specs_of_task(task, home)[1:]), "")
 
 
-def fingerprint_of(spec: DataSpec, home: Paths) -> str | None:
+def dataset_fingerprint(spec: DataSpec, home: Paths) -> str | None:
     """Return the fingerprint of the prepared data set, or the one that the task is pinned to.
 
     Args:
@@ -93,12 +93,12 @@ def fingerprint_of(spec: DataSpec, home: Paths) -> str | None:
     if fingerprints is None:
         fingerprints = {}
     if key not in fingerprints:
-        dataset = prepared(home, spec.name)
+        dataset = open_prepared(home, spec.name)
         fingerprints[key] = dataset.fingerprint if dataset else None
     return fingerprints[key] or spec.fingerprint
 
 
-def metadata_of(task: Task, home: Paths, published_counts: bool = False) -> DatasetMetadata:
+def task_metadata(task: Task, home: Paths, published_counts: bool = False) -> DatasetMetadata:
     """Return the metadata of a task's data, prepared or not; nothing is made.
 
     Args:
@@ -110,16 +110,16 @@ def metadata_of(task: Task, home: Paths, published_counts: bool = False) -> Data
         UserError: The data have to be obtained first, have too few base classes, or do not fit those of the novel
             classes.
     """
-    first, *others = data_of(task, home)
+    first, *others = data_specs_of_task(task, home)
     mine = _metadata(first, home, published_counts, task.base_classes, task.base_order)
     if not others:
         return mine
     novel = _metadata(others[0], home, published_counts)
     if not (mine.shape and novel.shape):
         return DatasetMetadata(mine.fingerprint, mine.shape, {}, False)
-    check_crossing(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
-    starts = {**mine.starts, **{pool: novel.starts[pool] for pool in NOVEL}}
-    classes = {**mine.classes, **{pool: novel.classes[pool] for pool in NOVEL if pool in novel.classes}}
+    check_cross_domain(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
+    starts = {**mine.starts, **{pool: novel.starts[pool] for pool in NOVEL_POOLS}}
+    classes = {**mine.classes, **{pool: novel.classes[pool] for pool in NOVEL_POOLS if pool in novel.classes}}
     return DatasetMetadata(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
 
 
@@ -127,14 +127,14 @@ def _metadata(
     spec: DataSpec, home: Paths, published_counts: bool, base_classes: int | None = None, base_order: int | None = None
 ) -> DatasetMetadata:
     name = spec.name
-    if (dataset := prepared(home, name)) is not None:
-        dataset = _with_base(dataset, base_classes, base_order)
+    if (dataset := open_prepared(home, name)) is not None:
+        dataset = _with_base_classes(dataset, base_classes, base_order)
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes, dataset.supports_unknown)
     source = datasets.dataset_source(name) if name in registry.registered_entry_points(registry.DATASET_GROUP) else None
     if source is None or (source.needs_source and not (published_counts and source.expected_contents())):
-        raise UserError(not_prepared(home, spec))
+        raise UserError(not_prepared_message(home, spec))
     shape, counts = source.expected_contents() or ((), {})
     if counts and base_classes is not None:
         check_base_classes(name, base_classes, counts["base/train"].classes)
@@ -145,7 +145,7 @@ def _metadata(
     return DatasetMetadata(spec.fingerprint, shape, starts, False)
 
 
-def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
+def data_specs_of_task(task: Task, home: Paths) -> tuple[DataSpec, ...]:
     """Return the data sets that a task needs: its own, and the novel classes' if it is another.
 
     Args:
@@ -163,7 +163,7 @@ def data_of(task: Task, home: Paths) -> tuple[DataSpec, ...]:
         specs |= {task.dataset.name: task.dataset for task in own(home).values()}
     names = registry.registered_entry_points(registry.DATASET_GROUP)
     if name not in specs and name not in names and not is_prepared(home, name):
-        raise unknown(
+        raise unknown_name_error(
             "data set",
             name,
             {*names, *specs},
@@ -182,13 +182,13 @@ def open_data(task: Task, home: Paths, reporter: Reporter) -> Dataset:
         reporter: Takes messages and progress.
 
     Raises:
-        UserError: As :func:`ifsl_bench.data.preparing.prepare.ensure`; or there are too few base classes, the novel
-            classes come from a data set that does not fit, or published supports are unknown.
+        UserError: As :func:`ifsl_bench.data.preparing.prepare.open_or_build`; or there are too few base classes, the
+            novel classes come from a data set that does not fit, or published supports are unknown.
     """
-    first, *novel = (_ensure(spec, home, reporter) for spec in data_of(task, home))
+    first, *novel = (_ensure_dataset(spec, home, reporter) for spec in data_specs_of_task(task, home))
     check_supports(task, first.supports_unknown)
-    base = _with_base(first, task.base_classes, task.base_order)
-    return cross_domain(base, *novel) if novel else base
+    base = _with_base_classes(first, task.base_classes, task.base_order)
+    return make_cross_domain(base, *novel) if novel else base
 
 
 def check_supports(task: Task, unknown_because: str) -> None:
@@ -201,20 +201,20 @@ def check_supports(task: Task, unknown_because: str) -> None:
     if unknown_because and task.sessions is not None and task.sessions.published:
         raise UserError(
             f"{task.name} has the supports of a published list, which this copy of data set {task.dataset.name!r} "
-            f"cannot tell: {unknown_because}, with: {datasets.command(task.dataset.name)} --force"
+            f"cannot tell: {unknown_because}, with: {datasets.prepare_command(task.dataset.name)} --force"
         )
 
 
-def _with_base(dataset: Dataset, base_classes: int | None, base_order: int | None) -> Dataset:
+def _with_base_classes(dataset: Dataset, base_classes: int | None, base_order: int | None) -> Dataset:
     if base_order is not None:
         dataset = with_other_base_classes(dataset, base_order)
     return dataset if base_classes is None else with_fewer_base_classes(dataset, base_classes)
 
 
-def _ensure(spec: DataSpec, home: Paths, reporter: Reporter) -> Dataset:
-    if (dataset := pinned(home, spec)) is not None:
+def _ensure_dataset(spec: DataSpec, home: Paths, reporter: Reporter) -> Dataset:
+    if (dataset := open_pinned(home, spec)) is not None:
         mark_used(dataset.folder / "manifest.json")
         return dataset
-    from ifsl_bench.data.preparing.prepare import ensure
+    from ifsl_bench.data.preparing.prepare import open_or_build
 
-    return ensure(home, spec, reporter)
+    return open_or_build(home, spec, reporter)

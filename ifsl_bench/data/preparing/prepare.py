@@ -13,24 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.data import datasets
-from ifsl_bench.data.datasets import command, is_made_here, is_prepared, not_prepared, pinned, prepared
+from ifsl_bench.data.datasets import (
+    is_made_here,
+    is_prepared,
+    not_prepared_message,
+    open_pinned,
+    open_prepared,
+    prepare_command,
+)
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.read.archive import FileTree, open_tree
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.labelled import LabelledObjects, learn2learn_files
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import BuildContext, DatasetSource, Downloadable
-from ifsl_bench.data.writer import Writer, build
+from ifsl_bench.data.writer import Writer, build_dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_limits import NAME
-from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.utils.files import DOWNLOAD, Paths, disk_errors, mark_used, sha256_json
-from ifsl_bench.utils.locks import locked, remove, unfinished
+from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown_name_error
+from ifsl_bench.utils.files import DOWNLOAD_PREFIX, Paths, disk_errors, mark_used, sha256_json
+from ifsl_bench.utils.locks import hold_lock, remove_path, unfinished_path
 from ifsl_bench.utils.progress import Reporter
 
 
-def ensure(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
+def open_or_build(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
     """Return the data set of a task; it is built now if it is not there and needs no files.
 
     Args:
@@ -42,17 +49,19 @@ def ensure(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
         UserError: The data have to be obtained first, or are not the ones that the task is pinned to.
         CorruptFile: The cached copy is damaged and cannot be rebuilt without its source.
     """
-    dataset = pinned(home, spec)
+    dataset = open_pinned(home, spec)
     if dataset is None and is_made_here(spec.name):
         source = datasets.dataset_source(spec.name)
-        dataset = _prepared(home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter))
-    if dataset is None and (dataset := prepared(home, spec.name)) is None:
-        raise UserError(not_prepared(home, spec))
+        dataset = _reuse_or_build(
+            home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter)
+        )
+    if dataset is None and (dataset := open_prepared(home, spec.name)) is None:
+        raise UserError(not_prepared_message(home, spec))
     if spec.fingerprint and dataset.fingerprint != spec.fingerprint:
         raise UserError(
             f"data set {spec.name!r} in {dataset.folder} has fingerprint {dataset.fingerprint[:16]}, the task is "
             f"pinned to {spec.fingerprint[:16]}: results on it would not be comparable. Rebuild it with "
-            f"'{command(spec.name)} --force', or give your own task file without a fingerprint"
+            f"'{prepare_command(spec.name)} --force', or give your own task file without a fingerprint"
         )
     mark_used(dataset.folder / "manifest.json")
     return dataset
@@ -93,7 +102,7 @@ def prepare(
                     f"data set {name!r} is prepared already; to make it again say where its files are with --from PATH"
                 )
             return open_dataset(home.data / name)
-        raise unknown(
+        raise unknown_name_error(
             "data set",
             name,
             names,
@@ -109,12 +118,12 @@ def prepare(
         raise UserError(f"data set {name!r} is made from your own copy; say where that is with --from PATH")
     if path is not None and not os.path.exists(path):
         raise UserError(f"--from: there is no file or folder {path}")
-    return _prepared(
+    return _reuse_or_build(
         home,
         source,
         force,
         reporter,
-        lambda ready: _check_same(source, ready, path, reporter),
+        lambda ready: _check_same_source(source, ready, path, reporter),
         lambda: _build(home, source, path, reporter, allow_partial, force),
     )
 
@@ -132,7 +141,7 @@ def check_files(name: str, path: Path) -> None:
     known = name in registry.registered_entry_points(registry.DATASET_GROUP)
     source = datasets.dataset_source(name) if known else OwnData(name, OwnOptions())
     with open_tree(path) as tree:
-        _check_form(source, tree)
+        _check_layout(source, tree)
         if source.layouts:
             source.required_layout(tree)
 
@@ -167,18 +176,18 @@ def prepare_objects(
         if ready.manifest["about"].get("made_from") != made_from:
             origin = ready.manifest["about"].get("source")
             raise UserError(
-                f"{_there(ready)}, from something else than these objects (from {origin}); force=True replaces it"
+                f"{_state_note(ready)}, from something else than these objects (from {origin}); force=True replaces it"
             )
         if ready.partial and not allow_partial:
-            raise UserError(f"{_there(ready)}; allow_partial=True accepts that, force=True builds it again")
-        reporter.say(f"{_there(ready)} (force=True builds it again)")
+            raise UserError(f"{_state_note(ready)}; allow_partial=True accepts that, force=True builds it again")
+        reporter.say(f"{_state_note(ready)} (force=True builds it again)")
 
     def make() -> Dataset:
         context = BuildContext(None, reporter, allow_partial, layout.title)
         context.about["form"] = layout.title
-        return run(home.data / name, source, context, made_from, layout.build, force)
+        return build_in_locked_folder(home.data / name, source, context, made_from, layout.build, force)
 
-    return _prepared(home, source, force, reporter, check, make)
+    return _reuse_or_build(home, source, force, reporter, check, make)
 
 
 def _check_name(name: Any) -> None:
@@ -186,7 +195,7 @@ def _check_name(name: Any) -> None:
         raise UserError(f"{name!r} is no name for a data set: use lower-case letters, digits, '-', '_', '.'")
 
 
-def _prepared(
+def _reuse_or_build(
     home: Paths,
     source: DatasetSource,
     force: bool,
@@ -196,12 +205,14 @@ def _prepared(
 ) -> Dataset:
     """Return the prepared data set if ``check`` does not raise, else build it by ``make``; write its tasks."""
     own = source if isinstance(source, OwnData) else None
-    if not force and (ready := _current(home, source)) is not None:  # before the lock, which a read-only folder denies
+    if (
+        not force and (ready := _open_if_current(home, source)) is not None
+    ):  # before the lock, which a read-only folder denies
         check(ready)
         if own is None or own.has_tasks(home, ready):
             return ready
-    with locked(home.data / source.name, reporter.warn):
-        dataset = None if force else _current(home, source, reporter.warn)
+    with hold_lock(home.data / source.name, reporter.warn):
+        dataset = None if force else _open_if_current(home, source, reporter.warn)
         if dataset is None:
             dataset = make()
         else:
@@ -211,7 +222,9 @@ def _prepared(
         return dataset
 
 
-def _current(home: Paths, source: DatasetSource, warn: Callable[[str], None] = lambda _: None) -> Dataset | None:
+def _open_if_current(
+    home: Paths, source: DatasetSource, warn: Callable[[str], None] = lambda _: None
+) -> Dataset | None:
     """Return the prepared data set; None if it is not there, damaged, or made by another version.
 
     Without the lock another process may be replacing it, so callers look again under the lock.
@@ -230,14 +243,14 @@ def _current(home: Paths, source: DatasetSource, warn: Callable[[str], None] = l
     return None
 
 
-def _there(dataset: Dataset) -> str:
+def _state_note(dataset: Dataset) -> str:
     mark = " (partial)" if dataset.partial else ""
     return f"{dataset.name} is prepared already{mark} in {dataset.folder}"
 
 
-def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None, reporter: Reporter) -> None:
+def _check_same_source(source: DatasetSource, dataset: Dataset, path: Path | None, reporter: Reporter) -> None:
     """Raise UserError if a data set was made with other settings, or from something else than ``path``."""
-    there = _there(dataset)
+    there = _state_note(dataset)
     remedy = "--force replaces it" + (", or choose another name" if isinstance(source, OwnData) else "")
     if isinstance(source, OwnData) and not source.has_same_settings(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
@@ -265,12 +278,14 @@ def _build(
     with open_tree(path) if path is not None else nullcontext() as tree:
         context = BuildContext(tree, reporter, allow_partial)
         if tree is None:
-            return run(folder, source, context, None, source.build)
-        _check_form(source, tree)
-        return run(folder, source, context, {"identity": tree.identity(), **tree.content()}, source.build, force)
+            return build_in_locked_folder(folder, source, context, None, source.build)
+        _check_layout(source, tree)
+        return build_in_locked_folder(
+            folder, source, context, {"identity": tree.identity(), **tree.content()}, source.build, force
+        )
 
 
-def _check_form(source: DatasetSource, tree: FileTree) -> None:
+def _check_layout(source: DatasetSource, tree: FileTree) -> None:
     """Raise UserError if the files have no layout of this data set, but one of another."""
     if not source.layouts or source.layout(tree) is not None:
         return
@@ -294,7 +309,7 @@ def _check_form(source: DatasetSource, tree: FileTree) -> None:
         )
 
 
-def run(
+def build_in_locked_folder(
     folder: Path,
     source: DatasetSource,
     context: BuildContext,
@@ -332,9 +347,9 @@ def run(
 
     start = time.perf_counter()
     with _reporting_kept_pools(folder, context):
-        dataset = build(folder, source.name, recipe, fill, context.about, keys)
+        dataset = build_dataset(folder, source.name, recipe, fill, context.about, keys)
     if made_from is not None:
-        _say_speed(dataset, context, complete, time.perf_counter() - start)
+        _report_speed(dataset, context, complete, time.perf_counter() - start)
     return dataset
 
 
@@ -350,14 +365,14 @@ def _reporting_kept_pools(folder: Path, context: BuildContext) -> Iterator[None]
         kind = "command" if context.tree else "call"
         kind += "" if context.allow_partial else f", with or without {context.partial_option},"
         pools = ", ".join(writer.pools)
-        message = f"Complete and kept: {pools} (in {unfinished(folder)}); the same {kind} goes on from there"
+        message = f"Complete and kept: {pools} (in {unfinished_path(folder)}); the same {kind} goes on from there"
         if isinstance(error, UserError):
             raise type(error)(f"{error}. {message}") from error
         context.reporter.warn(message)
         raise
 
 
-def _say_speed(dataset: Dataset, context: BuildContext, complete: Container[str], seconds: float) -> None:
+def _report_speed(dataset: Dataset, context: BuildContext, complete: Container[str], seconds: float) -> None:
     """Report the speed; pools of an unfinished import that was resumed do not count."""
     entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
     count = sum(entry["shape"][0] for entry in entries)
@@ -371,24 +386,24 @@ def _say_speed(dataset: Dataset, context: BuildContext, complete: Container[str]
     )
 
 
-def downloadable(name: str) -> Downloadable:
+def find_downloadable(name: str) -> Downloadable:
     """Return a data set that can be downloaded; raise UserError if it cannot."""
     names = registry.registered_entry_points(registry.DATASET_GROUP)
     if name not in names:
-        raise unknown("data set", name, names, see="ifsl-bench data list")
+        raise unknown_name_error("data set", name, names, see="ifsl-bench data list")
     source = datasets.dataset_source(name)
     if not source.needs_source:
         raise UserError(f"data set {name!r} needs no files: leave --download out")
     if not isinstance(source, Downloadable):
         raise UserError(
             f"data set {name!r} cannot be downloaded by a program; docs/data.md lists the addresses. Then: "
-            f"{command(name)}"
+            f"{prepare_command(name)}"
         )
     return source
 
 
 @contextmanager
-def downloaded(home: Paths, name: str, reporter: Reporter) -> Iterator[Path]:
+def download_archive(home: Paths, name: str, reporter: Reporter) -> Iterator[Path]:
     """Download the archive of a data set; it is removed at the end of the block if that succeeds.
 
     Args:
@@ -399,9 +414,9 @@ def downloaded(home: Paths, name: str, reporter: Reporter) -> Iterator[Path]:
     Raises:
         UserError: The data set has no address, or it cannot be reached, or the archive has another checksum.
     """
-    source = downloadable(name)
-    folder = home.cache / f"{DOWNLOAD}{name}"
-    with disk_errors(folder), locked(folder, reporter.warn):
+    source = find_downloadable(name)
+    folder = home.cache / f"{DOWNLOAD_PREFIX}{name}"
+    with disk_errors(folder), hold_lock(folder, reporter.warn):
         folder.mkdir(parents=True, exist_ok=True)
         how = "checking what is here of" if any(folder.iterdir()) else "downloading"
         reporter.say(f"{how} {source.address}")
@@ -409,10 +424,10 @@ def downloaded(home: Paths, name: str, reporter: Reporter) -> Iterator[Path]:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a bar of another library's
                 path = source.fetch(folder)
         except (OSError, RuntimeError) as error:
-            remove(folder)
+            remove_path(folder)
             why = one_line(str(getattr(error, "reason", error)))[:120]
             raise UserError(
-                f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: {command(name)}"
+                f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: {prepare_command(name)}"
             ) from error
         yield path
-        remove(folder)
+        remove_path(folder)

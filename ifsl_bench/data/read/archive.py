@@ -32,18 +32,26 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import append, sha256_json, temporary_file
-from ifsl_bench.utils.limits import EXPANDED, EXPANSION, EXTENDED_HEADER, MEMBERS, PATH, ZIP_LIST, image_bytes
+from ifsl_bench.utils.files import append_block, sha256_json, temporary_file
+from ifsl_bench.utils.limits import (
+    ARCHIVE_MEMBERS,
+    EXPANSION_RATIO,
+    EXTENDED_HEADER,
+    HARMLESS_EXPANDED_BYTES,
+    PATH_LENGTH,
+    ZIP_LIST,
+    image_bytes_limit,
+)
 
 # What operating systems and archivers add to folders, apart from names that begin with a dot.
-_CLUTTER = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}
-_UNDECODED = re.compile("[\ud800-\udfff]")  # Python's stand-ins for bytes of a name that are not UTF-8
+_IGNORED_NAMES = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}
+_UNDECODED_BYTES = re.compile("[\ud800-\udfff]")  # Python's stand-ins for bytes of a name that are not UTF-8
 # The exceptions of the standard library on damaged archives, which have no common base class.
-BAD_CONTENT = (
+BAD_CONTENT_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, struct.error, EOFError, OSError),
     *(RuntimeError, ValueError, LookupError, ArithmeticError, AssertionError),
 )
-_SAMPLED, _HEAD = 64, 1 << 16  # number of files, and bytes of each, in the fingerprint of a tree's content
+_SAMPLED_FILES, _HEAD_BYTES = 64, 1 << 16  # number of files, and bytes of each, in the fingerprint of a tree's content
 _MAGIC = {
     b"PK\x03\x04": "a zip archive",
     b"PK\x05\x06": "an empty zip archive",
@@ -67,7 +75,7 @@ _DECOMPRESSORS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {  # by the firs
 }
 
 
-def what_is(head: bytes) -> str:
+def file_kind(head: bytes) -> str:
     """Return the kind of a file in words, from its first bytes (512 are enough)."""
     if not head:
         return "an empty file"
@@ -90,24 +98,24 @@ def _is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def natural(path: str) -> list[str | tuple[int, str]]:
+def natural_sort_key(path: str) -> list[str | tuple[int, str]]:
     """Return a sort key by which ``a_9`` comes before ``a_10``, whatever the encoding of accents."""
-    parts = re.split("([0-9]+)", nfc(path))
+    parts = re.split("([0-9]+)", to_nfc(path))
     digits = [part.lstrip("0") for part in parts]  # compared by length first: Python makes no number of 5,000 digits
     return [(len(digits[i]), digits[i]) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def nfc(name: str) -> str:
+def to_nfc(name: str) -> str:
     """Return a name in Unicode's NFC; macOS writes accents in NFD."""
     return unicodedata.normalize("NFC", name)
 
 
-def printable(path: str) -> str:
+def to_printable(path: str) -> str:
     r"""Return a path with ``\xe9`` in place of bytes that are not UTF-8."""
-    return _UNDECODED.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", path)
+    return _UNDECODED_BYTES.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", path)
 
 
-def first_few(names: Sequence[str], count: int = 3) -> str:
+def format_first(names: Sequence[str], count: int = 3) -> str:
     """Return the first names as text, and the number of the others.
 
     Args:
@@ -167,18 +175,18 @@ class FileTree(ABC):
         """
         entries = []
         for count, entry in enumerate(self._list(), 1):
-            MEMBERS.check(count, str(self.path))
+            ARCHIVE_MEMBERS.check(count, str(self.path))
             if not any(map(_is_hidden, entry.path.split("/"))):
                 entries.append(entry)
         entries.sort(key=lambda entry: entry.path)
-        if strange := [printable(e.path) for e in entries if printable(e.path) != e.path]:
+        if strange := [to_printable(e.path) for e in entries if to_printable(e.path) != e.path]:
             raise UserError(
-                f"{self.path} holds {len(strange)} files whose names are not UTF-8 ({first_few(strange)}); rename "
+                f"{self.path} holds {len(strange)} files whose names are not UTF-8 ({format_first(strange)}); rename "
                 f"them, or the folders they are in"
             )
         if twice := [a.path for a, b in itertools.pairwise(entries) if a.path == b.path]:
             raise UserError(
-                f"{self.path} holds {len(twice)} files twice under the same name ({first_few(twice)}), and which is "
+                f"{self.path} holds {len(twice)} files twice under the same name ({format_first(twice)}), and which is "
                 f"meant is unclear; pack the archive again"
             )
         return entries
@@ -188,7 +196,7 @@ class FileTree(ABC):
         """The files by path."""
         return {entry.path: entry for entry in self.entries}
 
-    def named(self, name: str) -> Entry | None:
+    def find_by_name(self, name: str) -> Entry | None:
         """Return the file called ``name`` in any folder of the tree, or None.
 
         Raises:
@@ -197,7 +205,7 @@ class FileTree(ABC):
         entries = [entry for entry in self.entries if entry.name == name]
         if len(entries) > 1:
             raise UserError(
-                f"{self.path} holds {len(entries)} files called {name} ({first_few([e.path for e in entries])}); "
+                f"{self.path} holds {len(entries)} files called {name} ({format_first([e.path for e in entries])}); "
                 f"say which is meant with --from and a smaller folder"
             )
         return entries[0] if entries else None
@@ -215,14 +223,14 @@ class FileTree(ABC):
         Raises:
             UserError: It is damaged or cut short, or too large for an image.
         """
-        image_bytes().check(entry.size, self.where(entry))
+        image_bytes_limit().check(entry.size, self.where(entry))
         with self.readable(entry), self.open(entry) as file:
             content = file.read(entry.size + 1)
         if len(content) != entry.size:
             raise UserError(f"{self.where(entry)} is cut short: {len(content):,} of {entry.size:,} bytes are there")
         return content
 
-    def mapped(self, entry: Entry) -> mmap.mmap | bytes:
+    def memory_map(self, entry: Entry) -> mmap.mmap | bytes:
         """Return a memory map of a file of any size; a file in an archive is copied to a temporary one.
 
         Raises:
@@ -230,8 +238,8 @@ class FileTree(ABC):
         """
         with self.readable(entry), self.open(entry) as file, temporary_file() as copy:
             while block := file.read(1 << 20):
-                append(copy, block)
-            return _mapped(copy)
+                append_block(copy, block)
+            return _map_file(copy)
 
     def where(self, entry: Entry | str) -> str:
         """Return the name of a file in messages."""
@@ -242,8 +250,8 @@ class FileTree(ABC):
         """Convert exceptions of the standard library on damaged content into :class:`UserError`."""
         try:
             yield
-        except BAD_CONTENT as error:
-            raise UserError(f"cannot read {self.where(entry)}: {_reason(error)}") from error
+        except BAD_CONTENT_ERRORS as error:
+            raise UserError(f"cannot read {self.where(entry)}: {_error_reason(error)}") from error
 
     def identity(self) -> str:
         """Return a hash of path, sizes and times, which changes when the files do."""
@@ -263,14 +271,16 @@ class FileTree(ABC):
             names.update(f"{',' if i else ''}{as_json([entry.path[start:], entry.size])}".encode())
         names.update(b"]")
         count = len(self.entries)
-        spread = dict.fromkeys(self.entries[i * count // _SAMPLED] for i in range(_SAMPLED)) if count else ()
-        heads = [hashlib.sha256(self._beginning(entry)).hexdigest() for entry in spread]
+        spread = (
+            dict.fromkeys(self.entries[i * count // _SAMPLED_FILES] for i in range(_SAMPLED_FILES)) if count else ()
+        )
+        heads = [hashlib.sha256(self._read_beginning(entry)).hexdigest() for entry in spread]
         return {"names": names.hexdigest(), "heads": sha256_json(heads)}
 
-    def _beginning(self, entry: Entry) -> bytes:
+    def _read_beginning(self, entry: Entry) -> bytes:
         try:
             with self.readable(entry), self.open(entry) as file:
-                return file.read(_HEAD)
+                return file.read(_HEAD_BYTES)
         except UserError:  # the import fails later, if it needs the file
             return b""
 
@@ -282,22 +292,22 @@ def open_tree(path: Path) -> FileTree:
         UserError: It does not exist, is no archive, or a damaged one.
     """
     if os.path.isdir(path):
-        return _Folder(path)
+        return _FolderTree(path)
     try:
         with open(path, "rb") as file:
             head = file.read(512)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _Zip(path)
+        return _ZipTree(path)
     if _is_tar(head) or head.startswith(tuple(_DECOMPRESSORS)):
-        return _Tar(path, head)
+        return _TarTree(path, head)
     raise UserError(
-        f"{path} is neither a folder nor a zip or tar archive (of gzip, bzip2 or xz at most); it is {what_is(head)}"
+        f"{path} is neither a folder nor a zip or tar archive (of gzip, bzip2 or xz at most); it is {file_kind(head)}"
     )
 
 
-class _Folder(FileTree):
+class _FolderTree(FileTree):
     kind = "folder"
 
     def where(self, entry: Entry | str) -> str:
@@ -332,15 +342,15 @@ class _Folder(FileTree):
     def open(self, entry: Entry) -> BinaryIO:
         return open(self.path / entry.path, "rb")
 
-    def mapped(self, entry: Entry) -> mmap.mmap | bytes:
+    def memory_map(self, entry: Entry) -> mmap.mmap | bytes:
         with self.readable(entry), self.open(entry) as file:
-            return _mapped(file)
+            return _map_file(file)
 
     def identity(self) -> str:
         return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.changed] for e in self.entries]])
 
 
-class _Directory(io.BufferedReader):
+class _ZipDirectoryReader(io.BufferedReader):
     """A zip archive whose central directory is refused before it is parsed if it is too long."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
@@ -350,7 +360,7 @@ class _Directory(io.BufferedReader):
     def read(self, size: int | None = -1) -> bytes:
         ZIP_LIST.check(size or 0, self.where)
         content = super().read(size)
-        MEMBERS.check(content.count(b"PK\x01\x02"), self.where)
+        ARCHIVE_MEMBERS.check(content.count(b"PK\x01\x02"), self.where)
         return content
 
 
@@ -363,9 +373,9 @@ def open_zip(file: BinaryIO, where: str) -> zipfile.ZipFile:
 
     Raises:
         UserError: It has too many members.
-        zipfile.BadZipFile, OSError, ...: It has no list of members; see ``BAD_CONTENT``.
+        zipfile.BadZipFile, OSError, ...: It has no list of members; see ``BAD_CONTENT_ERRORS``.
     """
-    directory = _Directory(file, where)
+    directory = _ZipDirectoryReader(file, where)
     archive = zipfile.ZipFile(directory)
     directory.detach()
     archive.fp = file
@@ -384,12 +394,12 @@ def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> 
     Raises:
         UserError: It expands beyond all measure, by its entry in the list of members.
     """
-    if info.file_size > EXPANDED:
-        EXPANSION.check(info.file_size // max(1, info.compress_size), where)
+    if info.file_size > HARMLESS_EXPANDED_BYTES:
+        EXPANSION_RATIO.check(info.file_size // max(1, info.compress_size), where)
     return cast(BinaryIO, archive.open(info))
 
 
-class _Zip(FileTree):
+class _ZipTree(FileTree):
     kind = "zip archive"
 
     def __init__(self, path: Path) -> None:
@@ -398,7 +408,7 @@ class _Zip(FileTree):
         file = self.opened.enter_context(open(path, "rb"))  # noqa: SIM115 (closed with the tree)
         try:
             self.archive = open_zip(file, str(path))
-        except BAD_CONTENT as error:
+        except BAD_CONTENT_ERRORS as error:
             self.opened.close()
             raise UserError(
                 f"{path} ({path.stat().st_size:,} bytes) begins as a zip archive, but it has no list of files at its "
@@ -410,7 +420,7 @@ class _Zip(FileTree):
 
     def _list(self) -> Iterator[Entry]:
         for member in self.archive.infolist():
-            path = _inside(self.path, member.filename)
+            path = _member_path(self.path, member.filename)
             if member.filename.endswith("/"):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
@@ -426,11 +436,11 @@ class _Zip(FileTree):
         return open_member(self.archive, self.members[entry.path], self.where(entry))
 
 
-class _Header(tarfile.TarInfo):
+class _TarHeader(tarfile.TarInfo):
     """A member's header; tarfile trusts sizes in it, and takes a damaged one for the end of the archive."""
 
     @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> _Header:
+    def fromtarfile(cls, tar: tarfile.TarFile) -> _TarHeader:
         try:
             return super().fromtarfile(tar)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
@@ -451,7 +461,7 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError("a file of a size below zero; it is not to be trusted, get it again")
 
 
-class _Part(io.RawIOBase):
+class _FilePart(io.RawIOBase):
     """A part of a file as a file of its own; several parts may be read by several threads."""
 
     def __init__(self, file: BinaryIO, lock: threading.Lock, start: int, size: int) -> None:
@@ -476,7 +486,7 @@ class _Part(io.RawIOBase):
         return len(content)
 
 
-class _Tar(FileTree):
+class _TarTree(FileTree):
     """A tar archive, read in place; a compressed one is expanded into a temporary file, for random access."""
 
     def __init__(self, path: Path, head: bytes) -> None:
@@ -503,13 +513,13 @@ class _Tar(FileTree):
                 if not _is_tar(head):
                     raise UserError(
                         f"{self.path} is compressed by {self.compression}, but what is inside is no tar archive but "
-                        f"{what_is(head)}; if it belongs to a data set, unpack it and give the folder"
+                        f"{file_kind(head)}; if it belongs to a data set, unpack it and give the folder"
                     ) from error
-            append(expanded, head)
+            append_block(expanded, head)
             while block := content.read(1 << 20):
-                append(expanded, block)
-                if expanded.tell() > EXPANDED:
-                    EXPANSION.check(expanded.tell() // max(1, self.path.stat().st_size), str(self.path))
+                append_block(expanded, block)
+                if expanded.tell() > HARMLESS_EXPANDED_BYTES:
+                    EXPANSION_RATIO.check(expanded.tell() // max(1, self.path.stat().st_size), str(self.path))
         return expanded
 
     def _list(self) -> Iterator[Entry]:
@@ -521,7 +531,7 @@ class _Tar(FileTree):
         """Yield the regular files of an archive that begins at byte ``start``; tar archives in it count as folders."""
         with self.readable(prefix.rstrip("/") or "its list of files"):
             part = self._part(start, size)
-            tar: Any = tarfile.open(fileobj=part, mode="r:", tarinfo=_Header, encoding="utf-8")  # noqa: SIM115
+            tar: Any = tarfile.open(fileobj=part, mode="r:", tarinfo=_TarHeader, encoding="utf-8")  # noqa: SIM115
             while (member := tar.next()) is not None:
                 tar.members.clear()  # else the headers of a million files stay in memory
                 member.check_size()
@@ -535,7 +545,7 @@ class _Tar(FileTree):
                     )
                 if not member.isfile():
                     continue
-                path, place = prefix + _inside(self.path, member.name), start + member.offset_data
+                path, place = prefix + _member_path(self.path, member.name), start + member.offset_data
                 if not prefix and path.endswith(".tar"):
                     yield from self._files(path.removesuffix(".tar") + "/", place, member.size)
                 else:
@@ -543,26 +553,26 @@ class _Tar(FileTree):
                     yield Entry(path, member.size)
 
     def _part(self, start: int, size: int) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_Part(self.file, self.lock, start, size), 1 << 16))
+        return cast(BinaryIO, io.BufferedReader(_FilePart(self.file, self.lock, start, size), 1 << 16))
 
     def open(self, entry: Entry) -> BinaryIO:
         _ = self.entries
         return self._part(self.starts[entry.path], entry.size)
 
 
-def _mapped(file: BinaryIO) -> mmap.mmap | bytes:
+def _map_file(file: BinaryIO) -> mmap.mmap | bytes:
     file.flush()
     empty = os.fstat(file.fileno()).st_size == 0
     return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _inside(archive: Path, name: str) -> str:
+def _member_path(archive: Path, name: str) -> str:
     """Return a member's path, normalised.
 
     Raises:
         UserError: It leads out of the archive, or is too long.
     """
-    PATH.check(len(name), str(archive))
+    PATH_LENGTH.check(len(name), str(archive))
     plain = name.replace("\\", "/")
     if plain.startswith("/") or re.match("[A-Za-z]:", plain) or ".." in plain.split("/") or "\0" in plain:
         raise UserError(
@@ -573,10 +583,10 @@ def _inside(archive: Path, name: str) -> str:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _CLUTTER
+    return name.startswith(".") or name.lower() in _IGNORED_NAMES
 
 
-def _reason(error: BaseException) -> str:
+def _error_reason(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, EOFError) or "end of data" in text or "incomplete" in text:
         return "it is cut short; get it again"

@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ifsl_bench.data.read.archive import first_few, open_member, open_zip, what_is
+from ifsl_bench.data.read.archive import file_kind, format_first, open_member, open_zip
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import append, temporary_file
+from ifsl_bench.utils.files import append_block, temporary_file
 
 
 @contextmanager
-def reading(failed: str, remedy: str = "") -> Iterator[None]:
+def user_errors(failed: str, remedy: str = "") -> Iterator[None]:
     """Convert any exception of a library into a :class:`UserError` of one line.
 
     Args:
@@ -33,15 +33,15 @@ def reading(failed: str, remedy: str = "") -> Iterator[None]:
         raise UserError(f"{failed} ({type(error).__name__}: {reason:.200}){remedy}") from error
 
 
-def _reading_file(kind: str, where: str) -> AbstractContextManager[None]:
-    return reading(f"{where} is no readable {kind} file: it is damaged", "; download or copy it again")
+def _file_errors(kind: str, where: str) -> AbstractContextManager[None]:
+    return user_errors(f"{where} is no readable {kind} file: it is damaged", "; download or copy it again")
 
 
 def _open_archive(kind: str, file: BinaryIO, where: str, hint: str = "download or copy it again") -> zipfile.ZipFile:
     """Open a zip archive with another suffix; raise UserError if it is none, or two members have one name."""
     head = file.read(512)
     if not head.startswith(b"PK"):
-        raise UserError(f"{where} is no readable {kind} file but {what_is(head)}; {hint}")
+        raise UserError(f"{where} is no readable {kind} file but {file_kind(head)}; {hint}")
     archive = open_zip(file, where)
     if len({info.filename for info in archive.infolist()}) < len(archive.infolist()):
         raise UserError(f"{where} holds two arrays of one name; get it again")
@@ -59,11 +59,11 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
     Raises:
         UserError: The file is damaged, or an array is missing, or neither of numbers nor of strings.
     """
-    with _reading_file(".npz", where):
+    with _file_errors(".npz", where):
         archive = _open_archive(".npz", file, where)
         infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if missing := sorted(set(names) - infos.keys()):
-            has = first_few([info.filename[:40] for info in archive.infolist()], 6) or "nothing"
+            has = format_first([info.filename[:40] for info in archive.infolist()], 6) or "nothing"
             raise UserError(f"{where} lacks {', '.join(map(repr, missing))}; it has {has}")
         arrays: dict[str, np.ndarray] = {}
         for name in names:
@@ -71,7 +71,7 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
             # The copy's name is gone afterwards, its mapped content is not.
             with open_member(archive, infos[name], what) as member, temporary_file() as copy:
                 while block := member.read(1 << 20):
-                    append(copy, block)
+                    append_block(copy, block)
                 try:
                     array = np.lib.format.open_memmap(copy.name, mode="r")
                     kind = None if array.dtype.kind in "biufcSU" else f"type {array.dtype}"
@@ -88,7 +88,7 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
     return arrays
 
 
-def safetensors(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
+def safetensors_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
     """Return the tensors of a .safetensors file by name.
 
     Args:
@@ -102,12 +102,12 @@ def safetensors(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
 
     head = file.read(512)
     if head[8:9] != b"{":
-        raise UserError(f"{where} is no readable .safetensors file: it is {what_is(head)}; download or copy it again")
-    with _reading_file(".safetensors", where):
-        return {name: _array(tensor, name, where) for name, tensor in load(head + file.read()).items()}
+        raise UserError(f"{where} is no readable .safetensors file: it is {file_kind(head)}; download or copy it again")
+    with _file_errors(".safetensors", where):
+        return {name: _to_array(tensor, name, where) for name, tensor in load(head + file.read()).items()}
 
 
-def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
+def torch_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
     """Return the tensors, arrays and lists of a dict that ``torch.save`` wrote, by name.
 
     Args:
@@ -119,7 +119,7 @@ def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
     """
     import torch
 
-    with _reading_file(".pt", where):
+    with _file_errors(".pt", where):
         archive = _open_archive(".pt", file, where, "get it again, or save it again by torch 1.6 or later")
         for info in archive.infolist():
             open_member(archive, info, where).close()  # torch would expand it, whatever its size
@@ -142,13 +142,13 @@ def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
         if not isinstance(value, Mapping):
             raise UserError(f"{where} holds a {type(value).__name__}, expected a dict of tensors")
         return {
-            str(name): list(item) if isinstance(item, (list, tuple)) else _array(item, str(name), where)
+            str(name): list(item) if isinstance(item, (list, tuple)) else _to_array(item, str(name), where)
             for name, item in value.items()
             if isinstance(item, (torch.Tensor, np.ndarray, list, tuple))
         }
 
 
-def _array(value: Any, name: str, where: str) -> np.ndarray:
+def _to_array(value: Any, name: str, where: str) -> np.ndarray:
     """Return a tensor as an array; floating-point types that NumPy lacks become float32.
 
     Args:

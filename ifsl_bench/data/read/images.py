@@ -19,16 +19,16 @@ import loky
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from ifsl_bench.data.read.archive import Entry, FileTree, what_is
+from ifsl_bench.data.read.archive import Entry, FileTree, file_kind
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
-from ifsl_bench.utils.serialization import releasing
+from ifsl_bench.utils.limits import IMAGE_PIXELS, IMAGE_SIDE, JPEG_SCANS, TIFF_VALUES
+from ifsl_bench.utils.serialization import memory_releaser
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-TIFF_BYTES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-FULL = 65_535  # of 16 bits
-TURNS = {  # EXIF's orientation -> what makes the image upright
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+TIFF_BYTE_TYPES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+MAX_16_BIT = 65_535  # of 16 bits
+TRANSPOSE_OF_ORIENTATION = {  # EXIF's orientation -> what makes the image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -65,7 +65,7 @@ class MemorySemaphore:
                 self.changed.notify_all()
 
 
-_pixels = MemorySemaphore(PIXELS.most)  # of all threads together; ordinary images never come near
+_pixel_semaphore = MemorySemaphore(IMAGE_PIXELS.most)  # of all threads together; ordinary images never come near
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ImageSpec:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ImageFindings:
     """Facts of a decoded image of which an import reports the number.
 
     Attributes:
@@ -104,7 +104,7 @@ class Finding:
     brightest: int | None = None
 
 
-def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, Finding]:
+def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFindings]:
     """Decode an image; greyscale, palette and CMYK become RGB, and transparent pixels are laid on white.
 
     Args:
@@ -117,32 +117,34 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, Finding]:
     Raises:
         BadImage: It cannot be decoded, or has the wrong size.
     """
-    if (values := tiff_values(content)) > TIFF_VALUES.most:
+    if (values := tiff_value_count(content)) > TIFF_VALUES.most:
         raise BadImage(f"it has {values:,} values in its header, too many to open")
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             whole = image.width * image.height
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
-            if image.format in ("JPEG", "MPO") and (scans := content.count(b"\xff\xda")) > SCANS.most:
+            if image.format in ("JPEG", "MPO") and (scans := content.count(b"\xff\xda")) > JPEG_SCANS.most:
                 raise BadImage(f"it has {scans:,} scans, too many to decode")
             pixels = image.width * image.height
-            if pixels > PIXELS.most or max(image.width, image.height) > SIDE.most:
+            if pixels > IMAGE_PIXELS.most or max(image.width, image.height) > IMAGE_SIDE.most:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
-            with _pixels.hold(whole if image.info.get("progressive") else pixels):
+            with _pixel_semaphore.hold(whole if image.info.get("progressive") else pixels):
                 image.load()
-                brightest = int(np.asarray(image).max()) if _is_wide(image, image.format) and not spec.white else FULL
-                coloured = rgb(image, image.format, spec.white)
+                brightest = (
+                    int(np.asarray(image).max()) if _is_16_bit(image, image.format) and not spec.white else MAX_16_BIT
+                )
+                coloured = to_rgb(image, image.format, spec.white)
                 turned = True
                 if spec.upright:
-                    coloured, turned = _upright(image, coloured)
+                    coloured, turned = _apply_orientation(image, coloured)
                 # A JPEG that is decoded at a part of its size is at least twice as large as it will be.
                 side = min(image.width, image.height)
-                finding = Finding(side, turned, brightest if 0 < brightest < FULL // 10 else None)
-                return _fitted(coloured, spec), finding
+                finding = ImageFindings(side, turned, brightest if 0 < brightest < MAX_16_BIT // 10 else None)
+                return _fit_to_size(coloured, spec), finding
     except UnidentifiedImageError:
-        raise BadImage(f"it is no image but {what_is(content[:512])}") from None
+        raise BadImage(f"it is no image but {file_kind(content[:512])}") from None
     except Image.DecompressionBombError:
         raise BadImage("it has too many pixels to decode") from None
     except BadImage:
@@ -151,7 +153,7 @@ def decode(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, Finding]:
         raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
 
 
-def _upright(image: Image.Image, pixels: Image.Image) -> tuple[Image.Image, bool]:
+def _apply_orientation(image: Image.Image, pixels: Image.Image) -> tuple[Image.Image, bool]:
     """Turn pixels as the camera recorded it; return them, and False if the record cannot be read.
 
     Args:
@@ -162,17 +164,17 @@ def _upright(image: Image.Image, pixels: Image.Image) -> tuple[Image.Image, bool
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # of damaged metadata: Pillow may raise anything
         return pixels, False
-    if orientation in TURNS:
-        return pixels.transpose(TURNS[orientation]), True
+    if orientation in TRANSPOSE_OF_ORIENTATION:
+        return pixels.transpose(TRANSPOSE_OF_ORIENTATION[orientation]), True
     return pixels, orientation in (0, 1)  # unknown, and upright
 
 
-def _is_wide(image: Image.Image, form: str | None) -> bool:
+def _is_16_bit(image: Image.Image, form: str | None) -> bool:
     """Return whether an image has 16 bits a pixel; PNG has no more, TIFF may."""
     return image.mode.startswith("I;16") or (image.mode == "I" and form == "PNG")
 
 
-def rgb(image: Image.Image, form: str | None = None, white: int | None = None) -> Image.Image:
+def to_rgb(image: Image.Image, form: str | None = None, white: int | None = None) -> Image.Image:
     """Convert an image of any mode to RGB.
 
     Args:
@@ -192,7 +194,7 @@ def rgb(image: Image.Image, form: str | None = None, white: int | None = None) -
                 raise BadImage("some of its pixels are no numbers")
             bytes_ = np.rint(np.clip(numbers.astype(np.float64) * (255 / white), 0, 255)).astype(np.uint8)
             return Image.fromarray(bytes_).convert("RGB")
-        if not _is_wide(image, form):
+        if not _is_16_bit(image, form):
             kind = "32-bit" if image.mode == "I" else "floating-point"
             raise BadImage(f"its pixels are {kind} numbers of unknown range; --white N says which number is white")
         if 0 < numbers.max() < 256:
@@ -207,7 +209,7 @@ def rgb(image: Image.Image, form: str | None = None, white: int | None = None) -
     return image.convert("RGB")
 
 
-def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
+def _fit_to_size(image: Image.Image, spec: ImageSpec) -> np.ndarray:
     size, (width, height) = spec.size, image.size
     if (width, height) == (size, size):
         return np.asarray(image)
@@ -254,7 +256,7 @@ def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
     return np.clip(np.rint(wide), 0, 255).astype(np.uint8)
 
 
-def tiff_values(content: bytes) -> int:
+def tiff_value_count(content: bytes) -> int:
     """Return the number of values in a TIFF's first directory that Pillow would make objects of; 0 for other files."""
     form = content[:4]
     if form not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
@@ -272,36 +274,36 @@ def tiff_values(content: bytes) -> int:
     total = there
     for i in range(min(there, 1 << 16)):
         _, kind, many = struct.unpack_from(order + entry, content, at + i * size)
-        if kind not in TIFF_BYTES:
+        if kind not in TIFF_BYTE_TYPES:
             total += min(many, len(content))
     return total
 
 
-_CHUNK = 32  # images that a thread takes at a time
+_CHUNK_IMAGES = 32  # images that a thread takes at a time
 
-Item = tuple[int, str, Callable[[], bytes]]  # row, name in messages, function that reads the encoded image
-Bad = tuple[int, str, str]  # row, name, reason
+ImageItem = tuple[int, str, Callable[[], bytes]]  # row, name in messages, function that reads the encoded image
+BadItem = tuple[int, str, str]  # row, name, reason
 
 
 @dataclass
-class Decoded:
+class DecodingOutcome:
     """The outcome of decoding the images of a pool."""
 
     digests: np.ndarray  # uint64 [n], of the pixels
-    bad: list[Bad] = field(default_factory=list)  # images that could not be used; their rows hold zeros
+    bad: list[BadItem] = field(default_factory=list)  # images that could not be used; their rows hold zeros
     bytes_read: int = 0  # encoded bytes
     # Facts of images to be reported, for the manifest: name -> {"images": their number, ...}.
     facts: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def digest_of(image: np.ndarray) -> int:
+def image_digest(image: np.ndarray) -> int:
     """Return 64 bits of a hash over the bytes of an image."""
     return int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:8], "little")
 
 
 def decode_into(
-    out: np.ndarray, items: Iterable[Item], spec: ImageSpec, advance: Callable[[int], None] | None = None
-) -> Decoded:
+    out: np.ndarray, items: Iterable[ImageItem], spec: ImageSpec, advance: Callable[[int], None] | None = None
+) -> DecodingOutcome:
     """Decode images into rows of an array, in threads.
 
     Args:
@@ -310,27 +312,27 @@ def decode_into(
         spec: Size and fit.
         advance: Called with numbers of finished images, from this thread.
     """
-    result, written = Decoded(np.zeros(len(out), np.uint64)), releasing(out)
-    sizes, findings = np.zeros(len(out), np.int64), [Finding(spec.size)] * len(out)
+    result, written = DecodingOutcome(np.zeros(len(out), np.uint64)), memory_releaser(out)
+    sizes, findings = np.zeros(len(out), np.int64), [ImageFindings(spec.size)] * len(out)
     Image.init()  # while there is one thread
 
-    def work(chunk: Sequence[Item]) -> int:
+    def work(chunk: Sequence[ImageItem]) -> int:
         for row, name, read in chunk:
             try:
                 content = read()
-                out[row], findings[row] = decode(content, spec)
+                out[row], findings[row] = decode_image(content, spec)
             except BadImage as error:
                 out[row] = 0
                 result.bad.append((row, name, str(error)))
             else:
-                sizes[row], result.digests[row] = len(content), digest_of(out[row])
+                sizes[row], result.digests[row] = len(content), image_digest(out[row])
         return len(chunk)
 
     pool = ThreadPoolExecutor(loky.cpu_count())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow, on odd metadata
-            for count in _in_order(pool, work, items):
+            for count in _map_in_order(pool, work, items):
                 written(count * 3 * spec.size**2)
                 if advance:
                     advance(count)
@@ -347,10 +349,12 @@ def decode_into(
     return result
 
 
-def _in_order(pool: ThreadPoolExecutor, work: Callable[[Sequence[Item]], int], items: Iterable[Item]) -> Iterator[int]:
+def _map_in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Sequence[ImageItem]], int], items: Iterable[ImageItem]
+) -> Iterator[int]:
     """Yield the results of ``work`` on chunks of items; a few chunks are submitted ahead."""
     rest, running = iter(items), deque[Future[int]]()
-    while chunk := list(itertools.islice(rest, _CHUNK)):
+    while chunk := list(itertools.islice(rest, _CHUNK_IMAGES)):
         running.append(pool.submit(work, chunk))
         if len(running) > 2 * loky.cpu_count():
             yield running.popleft().result()
@@ -358,7 +362,7 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Sequence[Item]], int], i
         yield running.popleft().result()
 
 
-def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[Item]:
+def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[ImageItem]:
     """Yield items for :func:`decode_into`; row i is the file ``paths[i]`` of the tree.
 
     Args:

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
-from ifsl_bench.data.read.archive import BAD_CONTENT, what_is
+from ifsl_bench.data.read.archive import BAD_CONTENT_ERRORS, file_kind
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.limits import PICKLE_BYTES, PICKLE_STEPS
+from ifsl_bench.utils.limits import PICKLE_BYTES, PICKLE_VALUES
 
-INLINE = 1 << 12  # bytes; longer strings stay in the file
+INLINE_BYTES = 1 << 12  # bytes; longer strings stay in the file
 _STEPS = 30  # of an array in a list; they do not count
 _PICKLE = re.compile(rb"\x80[\x02-\x05]|\([(\]}lditcSVIFLN]|[\]}][q(.apr)]|c[A-Za-z_][\w.]*\n[A-Za-z_]")
 _DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6}|\?)")
@@ -31,17 +31,17 @@ class _RefusedError(Exception):
     """Well-formed, but not allowed in a data file."""
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return the kind of a value; writing out a tuple nested deeply would exhaust the stack."""
     kind = "n array" if isinstance(value, np.ndarray) else " dict" if isinstance(value, dict) else ""
     return f"a{kind or f' {type(value).__name__}'}"
 
 
-def load(content: mmap.mmap | bytes, name: str) -> Any:
+def load_pickle(content: mmap.mmap | bytes, name: str) -> Any:
     """Return the value of a pickle; long arrays are read-only views of ``content``.
 
     Args:
-        content: Of the file, as :meth:`ifsl_bench.data.read.archive.FileTree.mapped` returns it.
+        content: Of the file, as :meth:`ifsl_bench.data.read.archive.FileTree.memory_map` returns it.
         name: Name of the file in messages.
 
     Returns:
@@ -52,15 +52,15 @@ def load(content: mmap.mmap | bytes, name: str) -> Any:
     """
     head = content[:512]
     if not _PICKLE.match(head):
-        raise UserError(f"{name} is no pickle but {what_is(head)}; download or copy it again")
+        raise UserError(f"{name} is no pickle but {file_kind(head)}; download or copy it again")
     reader = _Reader(content, name)
     try:
-        return _with_arrays(_Unpickler(reader).load())
+        return _build_arrays(_Unpickler(reader).load())
     except _RefusedError as error:
         raise UserError(f"{name} is refused: it holds {error}") from error
     except EOFError as error:
         raise UserError(f"{name} is cut short: it ends in the middle of a value") from error
-    except (*BAD_CONTENT, TypeError, AttributeError, pickle.UnpicklingError) as error:
+    except (*BAD_CONTENT_ERRORS, TypeError, AttributeError, pickle.UnpicklingError) as error:
         raise UserError(f"{name} is damaged near byte {reader.at:,} ({type(error).__name__}: {error})") from error
 
 
@@ -76,12 +76,12 @@ class _Reader:
         if len(piece) < count:
             raise EOFError
         self.at += count
-        if count > INLINE:
+        if count > INLINE_BYTES:
             self.steps -= _STEPS
             return piece
         self.steps += 1
         self.bytes += count
-        PICKLE_STEPS.check(self.steps, self.name)
+        PICKLE_VALUES.check(self.steps, self.name)
         PICKLE_BYTES.check(self.bytes, self.name)
         return bytes(piece)
 
@@ -100,7 +100,7 @@ class _Dict(dict[Any, Any]):
 
     def __setitem__(self, key: object, value: object) -> None:
         if not isinstance(key, (str, bytes, int)):
-            raise _RefusedError(f"{described(key)} among keys, which are strings and whole numbers in data files")
+            raise _RefusedError(f"{describe_value(key)} among keys, which are strings and whole numbers in data files")
         super().__setitem__(key, value)
 
 
@@ -110,7 +110,7 @@ class _Dtype:
     def __init__(self, name: object, *_: object) -> None:
         text = name.decode("latin-1") if isinstance(name, bytes) else name
         if not (isinstance(text, str) and _DTYPE.fullmatch(text)):
-            shown = repr(text) if isinstance(text, str) else described(text)
+            shown = repr(text) if isinstance(text, str) else describe_value(text)
             raise _RefusedError(f"an array of type {shown}; only numbers and strings are read")
         self.value = np.dtype(text)
 
@@ -137,13 +137,13 @@ class _Array:
         self.value = array if axes is None else array.transpose(axes)
 
 
-def _encode(text: object, encoding: object) -> bytes:
+def _encode_text(text: object, encoding: object) -> bytes:
     """Undo the way in which Python 3 writes bytes for Python 2."""
     if encoding not in ("latin1", "latin-1"):
-        shown = repr(encoding) if isinstance(encoding, str) else described(encoding)
+        shown = repr(encoding) if isinstance(encoding, str) else describe_value(encoding)
         raise _RefusedError(f"text to be encoded as {shown}")
     if not isinstance(text, str):
-        raise ValueError(f"text expected, found {described(text)}")
+        raise ValueError(f"text expected, found {describe_value(text)}")
     return text.encode("latin-1")
 
 
@@ -163,7 +163,7 @@ _ALLOWED: dict[str, Callable[..., Any]] = {  # functions, no classes: a pickle m
     "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
     "numpy.core.multiarray.scalar": lambda dtype, raw: np.frombuffer(cast(bytes, raw), dtype.value, 1).item(),
     "numpy.core.numeric._frombuffer": _frombuffer,
-    "_codecs.encode": _encode,
+    "_codecs.encode": _encode_text,
     "builtins.bytes": lambda: b"",
 }
 _Machine: Any = pickle._Unpickler
@@ -197,7 +197,7 @@ class _Unpickler(_Machine):
         elif isinstance(target, _Array):
             target.set(*state[-4:])  # a version comes first, in all but the oldest
         else:
-            raise _RefusedError(f"a state for {described(target)}")
+            raise _RefusedError(f"a state for {describe_value(target)}")
 
     def load_frame(self) -> None:
         self.read(8)  # frames are not read whole, so that long arrays stay in the file
@@ -229,7 +229,7 @@ class _Unpickler(_Machine):
     }
 
 
-def _with_arrays(value: Any) -> Any:
+def _build_arrays(value: Any) -> Any:
     """Replace arrays under construction by arrays, in lists and dicts at any depth."""
     whole = [value]
     waiting: list[Any] = [whole]

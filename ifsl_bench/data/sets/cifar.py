@@ -19,23 +19,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.image_pools import ListItem, import_images, note_duplicates
-from ifsl_bench.data.pickle_pools import copy_pools, images_array, integers, load_dict, names_of, rows_by_class
+from ifsl_bench.data.image_pools import ListItem, import_images, report_duplicates
+from ifsl_bench.data.pickle_pools import copy_pools, load_dict, rows_by_class, to_images, to_integers, to_names
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
-    HELD_OUT,
+    HELD_OUT_PER_CLASS,
     ListedImage,
     PublishedData,
     SessionSource,
     check_pools,
-    columns,
-    divided,
+    divide_into_pools,
     find_images,
+    read_columns,
+    read_rows,
     report_missing,
-    rows,
     session_pools,
 )
-from ifsl_bench.data.read.archive import Entry, FileTree, first_few, natural
+from ifsl_bench.data.read.archive import Entry, FileTree, format_first, natural_sort_key
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Downloadable, Layout
 from ifsl_bench.utils.errors import UserError
@@ -54,7 +54,7 @@ PER_CLASS = {"train": 500, "test": 100}  # images of a class in each part
 _FOLDER = "cifar-100-python"
 # A class's folder in the folder of a part, which some call training or val, or below the folder of its superclass.
 _PNG = re.compile(r"(?:.*/)?(train|test|val)[a-z]*/(?:[^/]+/)?([^/]+)/([^/]+\.png)", re.IGNORECASE)
-sides = partial(columns, CLASSES, "class", "split")  # class -> train, val or test
+sides = partial(read_columns, CLASSES, "class", "split")  # class -> train, val or test
 
 
 class Cifar100(Layout):
@@ -68,7 +68,7 @@ class Cifar100(Layout):
     def build(self, context: BuildContext) -> None:
         entries = _entries(context.files)
         where = context.files.where(entries[META])
-        names = names_of(
+        names = to_names(
             load_dict(context.files, entries[META], ("fine_label_names",))["fine_label_names"],
             "'fine_label_names'",
             where,
@@ -81,15 +81,15 @@ class Cifar100(Layout):
         for entry in (entries[part] for part in PARTS):
             where = context.files.where(entry)
             value = load_dict(context.files, entry, ("data", "fine_labels"))
-            arrays.append(images_array(value["data"], "'data'", where, (32 * 32 * 3,)))
-            labels.append(integers(value["fine_labels"], "'fine_labels'", where, len(arrays[-1])))
+            arrays.append(to_images(value["data"], "'data'", where, (32 * 32 * 3,)))
+            labels.append(to_integers(value["fine_labels"], "'fine_labels'", where, len(arrays[-1])))
             rows_by_class(labels[-1], dict(enumerate(names)), where)
         pools = self.pools(context, names, *labels)
         images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files
         copy_pools(context, pools, dict.fromkeys(pools, images), digests=True)
         items = [ListItem(part, row) for part, array in zip(PARTS, arrays, strict=True) for row in range(len(array))]
         named = {pool: {name: [items[row] for row in group] for name, group in pools[pool].items()} for pool in pools}
-        note_duplicates(context, named)  # by file, and the row there
+        report_duplicates(context, named)  # by file, and the row there
 
     def pools(
         self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
@@ -104,7 +104,7 @@ class Cifar100(Layout):
         """
         labels = np.concatenate([train, test])
         groups = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
-        pools: dict[str, dict[str, Sequence[int]]] = divided(groups, sides(), "cifar-fs")
+        pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(groups, sides(), "cifar-fs")
         check_pools(context, "CIFAR-FS", COUNTS, pools)
         return pools
 
@@ -127,7 +127,7 @@ def _entries(tree: FileTree) -> dict[str, Entry]:
     folders = _folders(tree)
     if len(folders) > 1:
         raise UserError(
-            f"{tree.path} holds CIFAR-100 {len(folders)} times ({first_few(sorted(folders))}); give one of them"
+            f"{tree.path} holds CIFAR-100 {len(folders)} times ({format_first(sorted(folders))}); give one of them"
         )
     (files,) = folders.values()
     if missing := [name for name in (*PARTS, META) if name not in files]:
@@ -153,10 +153,12 @@ class CifarFolders(Layout):
             return f"{part}/{_class_of(match)}", match[3]
 
         found = find_images(context.files, _PNG, named, whole, "CIFAR-100")
-        images = {group: [paths[name] for name in sorted(paths, key=natural)] for group, paths in found.items()}
+        images = {
+            group: [paths[name] for name in sorted(paths, key=natural_sort_key)] for group, paths in found.items()
+        }
         missing = {group: max(0, count - len(images.get(group, ()))) for group, count in whole.items()}
         if lacking := sum(missing.values()):
-            which = first_few([f"{count} of {group}" for group, count in missing.items() if count])
+            which = format_first([f"{count} of {group}" for group, count in missing.items() if count])
             lacks = f"{lacking:,} of CIFAR-100's {sum(whole.values()):,} images: {which}"
             context.require_complete(f"missing are {lacks}", f"{context.origin} lacks {lacks}. Get the whole")
         by_part = {part: {name: images.get(f"{part}/{name}", []) for name in sorted(sides())} for part in PARTS}
@@ -172,7 +174,7 @@ class CifarFolders(Layout):
             images: Part (train or test) -> class -> paths, in order.
         """
         groups = {name: [*paths, *images["test"][name]] for name, paths in images["train"].items()}
-        pools: dict[str, dict[str, Sequence[str]]] = divided(groups, sides(), "cifar-fs")
+        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(groups, sides(), "cifar-fs")
         check_pools(context, "CIFAR-FS", COUNTS, pools)
         return pools
 
@@ -218,7 +220,7 @@ class SessionArrays(Cifar100):
             for row, label in enumerate(labels):
                 images[names[label]][f"{part}[{row}]"] = start + row
         pools: dict[str, dict[str, Sequence[int]]] = session_pools(
-            WHAT, _listed(context, names, train, test), images, HELD_OUT, "cifar100-sessions"
+            WHAT, _listed(context, names, train, test), images, HELD_OUT_PER_CLASS, "cifar100-sessions"
         )
         check_pools(context, WHAT, COUNTS_60_40, pools)
         return pools
@@ -227,8 +229,8 @@ class SessionArrays(Cifar100):
 def _listed(context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> Iterator[ListedImage]:
     """Yield the rows of the list that the files have; raise UserError if a label of the files is another."""
     labels, missing = {PARTS[0]: train, PARTS[1]: test}, []
-    session_of = {row["fine_label"]: row["session"] for row in rows(LISTS) if row["role"] == PARTS[1]}
-    for row in rows(LISTS):
+    session_of = {row["fine_label"]: row["session"] for row in read_rows(LISTS) if row["role"] == PARTS[1]}
+    for row in read_rows(LISTS):
         part, index, session = row["role"], int(row["index"]), row["session"]
         if index >= len(labels[part]):
             missing.append(f"{part}[{index}]")
@@ -259,7 +261,7 @@ class SessionFolders(CifarFolders):
         ]
         by_class = {name: {path: path for part in PARTS for path in images[part][name]} for name in sides()}
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
-            WHAT, listed, by_class, HELD_OUT, "cifar100-sessions"
+            WHAT, listed, by_class, HELD_OUT_PER_CLASS, "cifar100-sessions"
         )
         check_pools(context, WHAT, COUNTS_60_40, pools)
         context.about["supports_unknown"] = (
@@ -272,7 +274,7 @@ class SessionFolders(CifarFolders):
 def _class_sessions() -> dict[str, int]:
     """Return class -> session, in the order of the list."""
     names = sorted(sides())  # a class's label is its place
-    return {names[int(row["fine_label"])]: int(row["session"]) for row in rows(LISTS) if row["fine_label"]}
+    return {names[int(row["fine_label"])]: int(row["session"]) for row in read_rows(LISTS) if row["fine_label"]}
 
 
 class CifarSessions(CifarFS, SessionSource):

@@ -23,27 +23,29 @@ from ifsl_bench.data.published_splits import (
     PublishedData,
     SessionSource,
     check_pools,
-    columns,
-    divided,
+    divide_into_pools,
     find_images,
+    read_columns,
+    read_rows,
     report_missing,
-    rows,
     session_pools,
 )
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
 
-CLASSES = "cub.csv"
-COUNTS = {  # of all images
+CLASSES_FILE = "cub.csv"
+POOL_COUNTS = {  # of all images
     "base/train": Count(100, 4_700),
     "base/val": Count(100, 565),
     "base/test": Count(100, 620),
     "novel/val": Count(50, 2_950),
     "novel/test": Count(50, 2_953),
 }
-_IMAGE = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORECASE)
-sides = partial(columns, CLASSES, "class", "split")  # class, "001.Black_footed_Albatross" -> train, val or test
+_IMAGE_PATH = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORECASE)
+side_of_class = partial(
+    read_columns, CLASSES_FILE, "class", "split"
+)  # class, "001.Black_footed_Albatross" -> train, val or test
 
 
 class CubPhotographs(Layout):
@@ -55,17 +57,21 @@ class CubPhotographs(Layout):
         self.size = size
 
     def matches(self, tree: FileTree) -> bool:
-        return any((match := _IMAGE.fullmatch(entry.path)) and match[1] in sides() for entry in tree.entries)
+        return any(
+            (match := _IMAGE_PATH.fullmatch(entry.path)) and match[1] in side_of_class() for entry in tree.entries
+        )
 
     def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
         """Return class -> "class/file name" -> path, both in order."""
-        images = find_images(tree, _IMAGE, lambda match: (match[1], f"{match[1]}/{match[2]}"), sides(), "CUB-200-2011")
+        images = find_images(
+            tree, _IMAGE_PATH, lambda match: (match[1], f"{match[1]}/{match[2]}"), side_of_class(), "CUB-200-2011"
+        )
         return {name: dict(sorted(group.items())) for name, group in images.items()}
 
     def build(self, context: BuildContext) -> None:
         paths = {name: list(images.values()) for name, images in self.images(context.files).items()}
-        pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), "cub")
-        check_pools(context, "CUB-200-2011", COUNTS, pools)
+        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, side_of_class(), "cub")
+        check_pools(context, "CUB-200-2011", POOL_COUNTS, pools)
         import_images(context, pools, ImageSpec(self.size, fit="stretch"))
 
 
@@ -75,7 +81,7 @@ class Cub(PublishedData):
     name = "cub"
     summary: ClassVar[str] = "CUB-200-2011, 100+50+50 classes of birds, 84x84; from CUB_200_2011.tgz or its folder"
     layouts = (CubPhotographs(84),)
-    shape, counts, lists = (84, 84, 3), COUNTS, (CLASSES,)
+    shape, counts, lists = (84, 84, 3), POOL_COUNTS, (CLASSES_FILE,)
 
 
 class Cub64(Cub):
@@ -87,13 +93,13 @@ class Cub64(Cub):
     shape = (64, 64, 3)
 
 
-LISTS = "cub200-fscil.csv.xz"
-HELD_OUT = 8  # training images of a base class in base/val
+SESSION_LISTS_FILE = "cub200-fscil.csv.xz"
+HELD_OUT_PER_CLASS = 8  # training images of a base class in base/val
 SESSION_SIZE = 224
-WHAT = "CUB-200-2011's session lists"
+SESSION_LISTS_TITLE = "CUB-200-2011's session lists"
 SESSION_COUNTS = {
     "base/train": Count(100, 100 * 22),
-    "base/val": Count(100, 100 * HELD_OUT),
+    "base/val": Count(100, 100 * HELD_OUT_PER_CLASS),
     "base/test": Count(100, 2_864),
     "novel/support": Count(100, 2_994),
     "novel/test": Count(100, 2_930),
@@ -106,17 +112,19 @@ class CubSessionPhotographs(CubPhotographs):
     def build(self, context: BuildContext) -> None:
         paths = self.images(context.files)
         images = [
-            ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
-            for row in rows(LISTS)
+            ListedImage(row["image"], _class_folder(row["image"]), int(row["session"]), row["role"] == "test")
+            for row in read_rows(SESSION_LISTS_FILE)
         ]
         if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
-            report_missing(context, missing, f"images of {WHAT}")
-        pools: dict[str, dict[str, Sequence[str]]] = session_pools(WHAT, images, paths, HELD_OUT, "cub-sessions")
-        check_pools(context, WHAT, SESSION_COUNTS, pools)
+            report_missing(context, missing, f"images of {SESSION_LISTS_TITLE}")
+        pools: dict[str, dict[str, Sequence[str]]] = session_pools(
+            SESSION_LISTS_TITLE, images, paths, HELD_OUT_PER_CLASS, "cub-sessions"
+        )
+        check_pools(context, SESSION_LISTS_TITLE, SESSION_COUNTS, pools)
         import_images(context, pools, ImageSpec(self.size, fit="crop"))
 
 
-def _class(image: str) -> str:
+def _class_folder(image: str) -> str:
     return image.partition("/")[0]
 
 
@@ -126,7 +134,7 @@ class CubSessions(SessionSource):
     name = "cub-sessions"
     summary: ClassVar[str] = "CUB-200-2011, 100 base and 100 novel classes of the session lists; from CUB_200_2011.tgz"
     layouts = (CubSessionPhotographs(SESSION_SIZE),)
-    shape, counts, lists = (SESSION_SIZE, SESSION_SIZE, 3), SESSION_COUNTS, (LISTS,)
+    shape, counts, lists = (SESSION_SIZE, SESSION_SIZE, 3), SESSION_COUNTS, (SESSION_LISTS_FILE,)
 
     def sessions(self) -> dict[str, int]:
-        return {_class(row["image"]): int(row["session"]) for row in rows(LISTS)}
+        return {_class_folder(row["image"]): int(row["session"]) for row in read_rows(SESSION_LISTS_FILE)}

@@ -19,10 +19,10 @@ from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
 from ifsl_bench.utils.errors import CorruptFile, is_printable
 
-FOLDER = Path(__file__).with_name("embedded")
-FORM = 1
-OURS = "ifsl_bench"  # the key of our metadata
-HEADS = ("linear", "cosine")  # the order of the two in an "image"
+FEATURES_FOLDER = Path(__file__).with_name("embedded")
+FORMAT_VERSION = 1
+METADATA_KEY = "ifsl_bench"  # the key of our metadata
+HEAD_ORDER = ("linear", "cosine")  # the order of the two in an "image"
 
 
 class EmbeddedFeatures(DatasetSource):
@@ -32,10 +32,10 @@ class EmbeddedFeatures(DatasetSource):
 
     @property
     def file(self) -> Path:
-        return FOLDER / f"{self.name}.safetensors"
+        return FEATURES_FOLDER / f"{self.name}.safetensors"
 
     def recipe(self) -> str:
-        return f"embedded features {FORM}: {self._read()[0]['sha256']}"
+        return f"embedded features {FORMAT_VERSION}: {self._read()[0]['sha256']}"
 
     def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         facts, _ = self._read()
@@ -57,18 +57,18 @@ class EmbeddedFeatures(DatasetSource):
 
         try:
             with safe_open(self.file, "np") as file:
-                facts: dict[str, Any] = json.loads(file.metadata()[OURS])
-                if facts["format"] != FORM or not is_printable(facts["notice"]):
+                facts: dict[str, Any] = json.loads(file.metadata()[METADATA_KEY])
+                if facts["format"] != FORMAT_VERSION or not is_printable(facts["notice"]):
                     raise ValueError("of another format")
                 pools = {pool: file.get_tensor(pool) for pool in facts["pools"]} if arrays else {}
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
             raise CorruptFile(f"{self.file} is damaged or missing ({error}); install ifsl_bench again") from error
-        if arrays and checksum(pools) != facts["sha256"]:
+        if arrays and pools_checksum(pools) != facts["sha256"]:
             raise CorruptFile(f"{self.file} is not what was written: its checksum differs; install ifsl_bench again")
         return facts, pools
 
 
-def checksum(pools: dict[str, np.ndarray]) -> str:
+def pools_checksum(pools: dict[str, np.ndarray]) -> str:
     """Return a checksum over names and bytes of the pools, in the order of :data:`POOLS`."""
     digest = hashlib.sha256()
     for pool in (name for name in POOLS if name in pools):

@@ -8,23 +8,23 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.image_pools import ListItem, note_duplicates
+from ifsl_bench.data.image_pools import ListItem, report_duplicates
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.archive import Entry, FileTree, nfc
-from ifsl_bench.data.read.arrays import npz_arrays, safetensors, torch_file
-from ifsl_bench.data.read.images import digest_of
+from ifsl_bench.data.read.archive import Entry, FileTree, to_nfc
+from ifsl_bench.data.read.arrays import npz_arrays, safetensors_arrays, torch_arrays
+from ifsl_bench.data.read.images import image_digest
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.limits import LABEL
+from ifsl_bench.utils.limits import LABEL_LENGTH
 
-ALIKE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
-_LOOKED_AT = 5000  # rows, at least, where there are so many
-_WHOLE = 2.0**53  # up to which float64 tells whole numbers apart
+ALIKE_COSINE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
+_SAMPLED_ROWS = 5000  # rows, at least, where there are so many
+_MAX_EXACT_INTEGER = 2.0**53  # up to which float64 tells whole numbers apart
 # The largest feature of a row lies in this range or is 0: squares, and sums of a million of them, have all digits in
 # float32, which ranges from 2**-126 to 2**128. Others are refused, not scaled: weight decay depends on the scale.
 _SMALLEST, _LARGEST = 2.0**-50, 2.0**50
 # The root mean square beyond which the base classifier, which begins at weights of one size, was seen to learn little.
-_LARGE = 20.0
+_LARGE_FEATURE = 20.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FeatureFiles(Layout):
         return any(_pool_and_suffix(entry) is not None for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
-        pools, rows = _surveyed(context), dict[str, dict[str, list[ListItem]]]()
+        pools, rows = _survey_pools(context), dict[str, dict[str, list[ListItem]]]()
         try:
             self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
         except UserError as error:
@@ -67,7 +67,7 @@ class FeatureFiles(Layout):
                 order = np.argsort(pool.ids, kind="stable")
                 rows[name] = {pool.entry.name: [ListItem(pool.entry.name, row) for row in order.tolist()]}
                 if not context.writer.has(name):
-                    features = _features(context.files, pool.entry)
+                    features = _load_features(context.files, pool.entry)
                     context.bytes_read += pool.entry.size
                     facts = {"mean_cosine": mean_cosine(features)} if name == "base/train" else {}
                     if zeros := int((~features.any(axis=1)).sum()):
@@ -75,10 +75,12 @@ class FeatureFiles(Layout):
                     shape = (pool.width,)
                     with context.writer.pool(name, pool.ids[order], pool.classes, shape, "float32", facts) as out:
                         out[:] = features[order]
-                        digests = [digest_of(row) if row.any() else 0 for row in out]  # rows of zeros are counted apart
+                        digests = [
+                            image_digest(row) if row.any() else 0 for row in out
+                        ]  # rows of zeros are counted apart
                         np.save(context.writer.side_file(name), np.array(digests, np.uint64))
                 stage.advance(1)
-        note_duplicates(context, rows, "rows of features", "number by number")
+        report_duplicates(context, rows, "rows of features", "number by number")
         zero_rows = {name: context.writer.pools[name].get("zero_rows", 0) for name in pools}
         if any(zero_rows.values()):
             counts = ", ".join(f"{count:,} of {name}" for name, count in zero_rows.items() if count)
@@ -88,12 +90,12 @@ class FeatureFiles(Layout):
             )
         moments = context.writer.pools["base/train"]["statistics"]
         size = float(np.hypot(moments["mean"], moments["std"]).max())
-        if size > _LARGE:
+        if size > _LARGE_FEATURE:
             context.reporter.warn(
                 f"features of base/train have a root mean square of {size:.3g}, for which the base classifier may "
                 f"learn little; multiply the features of all files by one number, such as 2.0**{-round(np.log2(size))}"
             )
-        if (cosine := context.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE:
+        if (cosine := context.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE_COSINE:
             context.reporter.warn(
                 f"features of base/train have a mean pairwise cosine of {cosine:.2f}: they are not centred, as those "
                 "behind a ReLU are not. A method that puts class means beside cosine weights then takes nearly every "
@@ -103,14 +105,14 @@ class FeatureFiles(Layout):
 
 def mean_cosine(features: np.ndarray) -> float:
     """Return the mean cosine of two different rows of features [n, D], over some of them; 0 for one row."""
-    some = features[:: max(1, len(features) // _LOOKED_AT)].astype(np.float64)
+    some = features[:: max(1, len(features) // _SAMPLED_ROWS)].astype(np.float64)
     lengths = np.linalg.norm(some, axis=1, keepdims=True)
     units = some / np.where(lengths > 0, lengths, 1.0)
     count = len(units)
     return round(float((np.square(units.sum(0)).sum() - np.square(units).sum()) / max(1, count * (count - 1))), 4)
 
 
-def _surveyed(context: BuildContext) -> dict[str, _FeaturePool]:
+def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
     """Read labels and widths of all files, by pool.
 
     Raises:
@@ -119,13 +121,13 @@ def _surveyed(context: BuildContext) -> dict[str, _FeaturePool]:
     tree = context.files
     pools: dict[str, _FeaturePool] = {}
     for pool in POOLS:
-        entry = _file(tree, pool)
+        entry = _find_pool_file(tree, pool)
         if entry is None:
             continue
         where = tree.where(entry)
-        features, stored = _read(tree, entry)
-        values, ids = np.unique(_labels(stored, where), return_inverse=True)
-        names = np.array([nfc(value) for value in values.tolist()]) if values.dtype.kind == "U" else values
+        features, stored = _read_features_and_labels(tree, entry)
+        values, ids = np.unique(_check_labels(stored, where), return_inverse=True)
+        names = np.array([to_nfc(value) for value in values.tolist()]) if values.dtype.kind == "U" else values
         names, merged = np.unique(names, return_inverse=True)  # in order of their numbers, if they are numbers
         if len(names) < len(values):
             context.reporter.warn(
@@ -165,7 +167,7 @@ def _pool_and_suffix(entry: Entry) -> tuple[str, str] | None:
     return (pool, dot + suffix) if pool in POOLS and dot + suffix in READERS else None
 
 
-def _file(tree: FileTree, pool: str) -> Entry | None:
+def _find_pool_file(tree: FileTree, pool: str) -> Entry | None:
     """Return the file of a pool; None where novel/train has none."""
     entries = [entry for entry in tree.entries if (_pool_and_suffix(entry) or ("",))[0] == pool]
     if len(entries) > 1:
@@ -182,16 +184,16 @@ def _file(tree: FileTree, pool: str) -> Entry | None:
 # -- one file
 
 
-Values = np.ndarray | list[Any]
+LabelValues = np.ndarray | list[Any]
 READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
     ".npz": lambda file, where: npz_arrays(file, where, "features", "labels"),
-    ".safetensors": safetensors,
-    ".pt": torch_file,
-    ".pth": torch_file,
+    ".safetensors": safetensors_arrays,
+    ".pt": torch_arrays,
+    ".pth": torch_arrays,
 }
 
 
-def _read(tree: FileTree, entry: Entry) -> tuple[np.ndarray, Values]:
+def _read_features_and_labels(tree: FileTree, entry: Entry) -> tuple[np.ndarray, LabelValues]:
     """The features [n, D] and labels [n] of a file.
 
     Raises:
@@ -215,24 +217,24 @@ def _read(tree: FileTree, entry: Entry) -> tuple[np.ndarray, Values]:
         elif fits and features.shape[:1] == rows and features.dtype.kind in "iub":
             remedy = "; save features.astype('float32'), or features.float() of a tensor"
         raise UserError(
-            f"{where}: expected floating-point features [n, D] and labels [n], found features {_shape(features)}, "
-            f"labels {_shape(labels)}{remedy}"
+            f"{where}: expected floating-point features [n, D] and labels [n], found features {_shape_text(features)}, "
+            f"labels {_shape_text(labels)}{remedy}"
         )
     return features, labels
 
 
-def _shape(values: Values) -> str:
+def _shape_text(values: LabelValues) -> str:
     """Return type and shape in words."""
     return f"list[{len(values)}]" if isinstance(values, list) else f"{values.dtype}{list(values.shape)}"
 
 
-def _features(tree: FileTree, entry: Entry) -> np.ndarray:
+def _load_features(tree: FileTree, entry: Entry) -> np.ndarray:
     """Return the features of a file, float32 [n, D].
 
     Raises:
         UserError: They are not finite, or float32 cannot hold their squares.
     """
-    features = _read(tree, entry)[0]
+    features = _read_features_and_labels(tree, entry)[0]
     with np.errstate(over="ignore"):
         largest = np.maximum(features.max(axis=1), -features.min(axis=1)).astype(np.float64)  # [n]
     if not np.isfinite(largest).all():
@@ -250,7 +252,7 @@ def _features(tree: FileTree, entry: Entry) -> np.ndarray:
     return features.astype(np.float32)
 
 
-def _labels(stored: Values, where: str) -> np.ndarray:
+def _check_labels(stored: LabelValues, where: str) -> np.ndarray:
     """Return labels [n] as whole numbers or text.
 
     Raises:
@@ -263,7 +265,7 @@ def _labels(stored: Values, where: str) -> np.ndarray:
             remedy = "; save [label.decode() for label in labels]" if kinds == {bytes} else ""
             raise UserError(f"{where}: labels must be integers or strings, found a list of {names}{remedy}")
         if longest := max((len(value) for value in stored if isinstance(value, str)), default=0):
-            LABEL.check(longest, f"a label of {where}")
+            LABEL_LENGTH.check(longest, f"a label of {where}")
         labels = np.array(stored)
     else:
         labels = stored
@@ -272,7 +274,7 @@ def _labels(stored: Values, where: str) -> np.ndarray:
             remedy = remedies.get(labels.dtype.kind, "")
             raise UserError(f"{where}: labels must be integers or strings, found {labels.dtype}{remedy}")
     if labels.dtype.kind == "f":
-        whole = np.isfinite(labels) & (np.abs(labels) < _WHOLE)
+        whole = np.isfinite(labels) & (np.abs(labels) < _MAX_EXACT_INTEGER)
         whole[whole] = labels[whole] == np.round(labels[whole])
         if not whole.all():
             row = int(np.flatnonzero(~whole)[0])

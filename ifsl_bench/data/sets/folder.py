@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ifsl_bench.data.image_pools import T, divide, import_images
-from ifsl_bench.data.read.archive import FileTree, first_few, natural, nfc
-from ifsl_bench.data.read.images import SUFFIXES, ImageSpec
+from ifsl_bench.data.image_pools import T, divide_80_10_10, import_images
+from ifsl_bench.data.read.archive import FileTree, format_first, natural_sort_key, to_nfc
+from ifsl_bench.data.read.images import IMAGE_SUFFIXES, ImageSpec
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.data.suggested_tasks import BASE_QUERIES, QUERIES, SHOTS, WAYS
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import SPLIT_FILE
 from ifsl_bench.utils.toml import read_user_file
 
 SIDES = ("base", "novel/train", "novel/val", "novel/test")
-SPELLED = {
+SIDE_OF_SPELLING = {
     **{side: side for side in SIDES},
     **{side.replace("/", "-"): side for side in SIDES[1:]},
     **{side.replace("/", "_"): side for side in SIDES[1:]},
@@ -40,7 +40,7 @@ SPELLED = {
     "validation": "novel/val",
     "test": "novel/test",
 }
-SIZE = 84  # pixels, as on mini- and tiered-ImageNet
+DEFAULT_IMAGE_SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 TEST_SHARE, VAL_SHARE = 0.2, 0.16  # of the classes, where no file or folder divides them
 _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
 
@@ -77,7 +77,7 @@ class OwnOptions:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON, for the manifest."""
-        common = {"size": self.size or SIZE}
+        common = {"size": self.size or DEFAULT_IMAGE_SIZE}
         if self.depth not in (None, 1):
             common["depth"] = self.depth
         if self.white is not None:
@@ -102,38 +102,40 @@ class ImageFolder(Layout):
         options = self.options
         depth = options.depth or 1
         warn_of_ignored_files(context, options.split)
-        folders = find_class_folders(context.files, depth)
+        folders = scan_class_folders(context.files, depth)
         if warning := _nested_warning(folders, depth):
             context.reporter.warn(warning)
         if folders.respelled:
             context.reporter.warn(
                 f"{len(folders.respelled):,} classes have several folders, whose names differ only in how Unicode "
-                f"writes accents (NFC or NFD): {first_few(folders.respelled)}; the images in them are taken together"
+                f"writes accents (NFC or NFD): {format_first(folders.respelled)}; the images in them are taken together"
             )
         classes, where = folders.classes, "the seeded split"
         sides: Mapping[str, str] | None = None
         if options.split is not None:
-            sides, where = _listed(context, classes, options.split), str(options.split)
+            sides, where = _sides_from_csv(context, classes, options.split), str(options.split)
         elif folders.sides and options.split_seed is None:
             where = f"the folders {', '.join(folders.folders)}"
-            context.reporter.say(f"{where} divide the classes: {_counts(folders.sides)}")
+            context.reporter.say(f"{where} divide the classes: {_counts_in_words(folders.sides)}")
             sides = folders.sides
             context.about["division"] = where
         elif folders.sides:
             context.reporter.warn(f"--split-seed divides the classes, not the folders {', '.join(folders.folders)}")
             context.about["over_folders"] = True
-        classes = large_enough(context, {name: classes[name] for name in sides or classes})
+        classes = large_enough_classes(context, {name: classes[name] for name in sides or classes})
         if sides is None:
-            sides = seeded_sides(classes, options.split_seed or 0)
-            context.reporter.say(f"{where} divides the classes: {_counts(sides)}{_sessions_note(sides)}")
+            sides = draw_sides(classes, options.split_seed or 0)
+            context.reporter.say(
+                f"{where} divides the classes: {_counts_in_words(sides)}{_surplus_test_classes_note(sides)}"
+            )
         sides = {name: side for name, side in sides.items() if name in classes}
         check_sides(sides, classes, where)
-        spec = ImageSpec(options.size or SIZE, fit="crop", upright=True, white=options.white)
-        import_images(context, divide(classes, sides), spec)
+        spec = ImageSpec(options.size or DEFAULT_IMAGE_SIZE, fit="crop", upright=True, white=options.white)
+        import_images(context, divide_80_10_10(classes, sides), spec)
 
 
 @dataclass(frozen=True)
-class ClassFolders:
+class FolderScan:
     """The classes and sides in the names of folders.
 
     Attributes:
@@ -153,10 +155,10 @@ class ClassFolders:
 
 def is_image(path: str) -> bool:
     """Return whether a file is an image by its name."""
-    return path.lower().endswith(SUFFIXES)
+    return path.lower().endswith(IMAGE_SUFFIXES)
 
 
-def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
+def scan_class_folders(tree: FileTree, depth: int = 1) -> FolderScan:
     """Find the classes in ``<root>/<class>/<image>`` or ``<root>/<side>/<class>/<image>``.
 
     The root is the deepest folder that all images share. Folders below a class belong to the class.
@@ -180,14 +182,14 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
     root = 0
     while all(len(p) > root for p in parts) and len({p[root] for p in parts}) == 1:
         root += 1
-    tops = sorted({nfc(p[root]) for p in parts if len(p) > root}, key=natural)
-    by_side = all(name.lower() in SPELLED for name in tops)
-    named = [name for name in tops if name.lower() in SPELLED]
-    sides_named = {SPELLED[name.lower()] for name in named}
+    tops = sorted({to_nfc(p[root]) for p in parts if len(p) > root}, key=natural_sort_key)
+    by_side = all(name.lower() in SIDE_OF_SPELLING for name in tops)
+    named = [name for name in tops if name.lower() in SIDE_OF_SPELLING]
+    sides_named = {SIDE_OF_SPELLING[name.lower()] for name in named}
     if not by_side and "base" in sides_named and len(sides_named) > 1:  # one alone may be a class called "test"
         raise UserError(
-            f"{tree.path} has folders named after sides of a data set ({first_few(named)}) and others "
-            f"({first_few([name for name in tops if name not in named])}); move the others elsewhere, or give the "
+            f"{tree.path} has folders named after sides of a data set ({format_first(named)}) and others "
+            f"({format_first([name for name in tops if name not in named])}); move the others elsewhere, or give the "
             f"folder of one side with --from, whose classes are then divided"
         )
     start = root + by_side
@@ -200,38 +202,42 @@ def find_class_folders(tree: FileTree, depth: int = 1) -> ClassFolders:
         if len(folders) < start + depth:
             raise UserError(f"{tree.where(path)} is in no folder of a class; the layout is {form}/<image>")
         spelling = "/".join(folders[start : start + depth])
-        name = nfc(spelling)
+        name = to_nfc(spelling)
         spellings.setdefault(name, set()).add(spelling)
-        if by_side and sides.setdefault(name, side := SPELLED[nfc(folders[root]).lower()]) != side:
+        if by_side and sides.setdefault(name, side := SIDE_OF_SPELLING[to_nfc(folders[root]).lower()]) != side:
             raise UserError(
                 f"class {name!r} is in several of the folders {', '.join(tops)} of {tree.path}, and novel classes must "
                 f"be others than base classes; give one of these folders with --from, whose classes are then divided"
             )
         classes.setdefault(name, []).append(path)
         inner.setdefault(name, {})[folders[start + depth] if len(folders) > start + depth else ""] = None
-    names = sorted(classes, key=natural)
-    return ClassFolders(
-        {name: sorted(classes[name], key=natural) for name in names},
+    names = sorted(classes, key=natural_sort_key)
+    return FolderScan(
+        {name: sorted(classes[name], key=natural_sort_key) for name in names},
         {name: sides[name] for name in names} if by_side else {},
         tops if by_side else (),
-        {name: sorted(inner[name], key=natural) for name in names if "" not in inner[name] and len(inner[name]) > 1},
+        {
+            name: sorted(inner[name], key=natural_sort_key)
+            for name in names
+            if "" not in inner[name] and len(inner[name]) > 1
+        },
         [name for name in names if len(spellings[name]) > 1],
     )
 
 
-def _nested_warning(layout: ClassFolders, depth: int) -> str | None:
+def _nested_warning(layout: FolderScan, depth: int) -> str | None:
     if not layout.inner:
         return None
     name, folders = next(iter(layout.inner.items()))
     count = sum(map(len, layout.inner.values()))
     return (
         f"{len(layout.inner):,} of the {len(layout.classes):,} classes contain only folders, {count:,} in total "
-        f"({name}: {first_few(folders)}); each is taken as one class. If the folders in them are the classes, add "
+        f"({name}: {format_first(folders)}); each is taken as one class. If the folders in them are the classes, add "
         f"--depth {depth + 1}"
     )
 
 
-def _counts(sides: Mapping[str, str]) -> str:
+def _counts_in_words(sides: Mapping[str, str]) -> str:
     counts = Counter(sides.values())
     return ", ".join(f"{counts[side]} on {side}" for side in SIDES if counts[side])
 
@@ -248,13 +254,13 @@ def warn_of_ignored_files(context: BuildContext, split: Path | None = None) -> N
     """
     others = [entry for entry in context.files.entries if not is_image(entry.path)]
     if lost := [entry.path for entry in others if entry.lost]:
-        message = f"{len(lost):,} links in {context.files.path} cannot be followed: {first_few(lost)}"
+        message = f"{len(lost):,} links in {context.files.path} cannot be followed: {format_first(lost)}"
         context.require_complete(message, f"{message}. Mend or remove them")
     used = split.resolve() if split else None
     if ignored := [e for e in others if not (e.lost or (used and (context.files.path / e.path).resolve() == used))]:
         context.reporter.warn(
-            f"ignored {len(ignored):,} files that do not look like images: {first_few([e.path for e in ignored])}; "
-            f"images end in {', '.join(SUFFIXES)}"
+            f"ignored {len(ignored):,} files that do not look like images: {format_first([e.path for e in ignored])}; "
+            f"images end in {', '.join(IMAGE_SUFFIXES)}"
         )
 
 
@@ -286,34 +292,34 @@ def read_sides(path: Path) -> dict[str, str]:
         )
     sides: dict[str, str] = {}
     for line, row in rows:
-        name, side = nfc(row[kind] or ""), (row[side_column] or "").strip()
+        name, side = to_nfc(row[kind] or ""), (row[side_column] or "").strip()
         if f'"{row[kind]}"' not in content:  # in quotes, spaces at the ends of a name belong to it
             name = name.strip()
         where = f"{path}, line {line}"
         if not name:
             raise UserError(f"{where}: the class is missing")
-        if side.lower() not in SPELLED:
-            raise unknown("side", side, SIDES, where=f"of class {name!r} in {where}")
+        if side.lower() not in SIDE_OF_SPELLING:
+            raise unknown_name_error("side", side, SIDES, where=f"of class {name!r} in {where}")
         if name in sides:
             raise UserError(f"{where}: class {name!r} is there twice")
-        sides[name] = SPELLED[side.lower()]
+        sides[name] = SIDE_OF_SPELLING[side.lower()]
     return sides
 
 
-def _listed(context: BuildContext, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
+def _sides_from_csv(context: BuildContext, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
     """Return the sides of the classes that are both in the CSV file and in the tree."""
     sides = read_sides(split)
     missing = [name for name in sides if name not in classes]
     if missing:
         message = f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.files.path}"
-        message += f": {first_few(missing)}"
+        message += f": {format_first(missing)}"
         context.require_complete(message, f"{message}. Correct the file")
     if extra := [name for name in classes if name not in sides]:
-        context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {first_few(extra)}")
+        context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {format_first(extra)}")
     return {name: sides[name] for name in classes if name in sides}
 
 
-def large_enough(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
+def large_enough_classes(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
     """Return the classes with enough images for 5-shot episodes.
 
     Args:
@@ -326,13 +332,13 @@ def large_enough(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
     if small:
-        shown = first_few([f"{name} ({count})" for name, count in small.items()])
+        shown = format_first([f"{name} ({count})" for name, count in small.items()])
         message = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
         context.require_complete(message, f"{message}. Leave these classes out")
     return {name: paths for name, paths in classes.items() if name not in small}
 
 
-def seeded_sides(classes: Mapping[str, Sequence[object]], seed: int) -> dict[str, str]:
+def draw_sides(classes: Mapping[str, Sequence[object]], seed: int) -> dict[str, str]:
     """Return a side for each class: 20% test, 16% val (at least 5 classes each), the others base.
 
     Test has ten classes, which make two sessions, if enough base classes and images are left for episodes. Classes are
@@ -343,7 +349,7 @@ def seeded_sides(classes: Mapping[str, Sequence[object]], seed: int) -> dict[str
         seed: Of the hash.
     """
     order = sorted(classes, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    val, test = (_share(len(classes), share) for share in (VAL_SHARE, TEST_SHARE))
+    val, test = (_share_count(len(classes), share) for share in (VAL_SHARE, TEST_SHARE))
     for novel in (max(test, 2 * WAYS), test):
         base = order[novel + val :]
         if len(base) >= 2 * WAYS and sum(len(classes[name]) // 10 for name in base) >= BASE_QUERIES:
@@ -352,13 +358,13 @@ def seeded_sides(classes: Mapping[str, Sequence[object]], seed: int) -> dict[str
     return {name: sides.get(name, "base") for name in classes}
 
 
-def _share(classes: int, share: float) -> int:
+def _share_count(classes: int, share: float) -> int:
     return max(WAYS, round(share * classes))
 
 
-def _sessions_note(sides: Mapping[str, str]) -> str:
+def _surplus_test_classes_note(sides: Mapping[str, str]) -> str:
     """Return why novel/test has more classes than its share, for a message; empty if it has not."""
-    usual, novel = _share(len(sides), TEST_SHARE), sum(side == "novel/test" for side in sides.values())
+    usual, novel = _share_count(len(sides), TEST_SHARE), sum(side == "novel/test" for side in sides.values())
     return f"; novel/test has {novel} in place of {usual}, for two sessions of {WAYS}" if novel > usual else ""
 
 

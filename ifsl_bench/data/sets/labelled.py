@@ -15,22 +15,25 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from ifsl_bench.data.image_pools import ListItem, divide, note_duplicates, pool_labels, unfinished
-from ifsl_bench.data.read.archive import natural, printable
-from ifsl_bench.data.read.arrays import reading
-from ifsl_bench.data.read.images import rgb
-from ifsl_bench.data.sets.folder import check_sides, large_enough
+from ifsl_bench.data.image_pools import ListItem, divide_80_10_10, pool_labels, report_duplicates, unfinished_pools
+from ifsl_bench.data.read.archive import natural_sort_key, to_printable
+from ifsl_bench.data.read.arrays import user_errors
+from ifsl_bench.data.read.images import to_rgb
+from ifsl_bench.data.sets.folder import check_sides, large_enough_classes
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.serialization import releasing
+from ifsl_bench.utils.serialization import memory_releaser
 
-POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # side of an object -> side of its classes
-MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
+POOL_OF_SIDE = {"train": "base", "val": "novel/val", "test": "novel/test"}  # side of an object -> side of its classes
+SIDE_OF_MODE = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
 # Class of learn2learn -> the data set that its files make, and where they lie below the root that it was given.
-FILES = {"MiniImagenet": ("mini-imagenet-held-out", "."), "TieredImagenet": ("tiered-imagenet-2018", "tiered-imagenet")}
-_EXACT = 1e-3  # how far 255 times a float may be from a whole number
+DATASET_OF_CLASS = {
+    "MiniImagenet": ("mini-imagenet-held-out", "."),
+    "TieredImagenet": ("tiered-imagenet-2018", "tiered-imagenet"),
+}
+_ROUNDING_TOLERANCE = 1e-3  # how far 255 times a float may be from a whole number
 
 
 def learn2learn_files(objects: Any) -> tuple[str, Path]:
@@ -39,46 +42,46 @@ def learn2learn_files(objects: Any) -> tuple[str, Path]:
     Raises:
         UserError: Other objects, or objects that were loaded from several folders.
     """
-    inner = [_unwrapped(value, "Taskset", "TaskDataset", "MetaDataset") for value in _listed(objects)]
-    for kind, (name, folder) in FILES.items():
+    inner = [_unwrap(value, "Taskset", "TaskDataset", "MetaDataset") for value in _as_list(objects)]
+    for kind, (name, folder) in DATASET_OF_CLASS.items():
         if inner and all(_is_exactly(value, kind) for value in inner):
             roots = {str(value.root) for value in inner}
             if len(roots) > 1:
                 raise UserError(f"{name} is made from one folder; these were loaded from {' and '.join(sorted(roots))}")
             return name, Path(*roots) / folder
-    kinds = ", ".join(dict.fromkeys(map(_kind_of, inner))) or "nothing"
-    choices = "; ".join(f"learn2learn.{kind} for {name}" for kind, (name, _) in FILES.items())
+    kinds = ", ".join(dict.fromkeys(map(_class_name, inner))) or "nothing"
+    choices = "; ".join(f"learn2learn.{kind} for {name}" for kind, (name, _) in DATASET_OF_CLASS.items())
     raise UserError(
         f"no data set is made of {kinds}; they are made of {choices}. Other labelled images make a data set of your "
         f"own: give it a name, as in name='mine'"
     )
 
 
-def _by_side(objects: Any) -> dict[str, Split]:
+def _objects_by_side(objects: Any) -> dict[str, Split]:
     """Return side -> data set of a list [train, validation, test].
 
     Raises:
         UserError: There are not three, or their modes are in another order.
     """
-    if len(_listed(objects)) != len(POOL_OF):
+    if len(_as_list(objects)) != len(POOL_OF_SIDE):
         raise UserError(
             f"a data set is made of a list of three, [train, validation, test]; this one has {len(objects)}"
         )
-    data = [_unwrapped(value, "Taskset", "TaskDataset") for value in objects]
+    data = [_unwrap(value, "Taskset", "TaskDataset") for value in objects]
     # If all three have a mode, they must be in this order; a part of train alone may well have the mode "test".
-    modes = [MODES.get(str(getattr(_unwrapped(value, "MetaDataset"), "mode", ""))) for value in data]
-    if set(modes) == set(POOL_OF) and modes != list(POOL_OF):
+    modes = [SIDE_OF_MODE.get(str(getattr(_unwrap(value, "MetaDataset"), "mode", ""))) for value in data]
+    if set(modes) == set(POOL_OF_SIDE) and modes != list(POOL_OF_SIDE):
         raise UserError(f"the list is to be [train, validation, test]; by their modes its objects are {modes}")
-    return {side: Split(value, side) for side, value in zip(POOL_OF, data, strict=True)}
+    return {side: Split(value, side) for side, value in zip(POOL_OF_SIDE, data, strict=True)}
 
 
-def _listed(objects: Any) -> list[Any] | tuple[Any, ...]:
+def _as_list(objects: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(objects, (list, tuple)):
-        raise UserError(f"data sets are given as a list, [train, validation, test], not as a {_kind_of(objects)}")
+        raise UserError(f"data sets are given as a list, [train, validation, test], not as a {_class_name(objects)}")
     return objects
 
 
-def _unwrapped(value: Any, *wrappers: str) -> Any:
+def _unwrap(value: Any, *wrappers: str) -> Any:
     """Return the data set inside wrappers of learn2learn."""
     while _is_exactly(value, *wrappers):
         value = value.dataset
@@ -90,12 +93,12 @@ def _is_exactly(value: Any, *names: str) -> bool:
     return type(value).__module__.partition(".")[0] == "learn2learn" and type(value).__name__ in names
 
 
-def _kind_of(value: Any) -> str:
+def _class_name(value: Any) -> str:
     """Return the name of a value's class, "library.Class"."""
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
-def _pixels(image: Any, what: str) -> np.ndarray:
+def _to_pixels(image: Any, what: str) -> np.ndarray:
     """Return an image as an array [H, W, C] of 1 or 3 channels, its numbers unchanged.
 
     Args:
@@ -106,9 +109,9 @@ def _pixels(image: Any, what: str) -> np.ndarray:
     Raises:
         UserError: It is something else.
     """
-    kind, axes = _kind_of(image), (2, 0)
+    kind, axes = _class_name(image), (2, 0)
     if isinstance(image, Image.Image):
-        image = image.convert("L") if image.mode in ("1", "L") else rgb(image)
+        image = image.convert("L") if image.mode in ("1", "L") else to_rgb(image)
     elif hasattr(image, "detach"):
         image, axes = image.detach().cpu().to_dense(), (0, 2)
         image = image.float() if image.is_floating_point() else image  # NumPy has no bfloat16
@@ -148,7 +151,7 @@ class PixelScale:
         """
         low, high = float(image.min()), float(image.max())
         scaled = image.astype(np.float32) * (255 if high <= 1 else 1)
-        if not (low >= 0 and high <= 255) or np.abs(scaled - np.rint(scaled)).max() > _EXACT:  # or NaN
+        if not (low >= 0 and high <= 255) or np.abs(scaled - np.rint(scaled)).max() > _ROUNDING_TOLERANCE:  # or NaN
             raise UserError(
                 f"{what} has values from {low:.4g} to {high:.4g}, expected whole numbers from 0 to 255, or 255ths from "
                 f"0 to 1; images that were normalised, or resized as floats, cannot be undone: leave that step out of "
@@ -179,7 +182,7 @@ class Split:
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name, self.where = data, name, f"the {name} data set"
         groups = getattr(data, "labels_to_indices", None)
-        with reading(f"{self.where} is a {_kind_of(data)} which cannot be read"):
+        with user_errors(f"{self.where} is a {_class_name(data)} which cannot be read"):
             listed = range(len(data)) if groups is None else (index for group in groups.values() for index in group)
             self.indices = sorted({int(index) for index in listed})
             self.digests = np.zeros(len(data), np.uint64)
@@ -194,12 +197,12 @@ class Split:
     def read(self, index: int) -> tuple[np.ndarray, Hashable]:
         """Return an image [H, W, C] and its label; raise UserError if it is no such pair."""
         name = self.image_name(index)
-        with reading(f"{name} cannot be read"):
+        with user_errors(f"{name} cannot be read"):
             item = self.data[index]
             if not isinstance(item, (tuple, list)) or len(item) < 2:
-                raise UserError(f"{name} is a {_kind_of(item)}, expected a pair (image, label)")
-            image = _pixels(item[0], name)
-        with reading(f"the label of {name} cannot be read"):
+                raise UserError(f"{name} is a {_class_name(item)}, expected a pair (image, label)")
+            image = _to_pixels(item[0], name)
+        with user_errors(f"the label of {name} cannot be read"):
             label: Hashable = item[1].item() if hasattr(item[1], "item") else item[1]
             hash(label)
         return image, label
@@ -207,7 +210,7 @@ class Split:
     def read_again(self, index: int) -> np.ndarray:
         """Return an image of the survey; raise UserError if it has changed."""
         image, _ = self.read(index)
-        if _digest(image) != self.digests[index]:
+        if _image_digest(image) != self.digests[index]:
             raise UserError(
                 f"{self.image_name(index)} is another one each time it is read; leave random steps out of the data "
                 "set's transform"
@@ -224,15 +227,15 @@ class Split:
         for index in self.indices:
             image, label = self.read(index)
             groups.setdefault(label, []).append(index)
-            self.digests[index] = _digest(image)
+            self.digests[index] = _image_digest(image)
             yield image, self.image_name(index)
         names = {label: f"{self.name}-{label}" for label in groups}
         if len(set(names.values())) < len(names):  # 1 and "1"
             names = {label: f"{self.name}-{label!r}" for label in groups}
-        self.classes = {printable(names[label]): indices for label, indices in groups.items()}
+        self.classes = {to_printable(names[label]): indices for label, indices in groups.items()}
 
 
-def _digest(image: np.ndarray) -> int:
+def _image_digest(image: np.ndarray) -> int:
     """Return 64 bits of a hash over size and numbers of an image."""
     head = f"{image.dtype.str}{image.shape}".encode()
     return int.from_bytes(hashlib.sha256(head + image.tobytes()).digest()[:8], "little")
@@ -257,7 +260,7 @@ class LabelledObjects:
         Raises:
             UserError: No data set can be made of the objects.
         """
-        self.sides = _by_side(objects)
+        self.sides = _objects_by_side(objects)
         total = sum(len(side.indices) for side in self.sides.values())
         first = ""
         with reporter.stage(f"looking at {total:,} images", total) as stage:
@@ -266,8 +269,8 @@ class LabelledObjects:
                     first, self.shape = first or what, self.shape or image.shape
                     if image.shape != self.shape:
                         raise UserError(
-                            f"{what} is {_size(image.shape)}, {first} is {_size(self.shape)}; images must be of one "
-                            f"size: have the data set's transform resize them, and make them of one kind"
+                            f"{what} is {_size_text(image.shape)}, {first} is {_size_text(self.shape)}; images must "
+                            f"be of one size: have the data set's transform resize them, and make them of one kind"
                         )
                     self.scale.add(image, what)
                     stage.advance(1)
@@ -279,26 +282,26 @@ class LabelledObjects:
         side_of = {name: side for side in self.sides.values() for name in side.classes}
         classes = {
             name: [ListItem(side_of[name].name, index) for index in side_of[name].classes[name]]
-            for name in sorted(side_of, key=natural)
+            for name in sorted(side_of, key=natural_sort_key)
         }
-        classes = large_enough(context, classes)
-        roles = {name: POOL_OF[side_of[name].name] for name in classes}
+        classes = large_enough_classes(context, classes)
+        roles = {name: POOL_OF_SIDE[side_of[name].name] for name in classes}
         check_sides(roles, classes, "what was given")
-        pools = divide(classes, roles)
-        with unfinished(context, pools) as (names, stage):
+        pools = divide_80_10_10(classes, roles)
+        with unfinished_pools(context, pools) as (names, stage):
             for pool in names:
                 files = pools[pool]
                 side = side_of[next(iter(files))]
                 indices = np.array([item.index for items in files.values() for item in items], np.int64)
                 with context.writer.pool(pool, pool_labels(files), tuple(files), self.shape) as images:
-                    written = releasing(images)
+                    written = memory_releaser(images)
                     for row, index in enumerate(indices.tolist()):
                         images[row] = self.scale.to_bytes(side.read_again(index))
                         written(images[row].nbytes)
                         stage.advance(1)
                     np.save(context.writer.side_file(pool), side.digests[indices])
-        note_duplicates(context, pools)
+        report_duplicates(context, pools)
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def _size_text(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[0]} pixels of {shape[2]} channel{'s' if shape[2] > 1 else ''}"

@@ -20,61 +20,61 @@ import numpy as np
 
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
-    SHAPE,
-    SIZE,
+    IMAGE_SHAPE,
+    IMAGE_SIZE,
     copy_pools,
-    images_array,
-    integers,
     load_dict,
-    required,
+    required_entry,
     rows_by_class,
-    text,
+    to_images,
+    to_integers,
+    to_text,
 )
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
-    HELD_OUT,
+    HELD_OUT_PER_CLASS,
     IlsvrcLayout,
     ListedImage,
     PublishedData,
     SessionSource,
     check_pools,
-    columns,
-    divided,
+    divide_into_pools,
     find_images,
+    hash_shuffled,
+    read_columns,
+    read_rows,
     report_missing,
-    rows,
     session_pools,
-    shuffled,
 )
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
 from ifsl_bench.utils.errors import UserError
 
-CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
-COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
+CLASSES_FILE, ORIGINAL_NAMES_FILE = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
+POOL_COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
     "base/train": Count(64, 38_400),
     "base/val": Count(64, 18_748),
     "base/test": Count(64, 19_200),
     "novel/val": Count(16, 9_600),
     "novel/test": Count(20, 12_000),
 }
-HELD_OUT_COUNTS = COUNTS | {
+HELD_OUT_COUNTS = POOL_COUNTS | {
     "base/train": Count(64, 64 * 480),
     "base/val": Count(64, 64 * 60),
     "base/test": Count(64, 64 * 60),
 }
 HELD_OUT_NAME = "mini-imagenet-held-out"
-EXTRA = 300  # images of a base class in base/test, and at most in base/val
-_IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
+EXTRA_PER_CLASS = 300  # images of a base class in base/test, and at most in base/val
+_IMAGE_NAME = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
 _SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
-sides = partial(columns, CLASSES, "wnid", "split")  # wnid -> train, val or test
+side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train, val or test
 
 
 def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:
     for wnid in groups:
-        if sides().get(wnid) != side:
-            status = f"is a {sides()[wnid]} class" if wnid in sides() else "is no class"
+        if side_of_wnid().get(wnid) != side:
+            status = f"is a {side_of_wnid()[wnid]} class" if wnid in side_of_wnid() else "is no class"
             raise UserError(f"{where} has class {wnid!r} among its {side} classes, which {status} of mini-ImageNet")
 
 
@@ -85,7 +85,7 @@ class LwofPickles(Layout):
     files: ClassVar[Mapping[str, str]] = {
         pool: f"miniImageNet_category_split_{part}.pickle"
         for pool, part in zip(
-            COUNTS, ("train_phase_train", "train_phase_val", "train_phase_test", "val", "test"), strict=True
+            POOL_COUNTS, ("train_phase_train", "train_phase_val", "train_phase_test", "val", "test"), strict=True
         )
     }
 
@@ -93,30 +93,30 @@ class LwofPickles(Layout):
         return any(entry.name in self.files.values() for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
-        entries = {pool: required(context.files, name, self.title) for pool, name in self.files.items()}
+        entries = {pool: required_entry(context.files, name, self.title) for pool, name in self.files.items()}
         arrays: dict[str, np.ndarray] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {}
         for pool, entry in entries.items():
             where = context.files.where(entry)
             value = load_dict(context.files, entry, ("data", "labels", "catname2label"))
-            arrays[pool] = images_array(value["data"], "'data'", where)
-            pools[pool] = _by_label(value, len(arrays[pool]), where)
+            arrays[pool] = to_images(value["data"], "'data'", where)
+            pools[pool] = _rows_by_label(value, len(arrays[pool]), where)
             _check_sides(pools[pool], _SIDES[pool], where)
-        check_pools(context, "mini-ImageNet", COUNTS, pools)
+        check_pools(context, "mini-ImageNet", POOL_COUNTS, pools)
         copy_pools(context, pools, arrays)
 
 
-def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
+def _rows_by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
     """Return wnid -> rows, from a label for each row and a label for each wnid."""
-    labels = integers(value["labels"], "'labels'", where, count)
+    labels = to_integers(value["labels"], "'labels'", where, count)
     if not isinstance(value["catname2label"], dict):
         raise UserError(f"'catname2label' of {where} is no dict of class names and labels")
-    numbers = integers(list(value["catname2label"].values()), "'catname2label'", where).tolist()
-    names = {number: text(name) for number, name in zip(numbers, value["catname2label"], strict=True)}
+    numbers = to_integers(list(value["catname2label"].values()), "'catname2label'", where).tolist()
+    names = {number: to_text(name) for number, name in zip(numbers, value["catname2label"], strict=True)}
     return dict(rows_by_class(labels, names, where))
 
 
-class Caches(Layout):
+class Learn2learnCaches(Layout):
     """The caches of learn2learn, one for each side of the split."""
 
     title: ClassVar[str] = "the caches of learn2learn (mini-imagenet-cache-{train,validation,test}.pkl)"
@@ -131,8 +131,8 @@ class Caches(Layout):
     def build(self, context: BuildContext) -> None:
         tree = context.files
         entries = {
-            side: next((e for name in names[1:] if (e := tree.named(name))), None)
-            or required(tree, names[0], self.title)
+            side: next((e for name in names[1:] if (e := tree.find_by_name(name))), None)
+            or required_entry(tree, names[0], self.title)
             for side, names in self.files.items()
         }
         arrays: dict[str, np.ndarray] = {}
@@ -140,11 +140,11 @@ class Caches(Layout):
         for side, entry in entries.items():
             where = tree.where(entry)
             value = load_dict(tree, entry, ("image_data", "class_dict"))
-            arrays[side] = images_array(value["image_data"], "'image_data'", where)
+            arrays[side] = to_images(value["image_data"], "'image_data'", where)
             groups = _class_rows(value["class_dict"], len(arrays[side]), where)
             _check_sides(groups, side, where)
             class_rows |= groups
-        pools: dict[str, dict[str, Sequence[int]]] = divided(class_rows, sides(), HELD_OUT_NAME)
+        pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(class_rows, side_of_wnid(), HELD_OUT_NAME)
         check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         copy_pools(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
 
@@ -153,7 +153,9 @@ def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
     """Return wnid -> rows of a cache."""
     if not isinstance(value, dict):
         raise UserError(f"'class_dict' of {where} is a {type(value).__name__}, expected a dict of rows for each class")
-    groups = {text(name): integers(rows, f"class {text(name)!r}", where).tolist() for name, rows in value.items()}
+    groups = {
+        to_text(name): to_integers(rows, f"class {to_text(name)!r}", where).tolist() for name, rows in value.items()
+    }
     used = [row for rows in groups.values() for row in rows]
     if used and not 0 <= min(used) <= max(used) < count:
         wrong = next(row for row in used if not 0 <= row < count)
@@ -163,7 +165,7 @@ def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
     return groups
 
 
-class Ilsvrc(IlsvrcLayout):
+class MiniIlsvrcPhotographs(IlsvrcLayout):
     """The training images of ILSVRC-2012.
 
     Of the images of a base class that are not in mini-ImageNet, 300 are drawn for base/test, and up to 300 others for
@@ -171,24 +173,26 @@ class Ilsvrc(IlsvrcLayout):
     """
 
     def build(self, context: BuildContext) -> None:
-        taken = set(columns(NAMES, "filename", "original").values())
-        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
+        taken = set(read_columns(ORIGINAL_NAMES_FILE, "filename", "original").values())
+        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
         for wnid, images in self.images(context.files).items():
-            if wnid not in sides():
+            if wnid not in side_of_wnid():
                 continue
             mine = [path for name, path in images.items() if name in taken]
-            if sides()[wnid] != "train":
-                pools[f"novel/{sides()[wnid]}"][wnid] = mine
+            if side_of_wnid()[wnid] != "train":
+                pools[f"novel/{side_of_wnid()[wnid]}"][wnid] = mine
                 continue
             others = [name for name in images if name not in taken]
-            order = shuffled(others, f"mini-imagenet-ilsvrc:{wnid}")
-            test = EXTRA if len(order) > EXTRA else (len(order) + 1) // 2  # fewer only where the folder is not whole
-            for pool, part in (("base/test", order[:test]), ("base/val", order[test : test + EXTRA])):
+            order = hash_shuffled(others, f"mini-imagenet-ilsvrc:{wnid}")
+            test = (
+                EXTRA_PER_CLASS if len(order) > EXTRA_PER_CLASS else (len(order) + 1) // 2
+            )  # fewer only where the folder is not whole
+            for pool, part in (("base/test", order[:test]), ("base/val", order[test : test + EXTRA_PER_CLASS])):
                 chosen = set(part)
                 pools[pool][wnid] = [images[name] for name in others if name in chosen]
             pools["base/train"][wnid] = mine
-        check_pools(context, "mini-ImageNet", COUNTS, pools)
-        import_images(context, pools, ImageSpec(SIZE, fit="stretch"))
+        check_pools(context, "mini-ImageNet", POOL_COUNTS, pools)
+        import_images(context, pools, ImageSpec(IMAGE_SIZE, fit="stretch"))
 
 
 class MiniPhotographs(Layout):
@@ -197,7 +201,7 @@ class MiniPhotographs(Layout):
     title: ClassVar[str] = "the 60,000 images of mini-ImageNet (n0153282900000005.jpg, ...)"
 
     def matches(self, tree: FileTree) -> bool:
-        return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
+        return any(_IMAGE_NAME.fullmatch(entry.path) for entry in tree.entries)
 
 
 def listed_images(context: BuildContext) -> dict[str, dict[str, str]]:
@@ -206,10 +210,12 @@ def listed_images(context: BuildContext) -> dict[str, dict[str, str]]:
     Raises:
         UserError: A file of the list is missing and the user has not allowed it, or it is there twice.
     """
-    there = find_images(context.files, _IMAGE, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower()))
+    there = find_images(
+        context.files, _IMAGE_NAME, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower())
+    )
     images: dict[str, dict[str, str]] = {}
     missing = []
-    for name in columns(NAMES, "filename", "original"):
+    for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original"):
         if (path := there.get(name[:9], {}).get(name)) is None:
             missing.append(name)
         else:
@@ -224,9 +230,9 @@ class HeldOutPhotographs(MiniPhotographs):
 
     def build(self, context: BuildContext) -> None:
         paths = {wnid: list(images.values()) for wnid, images in listed_images(context).items()}
-        pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), HELD_OUT_NAME)
+        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, side_of_wnid(), HELD_OUT_NAME)
         check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
-        import_images(context, pools, ImageSpec(SIZE))
+        import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
 
 class MiniImageNet(PublishedData):
@@ -235,7 +241,7 @@ class MiniImageNet(PublishedData):
     name = "mini-imagenet"
     summary: ClassVar[str] = "mini-ImageNet, exact protocol; from LwoF's five pickles"
     layouts = (LwofPickles(),)
-    shape, counts = SHAPE, COUNTS
+    shape, counts = IMAGE_SHAPE, POOL_COUNTS
 
 
 class MiniIlsvrc(PublishedData):
@@ -243,8 +249,8 @@ class MiniIlsvrc(PublishedData):
 
     name = "mini-imagenet-ilsvrc"
     summary: ClassVar[str] = "mini-ImageNet, variant: other images in base/val and base/test; from ILSVRC-2012"
-    layouts = (Ilsvrc(),)
-    shape, counts, lists = SHAPE, COUNTS, (CLASSES, NAMES)
+    layouts = (MiniIlsvrcPhotographs(),)
+    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE, ORIGINAL_NAMES_FILE)
 
 
 class MiniHeldOut(PublishedData):
@@ -254,12 +260,12 @@ class MiniHeldOut(PublishedData):
     summary: ClassVar[str] = (
         "mini-ImageNet, variant: base images held out; from its 60,000 JPEGs, or learn2learn's caches"
     )
-    layouts = (Caches(), HeldOutPhotographs())
-    shape, counts = SHAPE, HELD_OUT_COUNTS
+    layouts = (Learn2learnCaches(), HeldOutPhotographs())
+    shape, counts = IMAGE_SHAPE, HELD_OUT_COUNTS
 
 
-LISTS = "mini-imagenet-fscil.csv.xz"
-WHAT = "mini-ImageNet's session lists"
+SESSION_LISTS_FILE = "mini-imagenet-fscil.csv.xz"
+SESSION_LISTS_TITLE = "mini-ImageNet's session lists"
 
 
 class MiniSessionPhotographs(MiniPhotographs):
@@ -267,13 +273,14 @@ class MiniSessionPhotographs(MiniPhotographs):
 
     def build(self, context: BuildContext) -> None:
         images = (
-            ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)
+            ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test")
+            for row in read_rows(SESSION_LISTS_FILE)
         )
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
-            WHAT, images, listed_images(context), HELD_OUT, "mini-imagenet-sessions"
+            SESSION_LISTS_TITLE, images, listed_images(context), HELD_OUT_PER_CLASS, "mini-imagenet-sessions"
         )
-        check_pools(context, WHAT, COUNTS_60_40, pools)
-        import_images(context, pools, ImageSpec(SIZE))
+        check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
+        import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
 
 class MiniSessions(SessionSource):
@@ -282,7 +289,7 @@ class MiniSessions(SessionSource):
     name = "mini-imagenet-sessions"
     summary: ClassVar[str] = "mini-ImageNet, 60 base and 40 novel classes of the session lists; from its 60,000 JPEGs"
     layouts = (MiniSessionPhotographs(),)
-    shape, counts, lists = SHAPE, COUNTS_60_40, (LISTS, NAMES)
+    shape, counts, lists = IMAGE_SHAPE, COUNTS_60_40, (SESSION_LISTS_FILE, ORIGINAL_NAMES_FILE)
 
     def sessions(self) -> dict[str, int]:
-        return {row["wnid"]: int(row["session"]) for row in rows(LISTS)}
+        return {row["wnid"]: int(row["session"]) for row in read_rows(SESSION_LISTS_FILE)}

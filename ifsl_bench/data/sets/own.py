@@ -13,14 +13,21 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import ImageFolder, OwnOptions
 from ifsl_bench.data.source import BuildContext, DatasetSource, Layout
-from ifsl_bench.data.suggested_tasks import RATE, SHOTS, STEPS, check_feasible, suggested, task_file
+from ifsl_bench.data.suggested_tasks import (
+    FEATURE_RATE,
+    FEATURE_STEPS,
+    SHOTS,
+    check_feasible,
+    suggested_tables,
+    task_file_text,
+)
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 from ifsl_bench.protocols.tasks.task_files import packaged, parse
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths, quarantine, sha256_json, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
-HEAD = """\
+TASK_FILE_HEADER = """\
 # Written when {name} was prepared, for you to change; a changed task is a new task. It is left as it is until there
 # are other data than {fingerprint}.
 """
@@ -67,7 +74,8 @@ class OwnData(DatasetSource):
         """
         protocol = "separate" if "novel/train" in starts else "shared"
         pretraining = (
-            f'[pretraining]\nbackbone = "{NO_BACKBONE}"\nsteps = {STEPS}\n[pretraining.schedule]\nrate = {RATE}\n'
+            f'[pretraining]\nbackbone = "{NO_BACKBONE}"\nsteps = {FEATURE_STEPS}\n'
+            f"[pretraining.schedule]\nrate = {FEATURE_RATE}\n"
         )
         tasks = f'[tasks.{self.task_names()[-1]}]\nshots = {SHOTS}\nprotocol = "{protocol}"\n'
         (task,) = parse(f'[dataset]\nname = "{self.name}"\n{pretraining}{tasks}', self.name)
@@ -104,8 +112,9 @@ class OwnData(DatasetSource):
             dataset: The data set.
             reporter: Takes messages.
         """
-        path, head = home.tasks / f"{self.name}.toml", HEAD.format(name=self.name, fingerprint=dataset.fingerprint)
-        text = task_file(dataset, self.name, suggested(dataset), head, reporter)
+        path = home.tasks / f"{self.name}.toml"
+        head = TASK_FILE_HEADER.format(name=self.name, fingerprint=dataset.fingerprint)
+        text = task_file_text(dataset, self.name, suggested_tables(dataset), head, reporter)
         tasks = [task.name for task in parse(text, str(path))]  # a wrong file would stop every command that lists tasks
         if os.path.exists(path):
             aside = quarantine(path, "old")

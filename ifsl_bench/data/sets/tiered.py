@@ -14,25 +14,25 @@ from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
-    SHAPE,
-    SIZE,
-    integers,
-    items_of,
-    list_items,
+    IMAGE_SHAPE,
+    IMAGE_SIZE,
     load_dict,
-    names_of,
-    required,
+    read_list_items,
+    required_entry,
     rows_by_class,
+    to_integers,
+    to_list_items,
+    to_names,
 )
-from ifsl_bench.data.published_splits import IlsvrcLayout, PublishedData, check_pools, columns, held_out
+from ifsl_bench.data.published_splits import IlsvrcLayout, PublishedData, check_pools, read_columns, split_80_10_10
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
 from ifsl_bench.utils.errors import UserError
 
-NAMES, SYNSETS = "class_names.txt", "synsets.txt"
-CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
-COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
+NAMES_FILE, SYNSETS_FILE = "class_names.txt", "synsets.txt"
+CLASSES_FILE, PHASES_FILE = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
+POOL_COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
     "base/train": Count(200, 203_751),
     "base/val": Count(200, 25_460),
     "base/test": Count(200, 25_488),
@@ -40,30 +40,30 @@ COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
     "novel/val": Count(97, 124_261),
     "novel/test": Count(160, 206_209),
 }
-_POOLS = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
-sides = partial(columns, CLASSES, "wnid", "split")  # wnid -> train_a, train_b, val or test
+_POOL_OF_SIDE = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
+side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train_a, train_b, val or test
 
 
 class IlsvrcFolder(IlsvrcLayout):
     """The photographs of ILSVRC-2012, divided as by Ren et al. (2019)."""
 
     def build(self, context: BuildContext) -> None:
-        phases = columns(PHASES, "image", "phase")
-        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
+        phases = read_columns(PHASES_FILE, "image", "phase")
+        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
         for wnid, images in self.images(context.files).items():
-            if wnid not in sides():
+            if wnid not in side_of_wnid():
                 continue
-            if sides()[wnid] != "train_a":
-                pools[_POOLS[sides()[wnid]]][wnid] = list(images.values())
+            if side_of_wnid()[wnid] != "train_a":
+                pools[_POOL_OF_SIDE[side_of_wnid()[wnid]]][wnid] = list(images.values())
                 continue
             for phase in ("train", "val", "test"):
                 pools[f"base/{phase}"][wnid] = [path for name, path in images.items() if phases.get(name) == phase]
-        check_pools(context, "tiered-ImageNet", COUNTS, pools)
+        check_pools(context, "tiered-ImageNet", POOL_COUNTS, pools)
         # As the authors' preparation resized them.
-        import_images(context, pools, ImageSpec(SIZE, fit="stretch", filter="cubic-opencv"))
+        import_images(context, pools, ImageSpec(IMAGE_SIZE, fit="stretch", filter="cubic-opencv"))
 
 
-def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
+def wnid_by_name(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
     """Return class name -> wnid, from two lists of the release.
 
     Args:
@@ -75,20 +75,22 @@ def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[st
         UserError: A list is missing, or they do not fit each other.
     """
     lists = []
-    for name in (NAMES, SYNSETS):
-        entry = required(tree, name, f"{what}, with the names of its classes")
+    for name in (NAMES_FILE, SYNSETS_FILE):
+        entry = required_entry(tree, name, f"{what}, with the names of its classes")
         lists.append([line.strip() for line in tree.read(entry).decode("utf-8", "replace").rstrip().splitlines()])
     names, wnids = lists
     if len(names) != len(wnids):
-        raise UserError(f"{tree.path}: {NAMES} has {len(names):,} lines, {SYNSETS} has {len(wnids):,}; get both again")
+        raise UserError(
+            f"{tree.path}: {NAMES_FILE} has {len(names):,} lines, {SYNSETS_FILE} has {len(wnids):,}; get both again"
+        )
     wnid_of: dict[str, str] = {}
     for name, wnid in zip(names, wnids, strict=True):
         if wnid in wanted and wnid_of.setdefault(name, wnid) != wnid:
-            raise UserError(f"{tree.path}: {NAMES} calls two classes {name!r}, {wnid_of[name]} and {wnid}")
+            raise UserError(f"{tree.path}: {NAMES_FILE} calls two classes {name!r}, {wnid_of[name]} and {wnid}")
     return wnid_of
 
 
-def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
+def read_rows_by_wnid(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
     """Return the number of images, and wnid -> rows.
 
     Args:
@@ -101,11 +103,11 @@ def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple
     """
     where = tree.where(entry)
     value = load_dict(tree, entry, ("label_specific", "label_specific_str"))
-    labels = integers(value["label_specific"], "'label_specific'", where)
-    called = names_of(value["label_specific_str"], "'label_specific_str'", where)
+    labels = to_integers(value["label_specific"], "'label_specific'", where)
+    called = to_names(value["label_specific_str"], "'label_specific_str'", where)
     groups = rows_by_class(labels, dict(enumerate(called)), where)
     if strange := [name for name in groups if name not in names]:
-        raise UserError(f"{where} has a class {strange[0]!r}, which is none of tiered-ImageNet's in {NAMES}")
+        raise UserError(f"{where} has a class {strange[0]!r}, which is none of tiered-ImageNet's in {NAMES_FILE}")
     return len(labels), {names[name]: rows for name, rows in groups.items()}
 
 
@@ -135,26 +137,26 @@ class _PngPickles(Layout):
 
     def build(self, context: BuildContext) -> None:
         tree = context.files
-        entries = {prefix: required(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
-        images = {prefix: required(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.prefixes}
-        names = class_names(tree, sides(), self.title)
+        entries = {prefix: required_entry(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
+        images = {prefix: required_entry(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.prefixes}
+        names = wnid_by_name(tree, side_of_wnid(), self.title)
         counts: dict[str, int] = {}
-        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in POOL_COUNTS}
         source: dict[str, str] = {}  # pool -> the prefix that its images come from
         for prefix, entry in entries.items():
-            counts[prefix], groups = read_labels(tree, entry, names)
+            counts[prefix], groups = read_rows_by_wnid(tree, entry, names)
             for wnid, rows in groups.items():
-                if (side := sides()[wnid]) not in self.prefixes[prefix]:
+                if (side := side_of_wnid()[wnid]) not in self.prefixes[prefix]:
                     raise UserError(f"{tree.where(entry)} has class {wnid}, which tiered-ImageNet has on side {side}")
                 for pool, part in self.divide(prefix, wnid, rows).items():
                     pools[pool][wnid] = part
                     source[pool] = prefix
-        check_pools(context, "tiered-ImageNet", COUNTS, pools)
+        check_pools(context, "tiered-ImageNet", POOL_COUNTS, pools)
         import_images(
             context,
-            {pool: items_of(images[source[pool]].name, pools[pool]) for pool in source},
-            ImageSpec(SIZE),
-            lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
+            {pool: to_list_items(images[source[pool]].name, pools[pool]) for pool in source},
+            ImageSpec(IMAGE_SIZE),
+            lambda pool, wanted: read_list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
         )
 
 
@@ -163,12 +165,12 @@ class AttractorFiles(_PngPickles):
 
     title: ClassVar[str] = "the files of Ren et al. (2019) (train_a_*, train_b_*, val_*, test_*)"
     prefixes: ClassVar = {f"train_a_train_a_phase_{phase}": ["train_a"] for phase in ("train", "val", "test")} | {
-        side: [side] for side in _POOLS
+        side: [side] for side in _POOL_OF_SIDE
     }
     own = ("train_a_", "train_b_")
 
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
-        return {_POOLS.get(prefix) or f"base/{prefix.rpartition('_')[2]}": rows}
+        return {_POOL_OF_SIDE.get(prefix) or f"base/{prefix.rpartition('_')[2]}": rows}
 
 
 class Files2018(_PngPickles):
@@ -181,9 +183,9 @@ class Files2018(_PngPickles):
     own = ("train_labels.pkl", "train_images_png.pkl")
 
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
-        if sides()[wnid] == "train_a":
-            return held_out(rows, f"tiered-imagenet-2018:{wnid}")
-        return {_POOLS[sides()[wnid]]: rows}
+        if side_of_wnid()[wnid] == "train_a":
+            return split_80_10_10(rows, f"tiered-imagenet-2018:{wnid}")
+        return {_POOL_OF_SIDE[side_of_wnid()[wnid]]: rows}
 
 
 class TieredImageNet(PublishedData):
@@ -192,7 +194,7 @@ class TieredImageNet(PublishedData):
     name = "tiered-imagenet"
     summary: ClassVar[str] = "tiered-ImageNet, exact protocol; from the files of Ren et al. (2019) or ILSVRC-2012"
     layouts = (AttractorFiles(), IlsvrcFolder())
-    shape, counts, lists = SHAPE, COUNTS, (CLASSES, PHASES)
+    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE, PHASES_FILE)
 
 
 class Tiered2018(PublishedData):
@@ -201,4 +203,4 @@ class Tiered2018(PublishedData):
     name = "tiered-imagenet-2018"
     summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
     layouts = (Files2018(),)
-    shape, counts, lists = SHAPE, COUNTS, (CLASSES,)
+    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE,)

@@ -12,24 +12,26 @@ from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
 
-from ifsl_bench.data.image_pools import divide, import_images
+from ifsl_bench.data.image_pools import divide_80_10_10, import_images
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.published_splits import check_pools, columns, find_images
-from ifsl_bench.data.read.archive import FileTree, natural
+from ifsl_bench.data.published_splits import check_pools, find_images, read_columns
+from ifsl_bench.data.read.archive import FileTree, natural_sort_key
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
 from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolCounts, count_files
 from ifsl_bench.utils.files import sha256_json
 
-SIZE, PER_CLASS = 64, 500
-_SIDES = {"train_a": "base", "train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
-_IMAGE = re.compile(r"(?:.*/)?train/(n[0-9]{8})/images/\1_([0-9]+)\.jpe?g", re.IGNORECASE)
+IMAGE_SIZE, IMAGES_PER_CLASS = 64, 500
+_POOL_OF_PHASE = {"train_a": "base", "train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
+_IMAGE_PATH = re.compile(r"(?:.*/)?train/(n[0-9]{8})/images/\1_([0-9]+)\.jpe?g", re.IGNORECASE)
 
 
 @cache
-def sides() -> Mapping[str, str]:
+def pool_of_wnid() -> Mapping[str, str]:
     """Return wnid -> "base" or the pool of a novel class, sorted by wnid."""
-    return {wnid: _SIDES[side] for wnid, side in sorted(columns("tiny-tiered.csv", "wnid", "split").items())}
+    return {
+        wnid: _POOL_OF_PHASE[side] for wnid, side in sorted(read_columns("tiny-tiered.csv", "wnid", "split").items())
+    }
 
 
 class _TrainFolder(Layout):
@@ -39,20 +41,22 @@ class _TrainFolder(Layout):
         self.most = most  # images taken of a class of each side; all where it does not say
 
     def matches(self, tree: FileTree) -> bool:
-        return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
+        return any(_IMAGE_PATH.fullmatch(entry.path) for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
         def named(match: re.Match[str]) -> tuple[str, str]:
             return match[1], f"{match[1]}_{int(match[2])}.JPEG"
 
         images = {}
-        for wnid, paths in find_images(context.files, _IMAGE, named, sides(), "Tiny-ImageNet").items():
-            images[wnid] = [paths[name] for name in sorted(paths, key=natural)][: self.most.get(sides()[wnid])]
-        there = divide(images, sides())
+        for wnid, paths in find_images(context.files, _IMAGE_PATH, named, pool_of_wnid(), "Tiny-ImageNet").items():
+            images[wnid] = [paths[name] for name in sorted(paths, key=natural_sort_key)][
+                : self.most.get(pool_of_wnid()[wnid])
+            ]
+        there = divide_80_10_10(images, pool_of_wnid())
         pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
-        whole = divide({wnid: [""] * PER_CLASS for wnid in sides()}, sides())
+        whole = divide_80_10_10({wnid: [""] * IMAGES_PER_CLASS for wnid in pool_of_wnid()}, pool_of_wnid())
         check_pools(context, "Tiny-ImageNet", count_files(whole), pools)
-        import_images(context, pools, ImageSpec(SIZE))
+        import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
 
 class TinyImageNet(DatasetSource):
@@ -66,11 +70,11 @@ class TinyImageNet(DatasetSource):
         self.layouts = (_TrainFolder(self.most),)
 
     def recipe(self) -> str:
-        return f"Tiny-ImageNet, 1, {sha256_json([dict(sides()), dict(self.most)])[:16]}"
+        return f"Tiny-ImageNet, 1, {sha256_json([dict(pool_of_wnid()), dict(self.most)])[:16]}"
 
     def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
-        per_class = {wnid: [""] * self.most.get(side, PER_CLASS) for wnid, side in sides().items()}
-        return (SIZE, SIZE, 3), count_files(divide(per_class, sides()))
+        per_class = {wnid: [""] * self.most.get(side, IMAGES_PER_CLASS) for wnid, side in pool_of_wnid().items()}
+        return (IMAGE_SIZE, IMAGE_SIZE, 3), count_files(divide_80_10_10(per_class, pool_of_wnid()))
 
 
 class TinyPack(TinyImageNet):

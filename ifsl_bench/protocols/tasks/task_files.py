@@ -28,7 +28,7 @@ from ifsl_bench.protocols.tasks.task import (
 )
 from ifsl_bench.protocols.tasks.task_limits import NAME, check_name, check_task
 from ifsl_bench.protocols.tasks.variants import Change, Variant, changed, derived, in_sessions, merged
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
@@ -94,7 +94,9 @@ def _variants(file: TaskFile | _VariantFile, where: str, others: Mapping[str, Ta
     for name, entry in file.variants.items():
         check_name(name, where)
         if entry.of not in others:
-            raise unknown("task", entry.of, others, where=f"that {name!r} of {where} is a variant of", see=ALL)
+            raise unknown_name_error(
+                "task", entry.of, others, where=f"that {name!r} of {where} is a variant of", see=ALL
+            )
         try:
             tasks[name] = derived(others[entry.of], name, entry)
         except UserError as error:
@@ -235,11 +237,11 @@ def _named(name: str, home: Paths | None) -> list[Task]:
         for task in tasks.values():
             _check_free(task, path)
         if chosen and chosen not in tasks:
-            raise unknown("task", chosen, tasks, where=f"in {path}")
+            raise unknown_name_error("task", chosen, tasks, where=f"in {path}")
         return [tasks[chosen]] if chosen else list(tasks.values())
     if with_package := packaged_task(name):
         return [with_package]
     by_name = {**packaged(), **own(home or Paths.locate())}
     if name not in by_name:
-        raise unknown("task", name, by_name, see=ALL)
+        raise unknown_name_error("task", name, by_name, see=ALL)
     return [by_name[name]]

@@ -28,7 +28,7 @@ from ifsl_bench.protocols.tasks.task_limits import (
     WEIGHTS,
     WEIGHTS_RULE,
 )
-from ifsl_bench.utils.errors import UserError, unknown
+from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -116,7 +116,7 @@ def make_change(values: Mapping[str, int | str | None]) -> Change:
     """
     for key, value in values.items():
         if key not in KEYS:
-            raise unknown("change of a task", key, KEYS)
+            raise unknown_name_error("change of a task", key, KEYS)
         if key in TEXTS:
             pattern, what, rule = TEXTS[key]
             if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
@@ -145,7 +145,7 @@ def split(name: str) -> tuple[str, Change]:
     for part in name[plus + 1 :].split("+"):
         key, separator, text = part.partition("=")
         if key not in KEYS:
-            raise unknown("change of a task", key, KEYS, where=f"in {name!r}")
+            raise unknown_name_error("change of a task", key, KEYS, where=f"in {name!r}")
         if key in TEXTS:
             _, what, rule = TEXTS[key]
             if not text:
@@ -361,7 +361,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         """
         for key in values:
             if key not in TAKES:
-                raise unknown("training option", key, TAKES)
+                raise unknown_name_error("training option", key, TAKES)
             if isinstance(values[key], bool):
                 raise UserError(f"--train: {key} is not {values[key]}")
         for key, value in values.items():

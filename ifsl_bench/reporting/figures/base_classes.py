@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, row_names
-from ifsl_bench.data.preparing.metadata import metadata_of
+from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split
 from ifsl_bench.reporting.figures.style import (
@@ -48,7 +48,7 @@ def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
         )
     whole = load_board(task, home.results)
     if whole.rows:
-        if not (every := metadata_of(task, home).base_classes):
+        if not (every := task_metadata(task, home).base_classes):
             raise UserError(
                 f"the number of base classes of {task.name} is unknown until data set "
                 f"{task.dataset.name} is prepared: ifsl-bench data list"

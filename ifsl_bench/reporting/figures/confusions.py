@@ -33,7 +33,7 @@ from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.notebook import Names, listed
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.threads import evaluating
+from ifsl_bench.utils.threads import evaluation_threads
 
 Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the class that is answered
 EPISODES = 500
@@ -135,7 +135,7 @@ def confusions(
 
 
 @torch.no_grad()
-@evaluating()
+@evaluation_threads()
 def _confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes

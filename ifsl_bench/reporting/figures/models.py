@@ -12,8 +12,8 @@ import torch
 
 from ifsl_bench.backbones.pretrained import is_offered
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.metadata import metadata_of
-from ifsl_bench.data.published_splits import columns
+from ifsl_bench.data.preparing.metadata import task_metadata
+from ifsl_bench.data.published_splits import read_columns
 from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
@@ -79,7 +79,7 @@ def open_model(job: Job, work: Workspace) -> EvaluationContext:
         job: the job.
         work: the workspace.
     """
-    data_stage_of(job).check(metadata_of(job.task, work.home))
+    data_stage_of(job).check(task_metadata(job.task, work.home))
     data_stage_of(job).compute(work)
     return Evaluate(job).open(work)
 
@@ -186,7 +186,7 @@ def novel_names(dataset: Dataset, task: Task) -> list[str]:
 
 def class_names(classes: Sequence[str]) -> list[str]:
     """Return names of classes for readers: of a WordNet id the name that it has in Tiny-ImageNet, if it is there."""
-    titles = columns("tiny-tiered.csv", "wnid", "name")
+    titles = read_columns("tiny-tiered.csv", "wnid", "name")
     names = [titles.get(name, name) for name in classes]
     often = Counter(names)
     return [title if often[title] == 1 else f"{title} ({name})" for title, name in zip(names, classes, strict=True)]

@@ -28,7 +28,7 @@ from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
 from ifsl_bench.analysis.task_results import TaskResults, in_setting, only
 from ifsl_bench.reporting.plot_styles import PlotStyle, style_of, styles_of
 from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import check_out, write_bytes
+from ifsl_bench.utils.files import check_output_path, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
@@ -119,7 +119,7 @@ def format_of(path: Path) -> str:
     if suffix not in FORMATS:
         ending = f"{path.suffix!r}" if path.suffix else "a name without any"
         raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {ending}")
-    check_out(path)
+    check_output_path(path)
     return suffix
 
 

@@ -34,7 +34,7 @@ from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
 from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, style_of, styles_of
 from ifsl_bench.reporting.table import Table
-from ifsl_bench.store.published import LETTERS
+from ifsl_bench.store.published import FLAG_LETTERS
 from ifsl_bench.store.schema import Result, path_of
 from ifsl_bench.utils.errors import UserError, one_line
 
@@ -167,7 +167,7 @@ def gather(boards: Iterable[TaskResults]) -> Page:
             table = task_table(view, full=True, ranked=True)
             if protocol_of(board.task).published_apart and setting == PAPER:
                 papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
-                legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in LETTERS.items())
+                legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in FLAG_LETTERS.items())
                 notes = [*table.notes, *([*PUBLISHED_NOTES, f"{legend}."] if papers else [])]
                 table = replace(table, rows=[*table.rows, *papers], notes=notes)
             for entry in table.rows:

@@ -12,7 +12,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method
 from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers
 from ifsl_bench.reporting.plot_styles import method_of
-from ifsl_bench.store.published import bibtex, titles
+from ifsl_bench.store.published import bibtex_entries, paper_titles
 from ifsl_bench.utils.errors import UserError
 
 
@@ -42,9 +42,9 @@ def citation_of_label(label: str) -> Citation:
 
 def citation_of_paper(source: str) -> Citation:
     """Return the citation of a paper, by the name of the file with its rows."""
-    text = titles().get(source, source)
+    text = paper_titles().get(source, source)
     of_methods = [p.bibtex for p in papers("methods") if text.lower().startswith(p.field("title").lower())]
-    return Citation(text, "\n\n".join(of_methods) or bibtex().get(source, ""))
+    return Citation(text, "\n\n".join(of_methods) or bibtex_entries().get(source, ""))
 
 
 def _bibtex(name: str) -> str:

@@ -21,14 +21,14 @@ from ifsl_bench.data.sets.glyphs import drawing, fonts
 from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
 
 IMAGE_SHAPE = (32, 32, 1)
-SEED = 0  # of the data set; another seed gives other images of the same letters
+GLYPH_SEED = 0  # of the data set; another seed gives other images of the same letters
 
 # Raise it with every change of the code that changes a pixel.
-VERSION = 1
+CODE_VERSION = 1
 
 SIDES = ("base", "novel/train", "novel/val", "novel/test")
 # Pool -> index of the first image of each class, and images per class. No image is in two of the base pools.
-IMAGES = {
+FIRST_AND_COUNT_OF_POOL = {
     "base/train": (0, 100),
     "base/val": (100, 30),
     "base/test": (130, 30),
@@ -37,7 +37,7 @@ IMAGES = {
     "novel/test": (0, 60),
 }
 
-_LETTERS = Path(__file__).with_name("letters.tsv")
+_LETTERS_FILE = Path(__file__).with_name("letters.tsv")
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Letter:
 
 
 @cache
-def letters() -> tuple[Letter, ...]:
+def all_letters() -> tuple[Letter, ...]:
     """Return all letters, by side, then by code point."""
-    head, *rows = _LETTERS.read_text(encoding="utf-8").splitlines()
+    head, *rows = _LETTERS_FILE.read_text(encoding="utf-8").splitlines()
     faces = tuple(head.split("\t")[-1].split(" "))
     alphabet = []
     for row in rows:
@@ -72,23 +72,23 @@ def letters() -> tuple[Letter, ...]:
 def letters_of(pool: str) -> list[Letter]:
     """Return the classes of a pool, in order."""
     side = "base" if pool.startswith("base/") else pool
-    return [letter for letter in letters() if letter.side == side]
+    return [letter for letter in all_letters() if letter.side == side]
 
 
 @cache
 def recipe() -> str:
     """Return the SHA-256, in hex, of all that determines the images: code version, seed, style, letters, font files."""
     parts = {
-        "version": VERSION,
-        "seed": SEED,
+        "version": CODE_VERSION,
+        "seed": GLYPH_SEED,
         "style": asdict(drawing.STYLE),
-        "letters": [[letter.codepoint, letter.side, letter.faces] for letter in letters()],
+        "letters": [[letter.codepoint, letter.side, letter.faces] for letter in all_letters()],
         "fonts": fonts.FONT_SHA256,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def render(letter: Letter, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def render_images(letter: Letter, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Return images of a letter, [N, 32, 32, 1]; each depends on letter, index and recipe alone.
 
     Args:
@@ -98,9 +98,9 @@ def render(letter: Letter, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uin
     Raises:
         UserError: A font file is missing, or is not the recipe's.
     """
-    key = np.array([drawing.key_of(recipe(), SEED, letter.codepoint)], dtype=np.uint64)
-    outlines = [fonts.outline(face, letter.codepoint) for face in letter.faces]
-    return drawing.draw(drawing.mix(key, indices.astype(np.uint64)), outlines)
+    key = np.array([drawing.hash_key(recipe(), GLYPH_SEED, letter.codepoint)], dtype=np.uint64)
+    outlines = [fonts.letter_outline(face, letter.codepoint) for face in letter.faces]
+    return drawing.draw_images(drawing.splitmix64(key, indices.astype(np.uint64)), outlines)
 
 
 class Glyphs(DatasetSource):
@@ -115,19 +115,22 @@ class Glyphs(DatasetSource):
 
     def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
         counts = {
-            pool: Count(len(letters_of(pool)), each * len(letters_of(pool))) for pool, (_, each) in IMAGES.items()
+            pool: Count(len(letters_of(pool)), each * len(letters_of(pool)))
+            for pool, (_, each) in FIRST_AND_COUNT_OF_POOL.items()
         }
         return IMAGE_SHAPE, counts
 
     def build(self, context: BuildContext) -> None:
         total = sum(count.images for count in self.expected_contents()[1].values())
         with context.reporter.stage("rendering glyphs", total) as stage:
-            for pool, (first, each) in IMAGES.items():
+            for pool, (first, each) in FIRST_AND_COUNT_OF_POOL.items():
                 alphabet = letters_of(pool)
                 labels = np.repeat(np.arange(len(alphabet)), each)
                 with context.writer.pool(
                     pool, labels, tuple(letter.label for letter in alphabet), IMAGE_SHAPE
                 ) as images:
                     for label, letter in enumerate(alphabet):
-                        images[label * each : (label + 1) * each] = render(letter, np.arange(first, first + each))
+                        images[label * each : (label + 1) * each] = render_images(
+                            letter, np.arange(first, first + each)
+                        )
                         stage.advance(each)

@@ -24,13 +24,13 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
 
-def key_of(*parts: str | int) -> int:
+def hash_key(*parts: str | int) -> int:
     """Return the 64-bit key of names and numbers: the first eight bytes of a SHA-256, big-endian."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def mix(keys: U64, counters: U64) -> U64:
+def splitmix64(keys: U64, counters: U64) -> U64:
     """Return outputs of splitmix64; the arrays broadcast.
 
     Args:
@@ -44,7 +44,7 @@ def mix(keys: U64, counters: U64) -> U64:
     return mixed
 
 
-def below(words: U64, bound: I64) -> I64:
+def uniform_below(words: U64, bound: I64) -> I64:
     """Map uint64 words to 0 .. bound - 1, uniform up to a part in 2**32; int64 of the same shape.
 
     Args:
@@ -56,7 +56,7 @@ def below(words: U64, bound: I64) -> I64:
     return scaled
 
 
-def between(words: U64, low: I64 | int, high: I64 | int) -> I64:
+def uniform_between(words: U64, low: I64 | int, high: I64 | int) -> I64:
     """Map uint64 words to low .. high, both included; int64 of the same shape.
 
     Args:
@@ -65,17 +65,17 @@ def between(words: U64, low: I64 | int, high: I64 | int) -> I64:
         high: The largest number; both broadcast with the words.
     """
     bound = np.asarray(high, dtype=np.int64) - np.asarray(low, dtype=np.int64) + 1
-    value: I64 = low + below(words, bound)
+    value: I64 = low + uniform_below(words, bound)
     return value
 
 
 PIXEL = 256  # positions are in 1/PIXEL of a pixel
-LINES = 4  # lines per pixel row
-FULL = PIXEL * LINES  # coverage of a pixel that lies inside
-_STEP = PIXEL // LINES
+LINES_PER_PIXEL = 4  # lines per pixel row
+FULL = PIXEL * LINES_PER_PIXEL  # coverage of a pixel that lies inside
+_STEP = PIXEL // LINES_PER_PIXEL
 
 
-def coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I64, side: int) -> I64:
+def pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I64, side: int) -> I64:
     """Fill one outline per image.
 
     Args:
@@ -108,13 +108,13 @@ def coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: 
         placed.append(scaled + np.repeat(start, counts))
     after = np.concatenate([outline.after for outline in outlines]) + np.repeat(first, counts)
     image = np.repeat(np.arange(len(outlines), dtype=np.int64), counts)
-    return _fill(placed[0], placed[1], after, image, len(outlines), side)
+    return _fill_coverage(placed[0], placed[1], after, image, len(outlines), side)
 
 
-def _fill(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
+def _fill_coverage(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
     """Coverage [images, side, side] of the polygons whose edges run from point i to point after[i]."""
     # An edge meets the lines whose height h has min(y) <= h < max(y); line k lies at (k + 1/2) _STEP.
-    line = np.clip((y + _STEP // 2 - 1) // _STEP, 0, side * LINES)
+    line = np.clip((y + _STEP // 2 - 1) // _STEP, 0, side * LINES_PER_PIXEL)
     line_after = line[after]
     upper, lower = np.minimum(line, line_after), np.maximum(line, line_after)
     edge = np.flatnonzero(lower > upper)
@@ -122,7 +122,7 @@ def _fill(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64
     x0, y0 = x[edge], y[edge]
     dx, dy = x[after[edge]] - x0, y[after[edge]] - y0
     slope = (dx << 20) // dy
-    key = (image[edge] * (side * LINES)) << 32
+    key = (image[edge] * (side * LINES_PER_PIXEL)) << 32
 
     # One row per crossing of an edge and a line.
     skipped = np.cumsum(meets) - meets
@@ -144,7 +144,7 @@ def _fill(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64
     changes = np.zeros(images * side * (side + 2), dtype=np.int64)
     for bounds, sign in ((opening, 1), (closing, -1)):
         position = (bounds & 0xFFFFFFFF) >> 1
-        cell = ((bounds >> 32) // LINES) * (side + 2) + position // PIXEL
+        cell = ((bounds >> 32) // LINES_PER_PIXEL) * (side + 2) + position // PIXEL
         part = position % PIXEL
         np.add.at(changes, cell, sign * (PIXEL - part))
         np.add.at(changes, cell + 1, sign * part)
@@ -152,7 +152,7 @@ def _fill(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64
     return filled
 
 
-SIDE = 32
+IMAGE_SIDE = 32
 
 
 @dataclass(frozen=True)
@@ -178,26 +178,26 @@ _CONTRAST, _LEVEL, _POLARITY, _SLOPE_X, _SLOPE_Y, _NOISE, _SEED = range(7, 14)
 _UNITS = 1 << 10  # grey levels are computed in 1/_UNITS
 
 
-def draw(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]:
+def draw_images(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]:
     """Draw images [N, 32, 32, 1] of a letter.
 
     Args:
         keys: [N], one for each image.
         outlines: Of the letter, one for each face.
     """
-    words = mix(keys[:, None], np.arange(_SEED + 1, dtype=np.uint64)[None, :])
-    faces = below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
-    sizes = between(words[:, _SIZE], *STYLE.size)
-    positions = between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
+    words = splitmix64(keys[:, None], np.arange(_SEED + 1, dtype=np.uint64)[None, :])
+    faces = uniform_below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
+    sizes = uniform_between(words[:, _SIZE], *STYLE.size)
+    positions = uniform_between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
     drawn = [outlines[face] for face in faces.tolist()]
-    return _paint(coverage(drawn, _matrices(words), sizes, positions, SIDE), words)[..., None]
+    return _paint(pixel_coverage(drawn, _matrices(words), sizes, positions, IMAGE_SIDE), words)[..., None]
 
 
 def _matrices(words: U64) -> I64:
     """Rotation x shear x stretch, [N, 2, 2] in 2**-14."""
-    tangent = between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
-    shear = between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
-    stretch = between(words[:, _STRETCH], *STYLE.stretch)
+    tangent = uniform_between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
+    shear = uniform_between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
+    stretch = uniform_between(words[:, _STRETCH], *STYLE.stretch)
     # (1 - t^2, 2 t) / (1 + t^2): cosine and sine without a transcendental function.
     square, unit = tangent * tangent, 1 << 32
     cosine = ((unit - square) << 14) // (unit + square)
@@ -213,24 +213,26 @@ def _matrices(words: U64) -> I64:
 
 def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
     """Grey levels [N, 32, 32] of letters with the coverage `filled`: background gradient, contrast, polarity, noise."""
-    contrast = between(words[:, _CONTRAST], *STYLE.contrast)
-    dark = below(words[:, _LEVEL], 256 - contrast)
-    bright_letter = below(words[:, _POLARITY], np.full(len(words), 2)) == 1
+    contrast = uniform_between(words[:, _CONTRAST], *STYLE.contrast)
+    dark = uniform_below(words[:, _LEVEL], 256 - contrast)
+    bright_letter = uniform_below(words[:, _POLARITY], np.full(len(words), 2)) == 1
     ground = np.where(bright_letter, dark, dark + contrast)
     letter = np.where(bright_letter, dark + contrast, dark)
 
     # The gradient runs over +-31 half pixels, so it changes the corners by at most half its sum.
-    slopes = between(words[:, [_SLOPE_X, _SLOPE_Y]], -STYLE.gradient, STYLE.gradient) * contrast[:, None]
-    ramp = np.arange(SIDE, dtype=np.int64) * 2 - (SIDE - 1)
-    across = slopes[:, :, None] * ramp * (_UNITS // 256) // (2 * (SIDE - 1))  # [N, 2, 32]
+    slopes = uniform_between(words[:, [_SLOPE_X, _SLOPE_Y]], -STYLE.gradient, STYLE.gradient) * contrast[:, None]
+    ramp = np.arange(IMAGE_SIDE, dtype=np.int64) * 2 - (IMAGE_SIDE - 1)
+    across = slopes[:, :, None] * ramp * (_UNITS // 256) // (2 * (IMAGE_SIDE - 1))  # [N, 2, 32]
     level = (ground * _UNITS)[:, None, None] + across[:, 0, None, :] + across[:, 1, :, None]
     level += ((letter * _UNITS)[:, None, None] - level) * filled // FULL
 
     # Four bytes sum to a bell of standard deviation 147.8; 443 / 65536 is its inverse. A word serves two pixels.
-    deviation = between(words[:, _NOISE], *STYLE.noise) * contrast  # 1/256 grey level
-    sums = _byte_sums(mix(words[:, _SEED, None], np.arange(SIDE * SIDE // 2, dtype=np.uint64)[None, :]))
+    deviation = uniform_between(words[:, _NOISE], *STYLE.noise) * contrast  # 1/256 grey level
+    sums = _byte_sums(
+        splitmix64(words[:, _SEED, None], np.arange(IMAGE_SIDE * IMAGE_SIDE // 2, dtype=np.uint64)[None, :])
+    )
     noise = (sums - 510) * (deviation * 443 * (_UNITS // 256))[:, None] >> 16
-    level += noise.reshape(-1, SIDE, SIDE)
+    level += noise.reshape(-1, IMAGE_SIDE, IMAGE_SIDE)
     grey: npt.NDArray[np.uint8] = np.clip((level + _UNITS // 2) // _UNITS, 0, 255).astype(np.uint8)
     return grey
 

@@ -21,7 +21,7 @@ I64 = npt.NDArray[np.int64]
 
 # Coordinates are font units times UNIT: implied points (halves) and the points of a quadratic curve cut into up to
 # eight pieces (64ths) are then integers.
-UNIT = 128
+SUBUNITS = 128
 _PIECES = (1, 2, 4, 8)
 
 FONT_SHA256 = {
@@ -76,7 +76,7 @@ def open_face(face: str) -> TTFont:
 
 
 @cache
-def outline(face: str, codepoint: int) -> Outline:
+def letter_outline(face: str, codepoint: int) -> Outline:
     """Return a letter's outline, with curves cut into lines.
 
     Args:
@@ -99,7 +99,7 @@ def outline(face: str, codepoint: int) -> Outline:
 def _contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
     """The glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
     coordinates, ends, flags = glyphs[name].getCoordinates(glyphs)
-    points = np.floor(np.array(list(coordinates), np.float64) * UNIT + 0.5).astype(np.int64)
+    points = np.floor(np.array(list(coordinates), np.float64) * SUBUNITS + 0.5).astype(np.int64)
     on_curve = (np.array(list(flags), np.int64) & 1).astype(bool)
     cuts = np.array(ends, np.int64)[:-1] + 1
     return list(zip(np.split(points, cuts), np.split(on_curve, cuts), strict=True))
