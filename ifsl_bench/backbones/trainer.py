@@ -73,6 +73,7 @@ class Trainer(Checkpoint):
             "precision": f"{'bf16 autocast' if precision.bf16 else 'float32'}, channels_last: {precision.reason}",
             "device": describe_device(device),
             "processes": [],
+            **({"recipe": find_recipe(task.trained_by).label} if task.trained_by else {}),
         }
 
     def _recipe(self) -> Recipe:

@@ -80,6 +80,7 @@ class Recorded(msgspec.Struct):
     accuracy: dict[Literal["base/val", "base/test"], Annotated[float, Meta(ge=0, le=1)]]
     rounded: Literal["float16"]
     tensors: Checksum
+    recipe: Text = ""  # of a backbone that one trained
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
     """
     size = int.from_bytes(content[:8], "little")
     plain = content[8 : 8 + size].decode()
-    fields = [name for name in Recorded.__struct_fields__ if name != "tensors"]
+    fields = [name for name in Recorded.__struct_fields__ if name != "tensors" and (name != "recipe" or name in info)]
     recorded = {name: info[name] for name in fields} | {"tensors": {"sha256": hashlib.sha256(content).hexdigest()}}
     facts = {"format": FORMAT, "definition": dict(definition), "info": recorded}
     metadata = {OURS: json.dumps(facts | {"checksum": sha256_json(facts)}), "header": plain}
@@ -206,12 +207,12 @@ def _metadata(path: Path, header: Mapping[str, Any]) -> Weights:
         definition, recorded = msgspec.convert(facts.get("definition"), dict[str, Any]), msgspec.convert(info, Recorded)
     except msgspec.ValidationError as error:
         raise CorruptFile(f"{path} is damaged: {error}") from error
-    if not recorded.finished or not all(map(is_printable, (recorded.precision, recorded.device))):
+    if not recorded.finished or not all(map(is_printable, (recorded.precision, recorded.device, recorded.recipe))):
         raise CorruptFile(f"{path} holds no finished pretraining, or texts that cannot be printed")
     key = recorded.key
     if not KEY.fullmatch(key) or not key.endswith(f"-{sha256_json(definition)[:12]}"):
         raise CorruptFile(f"{path} is damaged: its definition does not make {key!r:.80}")
-    fields = {name: info[name] for name in Recorded.__struct_fields__}
+    fields = {name: info[name] for name in Recorded.__struct_fields__ if name in info}
     return Weights(definition, fields | {"tensors": {"sha256": recorded.tensors.sha256}})
 
 
@@ -386,7 +387,7 @@ def _row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
     accuracy = info.get("accuracy", {})
     shown = {pool: f"{100 * accuracy[pool]:.2f}%" if pool in accuracy else "" for pool in ("base/val", "base/test")}
     training = {"weights": info["tensors"]["sha256"][:16], "trained on": info["device"]}
-    return {"pretraining": key, **shown, **training, "where": where}
+    return {"pretraining": key, "recipe": info.get("recipe", ""), **shown, **training, "where": where}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

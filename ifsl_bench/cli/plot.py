@@ -18,6 +18,7 @@ from ifsl_bench.cli.options import (
     names,
     pairs,
     quiet_option,
+    recipe_option,
     reporter_for,
     results_option,
     verbose_option,
@@ -78,6 +79,7 @@ OF_RESULTS = (
         help="Only rows with these labels, comma-separated or repeated [the best without own options].",
     ),
     click.option("--setting", metavar="NAME", help="Rows that are not tuned (paper), or tuned ones (tuned-12)."),
+    recipe_option,
     WIDE,
     home_option,
     results_option,
@@ -246,7 +248,7 @@ def _draw(name: str, out: Path, **arguments: Any) -> None:
     from ifsl_bench.reporting.figures import plot as figures
 
     if "results_dir" in arguments:
-        arguments["results"] = arguments.pop("results_dir")
+        arguments |= {"results": arguments.pop("results_dir"), "recipe": arguments.pop("recipes")}
     else:
         from ifsl_bench import api
         from ifsl_bench.backbones.device import keep_freed_memory

@@ -29,6 +29,7 @@ from ifsl_bench.utils.errors import UserError
     "--head", default="linear", help="Head of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'."
 )
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Training seed [0].")
+@click.option("--recipe", metavar="NAME", help="The recipe that trains it, or a file, with options [the task's own].")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
 @click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
 @log_option
@@ -41,6 +42,7 @@ def pretrain(
     task: str | None,
     head: str,
     seed: int,
+    recipe: str | None,
     compiled: bool,
     anew: bool,
     log: str | None,
@@ -73,6 +75,7 @@ def pretrain(
         compiled=compiled,
         anew=anew,
         curves=curves,
+        recipe=recipe,
     )
     shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
     click.echo(f"{pretrained.key}: {shown}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.completion import complete_tasks
-from ifsl_bench.cli.options import examples, folders_options
+from ifsl_bench.cli.options import examples, folders_options, recipe_option
 from ifsl_bench.cli.output import warn
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_count
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @click.command(epilog=examples("report", "report glyphs-5shot --out glyphs.html"))
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--out", metavar="FILE", default="report.html", help="The file to write [report.html].")
+@recipe_option
 @folders_options
-def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
+def report(tasks: tuple[str, ...], out: str, recipes: tuple[str, ...], folders: Paths) -> None:
     """Write results as one HTML page (by default, of every task that has rows).
 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
@@ -35,7 +36,7 @@ def report(tasks: tuple[str, ...], out: str, folders: Paths) -> None:
     check_output_path(path)
     chosen = [task for name in tasks for task in find(name, home=folders)]
     all_tasks = [*packaged().values(), *own(folders).values()]
-    boards = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen))
+    boards = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen), recipes)
     if not boards:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
     names = {board.name for board in boards}

@@ -25,9 +25,10 @@ def weights() -> None:
 @click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear", help="Head of the base classifier: linear or cosine [linear].")
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="The training seed [0].")
+@click.option("--recipe", metavar="NAME", help="The recipe that trained it, with its options [the task's own].")
 @click.option("--to", metavar="FILE", help="The file to write [KEY.safetensors in the current folder].")
 @home_option
-def export(task: str | None, head: str, seed: int, to: str | None, home: str | None) -> None:
+def export(task: str | None, head: str, seed: int, recipe: str | None, to: str | None, home: str | None) -> None:
     """Write a task's backbone and base classifier into one file.
 
     The file also says what made them.
@@ -36,7 +37,8 @@ def export(task: str | None, head: str, seed: int, to: str | None, home: str | N
         raise UserError("say the weights of which task, e.g.: ifsl-bench weights export --task tiered-5shot")
     from ifsl_bench.experiments.pretraining import export_weights
 
-    path, exported = export_weights(task, head, seed, folders_of(home), Path(to).expanduser() if to else None)
+    place = Path(to).expanduser() if to else None
+    path, exported = export_weights(task, head, seed, folders_of(home), place, recipe)
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {exported.sha256}")
 
 

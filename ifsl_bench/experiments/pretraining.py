@@ -21,7 +21,7 @@ from ifsl_bench.backbones.pretrained import (
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared_message
 from ifsl_bench.data.preparing.metadata import dataset_fingerprint
-from ifsl_bench.experiments.job import Job
+from ifsl_bench.experiments.job import Job, with_recipe
 from ifsl_bench.experiments.stages import backbone_of
 from ifsl_bench.experiments.training_curves import CurveLogs, Curves
 from ifsl_bench.experiments.workspace import Workspace
@@ -44,6 +44,7 @@ def pretrain_for(
     compiled: bool = False,
     anew: bool = False,
     curves: CurveLogs | None = None,
+    recipe: str | None = None,
 ) -> Pretrained:
     """Return the backbone and base classifier that runs on a task begin with, from the cache or package, or trained.
 
@@ -57,12 +58,14 @@ def pretrain_for(
         compiled: let torch.compile make the network's kernels; for accelerators.
         anew: train them here even if they come with the package.
         curves: where runs write the curves of trainings, so that either command continues the curves of the other.
+        recipe: how the backbone is trained, a name or file with options; the task's own by default.
 
     Raises:
         UserError: whatever is wrong, in one line.
     """
     kind, home, reporter = head_kind(head), home or Paths.locate(), reporter or Reporter()
     chosen = one_task(find(task, home=home), task)
+    chosen = with_recipe(chosen, recipe) if recipe else chosen
     where = choose_device(device)
     if compiled and where.type == "cpu":
         raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
@@ -100,7 +103,7 @@ def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
 
 
 def export_weights(
-    task: str, head: str, seed: int, home: Paths, to: Path | None = None
+    task: str, head: str, seed: int, home: Paths, to: Path | None = None, recipe: str | None = None
 ) -> tuple[Path, weights.Weights]:
     """Write the weights that runs on a task begin with into one file; return its path and the weights' description.
 
@@ -110,12 +113,14 @@ def export_weights(
         seed: of training.
         home: folders.
         to: the file or its folder; by default the current folder, and a name after the key of the pretraining.
+        recipe: that trained the backbone; the task's own by default.
 
     Raises:
         UserError: the weights are from elsewhere, not here or not whole; or the file is there already, or its folder
             is not.
     """
     chosen, kind = one_task(find(task, home=home), task), head_kind(head)
+    chosen = with_recipe(chosen, recipe) if recipe else chosen
     if is_frozen(chosen.pretraining):
         raise UserError(
             f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
@@ -144,7 +149,7 @@ def export_weights(
     else:
         raise UserError(
             f"{key} is not here, or not finished, in {home.pretrained}; first: "
-            f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}"
+            f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}{f' --recipe {recipe}' if recipe else ''}"
         )
     return path, weights.read_weights(path)[0]  # checked as others will check it
 

@@ -20,6 +20,7 @@ import torch
 
 from ifsl_bench.backbones.device import HOST, DeviceChoice, StageType
 from ifsl_bench.backbones.features import bank_folder, recorded
+from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     NotIncluded,
@@ -144,8 +145,9 @@ class Pretrain(Stage):
     seed: int
 
     def __str__(self) -> str:
-        seed = self.task.pretraining_seed(self.seed)
-        return f"pretraining {self.task.pretraining.backbone}, {self.head} head, seed {seed}"
+        task, seed = self.task, self.task.pretraining_seed(self.seed)
+        recipe = f"recipe {find_recipe(task.trained_by).label}, " if task.trained_by else ""
+        return f"pretraining {task.pretraining.backbone}, {recipe}{self.head} head, seed {seed}"
 
     def key(self, home: Paths, fingerprint: str = "?") -> str:
         """Name the pretraining.

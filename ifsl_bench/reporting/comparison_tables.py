@@ -276,7 +276,11 @@ def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list
         row = entry.a if which == "a" else entry.b
         return names[row] if row else ""
 
-    return [Column(heading, name, lambda entry: {heading.lower(): name(entry)}, fold=14)]
+    def label(entry: VarianceSplit) -> str:
+        row = entry.a if which == "a" else entry.b
+        return "" if row is None else row.label if names[row] == row.shown else row.full_label
+
+    return [Column(heading, name, lambda entry: {heading.lower(): label(entry)}, fold=14)]
 
 
 def _variance_columns(board: TaskResults, heading: str, splits: Sequence[VarianceSplit]) -> list[Column[VarianceSplit]]:

@@ -30,6 +30,7 @@ def table(
     *tasks: str,
     methods: Names = (),
     setting: str | None = None,
+    recipe: Names = (),
     full: bool = False,
     home: Folder = None,
     results: Folder = None,
@@ -40,6 +41,7 @@ def table(
         *tasks: their names.
         methods: labels of the only rows to show.
         setting: "paper" for methods as published alone, "tuned-12" for the best of 12 trials; all rows by default.
+        recipe: show rows on backbones of these recipes, as "closer.beta=1", or of "all"; by default, the task's own.
         full: show more columns, as ``table --full``; data frames have all columns that ``--format json`` has.
         home: the home folder, as ``--home``.
         results: the folder of results, as ``--results``.
@@ -52,7 +54,7 @@ def table(
         >>> [record["method"] for record in frame.records()]
         ['imprint', 'protonet']
     """
-    boards = boards_of(tasks, listed(methods), Paths.locate(home, results))
+    boards = boards_of(tasks, listed(methods), Paths.locate(home, results), listed(recipe))
     boards = in_setting(boards, setting) if setting else boards
     return Frame([table for board in boards for table in task_tables(board, full)])
 
@@ -61,6 +63,7 @@ def leaderboard(
     *tasks: str,
     methods: Names = (),
     setting: str | None = None,
+    recipe: Names = (),
     full: bool = False,
     home: Folder = None,
     results: Folder = None,
@@ -71,6 +74,7 @@ def leaderboard(
         *tasks: their names.
         methods: labels of the only rows to show.
         setting: "paper" by default, "tuned-12" for the best of 12 trials.
+        recipe: show rows on backbones of these recipes, as "closer.beta=1", or of "all"; by default, the task's own.
         full: show more columns, as ``leaderboard --full``.
         home: the home folder, as ``--home``.
         results: the folder of results, as ``--results``.
@@ -84,12 +88,18 @@ def leaderboard(
         ['imprint', 'protonet']
     """
     folders, labels = Paths.locate(home, results), listed(methods)
-    boards = in_setting(measured_boards(tasks, labels, folders), setting)
+    boards = in_setting(measured_boards(tasks, labels, folders, listed(recipe)), setting)
     return Frame(*ranked_tables(boards, folders.results, full, labels))
 
 
 def compare(
-    a: str | Path, b: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None
+    a: str | Path,
+    b: str | Path,
+    task: str | None = None,
+    *,
+    recipe: str | None = None,
+    home: Folder = None,
+    results: Folder = None,
 ) -> Frame:
     """Return paired differences A - B in percentage points, a row for each metric.
 
@@ -97,6 +107,7 @@ def compare(
         a: a row's label, or a result file; of two rows of a label it is yours, and "lr (stored)" is the stored one.
         b: another one.
         task: the task of the rows, where they are given by label.
+        recipe: of rows whose labels name none; by default, the task's own.
         home: the home folder, as ``--home``.
         results: the folder of results, as ``--results``.
 
@@ -108,11 +119,18 @@ def compare(
         >>> print(str(frame).splitlines()[0])
         A = imprint (stored), B = protonet (stored), task glyphs-5shot, 2,000 episodes, seeds 0 to 4
     """
-    return Frame([comparison_table(compare_rows(*pair_of(str(a), str(b), task, Paths.locate(home, results))))])
+    rows = pair_of(str(a), str(b), task, Paths.locate(home, results), recipe)
+    return Frame([comparison_table(compare_rows(*rows))])
 
 
 def variance(
-    task: str, *, methods: Names = (), metric: str = "acc", home: Folder = None, results: Folder = None
+    task: str,
+    *,
+    methods: Names = (),
+    metric: str = "acc",
+    recipe: Names = (),
+    home: Folder = None,
+    results: Folder = None,
 ) -> Frame:
     """Return tables of how rows of a task in sessions, and their differences, vary over orders, supports and seeds.
 
@@ -120,6 +138,7 @@ def variance(
         task: its name.
         methods: labels of the only rows to split.
         metric: one that the rows have, as :func:`table` names it.
+        recipe: split rows on backbones of these recipes, see :func:`table`.
         home: the home folder, as ``--home``.
         results: the folder of results, as ``--results``.
 
@@ -130,7 +149,7 @@ def variance(
         >>> print(str(ifsl_bench.variance("glyphs-sessions", methods=["imprint"])).splitlines()[0])
         glyphs-sessions, Avg.
     """
-    (board,) = boards_of([task], listed(methods), Paths.locate(home, results))
+    (board,) = boards_of([task], listed(methods), Paths.locate(home, results), listed(recipe))
     return Frame(variance_tables(board, metric))
 
 

@@ -149,11 +149,16 @@ def recipe_notes(board: TaskResults) -> list[str]:
         notes.append(f"Behind a bar is the recipe that trained the backbone{of_others}.")
     if knowing := [row.full_name for row in board.measured if row.knows_classes]:
         notes.append(f"On a backbone whose recipe is given the number of novel classes to come: {', '.join(knowing)}.")
-    if board.hidden:
-        recipes = ", ".join(sorted({row.recipe for row in board.hidden if row.recipe}))
-        more = f"{format_count(len(board.hidden), 'more row')} on backbones of other recipes ({recipes})"
-        notes.append(f"`ifsl-bench table {board.name} --recipe all` has {more}.")
-    return notes
+    return [*notes, *(f"{remark}." for remark in hidden_rows(board))]
+
+
+def hidden_rows(board: TaskResults) -> list[str]:
+    """Return a remark on rows on backbones of other recipes than those shown, if there are any."""
+    if not board.hidden:
+        return []
+    recipes = ", ".join(sorted({row.recipe for row in board.hidden if row.recipe}))
+    more = f"{format_count(len(board.hidden), 'more row')} on backbones of other recipes ({recipes})"
+    return [f"`ifsl-bench table {board.name} --recipe all` has {more}"]
 
 
 def _anomaly_notes(board: TaskResults) -> list[str]:

@@ -107,6 +107,9 @@ def result_row(result: Result) -> dict[str, Any]:
         **{name: result.cost.get(name) for name in COST_COLUMNS},
         "digest": result.digest,
         "backbone": result.pretraining.get("key"),
+        "recipe": result.recipe,
+        "passes": result.pretraining.get("passes", 1.0 if result.recipe else None),
+        "knows_classes": result.pretraining.get("knows_classes", False if result.recipe else None),
         **{name: provenance.get(name) for name in PROVENANCE_COLUMNS},
     }
 
@@ -124,6 +127,9 @@ def result_columns() -> list[str]:
         *COST_COLUMNS,
         "digest",
         "backbone",
+        "recipe",
+        "passes",
+        "knows_classes",
         *PROVENANCE_COLUMNS,
     ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import ifsl_bench
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import shown_label
@@ -178,3 +179,105 @@ def test_rows_of_other_recipes_alone_are_found(rows, call):
     assert status == 2
     assert "has rows of other recipes alone (closer.beta=1, etf): add --recipe all" in err
     assert len(labels(call, "table", TASK, "--recipe", "all")) == 4
+
+
+def test_variance_is_of_the_recipes_that_are_asked_for(rows, call, tmp_path):
+    task = Path(TASK).read_text().replace("hues-1shot", "hues-sessions") + "[tasks.hues-sessions.sessions]\n"
+    Path("sessions.toml").write_text(task + "orders = 6\nsupports = 2\ncount = 2\nways = 2\n")
+    how = ("--task", "sessions.toml", "--recipe", "ce,closer", "-q")
+    status, _, err = call("run", "--method", "ncm", *how)
+    assert status == 0, err
+    assert labels(call, "variance", "sessions.toml") == ["ncm"]
+    records = json.loads(call("variance", "sessions.toml", "--recipe", "all", "--format", "json")[1])
+    assert {record["method"] for record in records[:2]} == {"ncm", "ncm.recipe=closer"}
+    assert "ncm | closer" in call("variance", "sessions.toml", "--recipe", "closer")[1]
+
+
+def test_figures_draw_the_recipes_that_are_asked_for(rows, call):
+    def drawn(**how) -> set[str]:
+        (axes,) = ifsl_bench.plot.ranks(TASK, **how).figure.axes
+        return {text.get_text().rpartition("  ")[0] for text in axes.get_yticklabels()}  # with the accuracy behind it
+
+    assert drawn() == set(PLAIN)
+    assert drawn(recipe="all") == set(map(shown_label, MADE))
+    assert drawn(methods="ncm,ncm.recipe=etf") == {"ncm", "ncm | etf"}
+    status, out, err = call("plot", "seeds", TASK, "--recipe", "etf", "--out", "seeds.svg")
+    assert status == 0, err
+    assert "has 4 more rows on backbones of other recipes (ce, closer.beta=1)" in out
+    assert "recipe" not in call("plot", "seeds", TASK, "--recipe", "all", "--out", "seeds.svg")[1]
+
+
+def test_the_page_has_the_recipes_that_are_asked_for(rows, call):
+    def page(*arguments: str) -> str:
+        assert call("report", TASK, "--out", "page.html", *arguments)[0] == 0
+        return Path("page.html").read_text()
+
+    assert "ncm | etf" not in page()
+    assert "has 4 more rows on backbones of other recipes (closer.beta=1, etf)" in page()
+    text = page("--recipe", "all")
+    assert all(f">{shown_label(label)}<" in text for label in MADE)
+    assert '"name": "ncm | closer, beta 1"' in text or '"name":"ncm | closer, beta 1"' in text
+
+
+def test_data_frames_have_what_trained_the_backbone(rows):
+    columns = ["recipe", "passes", "knows_classes"]
+    for frame in (ifsl_bench.table(TASK, recipe="all"), ifsl_bench.leaderboard(TASK, recipe="all")):
+        frame = frame.to_pandas().set_index("method")
+        assert frame.loc["ncm", columns].tolist() == ["ce", 1.0, False]
+        assert frame.loc["ncm.recipe=closer.recipe.beta=1", columns].tolist() == ["closer.beta=1", 3.0, False]
+    assert len(ifsl_bench.table(TASK)) == 2
+    frame = ifsl_bench.load("ncm.recipe=etf", TASK).to_pandas()
+    assert frame[columns].drop_duplicates().values.tolist() == [["etf", 1.0, True]]
+    assert ifsl_bench.load("ncm", TASK).to_pandas()[columns].iloc[0].tolist() == ["ce", 1.0, False]
+    assert ifsl_bench.load("imprint", "tiny-features-5shot").to_pandas()["recipe"].isna().all()  # trained elsewhere
+    title = str(ifsl_bench.compare("imprint", "ncm", TASK, recipe="etf")).splitlines()[0]
+    assert title.startswith("A = imprint | etf (yours), B = ncm | etf (yours)")
+
+
+def test_a_pretraining_is_named_by_its_recipe(hues, call):
+    how = ("--task", TASK, "--recipe", "closer.beta=1")
+    planned = "pretraining resnet-small, recipe closer.beta=1, linear head, seed 0"
+
+    def missing() -> list[str]:
+        (job,) = json.loads(call("run", "--method", "ncm", *how, "--dry-run", "--format", "json")[1])["jobs"]
+        return [stage["stage"] for stage in job["missing"]]
+
+    assert planned in missing()
+    status, out, err = call("pretrain", *how, "-q")
+    assert status == 0, err
+    key = out.partition(":")[0]
+    assert key.startswith("hues-resnet-small+closer-linear-seed0-")
+    assert planned not in missing()
+    listed = json.loads(call("weights", "list", "--format", "json")[1])
+    assert [row["recipe"] for row in listed if row["pretraining"] == key] == ["closer.beta=1"]
+    assert not any(row["recipe"] for row in listed if row["where"] == "package")
+
+
+def test_weights_of_a_recipe_are_of_no_use_to_another(hues, call, monkeypatch):
+    task = ("--task", TASK)
+    key = call("pretrain", *task, "--recipe", "closer.beta=1", "-q")[1].partition(":")[0]
+    other = call("pretrain", *task, "--recipe", "closer", "-q")[1].partition(":")[0]
+    shutil.rmtree(hues / "home" / "pretrained" / other)
+    status, _, err = call("weights", "export", *task, "--recipe", "closer", "--to", "w.safetensors")
+    assert status == 2
+    assert f"{other} is not here" in err
+    assert call("weights", "export", *task, "--recipe", "closer.beta=1", "--to", "w.safetensors")[0] == 0
+
+    shutil.copytree(hues / "home" / "data", hues / "second" / "data")
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(hues / "second"))
+    status, out, err = call("weights", "import", "w.safetensors")
+    assert status == 0, err
+    assert key in out
+    listed = json.loads(call("weights", "list", "--format", "json")[1])
+    assert [(row["pretraining"], row["recipe"]) for row in listed if row["where"] == "home"] == [(key, "closer.beta=1")]
+    assert call("run", "--method", "ncm", *task, "--recipe", "closer.beta=1", "-q")[0] == 0
+    (file,) = (hues / "second" / "results").rglob("*.json")
+    assert json.loads(file.read_text())["pretraining"]["sha256"] in out
+
+    folder = hues / "second" / "pretrained"
+    shutil.copytree(folder / key, folder / other)
+    status, _, err = call("run", "--method", "ncm", *task, "--recipe", "closer", "-q")
+    assert "is of another pretraining" in err
+    assert status == 0, err  # it was trained again
+    weights = {json.loads(path.read_text())["pretraining"]["sha256"] for path in (hues / "second").rglob("ncm*.json")}
+    assert len(weights) == 2

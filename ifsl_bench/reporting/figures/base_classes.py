@@ -25,12 +25,13 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
 
-def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
+def boards_by_count(task: Task, home: Paths, recipes: Sequence[str] = ()) -> dict[int, TaskResults]:
     """Return the results of the task by the number of base classes; the task itself has all of them.
 
     Args:
         task: the task with all base classes.
         home: the folders.
+        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
 
     Raises:
         UserError: nothing is stored of the task with fewer, or the number that it has is not known.
@@ -38,15 +39,15 @@ def boards_by_count(task: Task, home: Paths) -> dict[int, TaskResults]:
     few = {
         change["base-classes"]: board
         for board in load_variants(task, home.results)
-        if board.rows and set(change := split(board.name)[1].parts()) == {"base-classes"}
+        if board.of_recipes(recipes).rows and set(change := split(board.name)[1].parts()) == {"base-classes"}
     }
-    boards = {int(count): board for count, board in few.items()}
+    boards = {int(count): board.of_recipes(recipes) for count, board in few.items()}
     if not boards:
         raise UserError(
             f"no results of {task.name} with fewer base classes are stored; make some, for example with "
             f"ifsl-bench run --method imprint --task {task.name} --base-classes 20"
         )
-    whole = load_board(task, home.results)
+    whole = load_board(task, home.results).of_recipes(recipes)
     if whole.rows:
         if not (every := task_metadata(task, home).base_classes):
             raise UserError(
@@ -129,5 +130,6 @@ def _uneven(names: Sequence[str], lines: Sequence[dict[int, SeedAggregate]]) -> 
 
 
 def _there(board: TaskResults, labels: Sequence[str]) -> list[str]:
-    names = {name for row in board.rows for name in row_names(row)}
+    names = {name for row in (*board.rows, *board.other_recipes) for name in row_names(row)}
+    names.update(row.without_recipe.lower() for row in board.rows)
     return [label for label in labels if label.lower() in names]

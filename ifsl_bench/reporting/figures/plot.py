@@ -1,7 +1,8 @@
 """The figures of ``ifsl-bench plot`` as functions, one for each kind: ``ifsl_bench.plot`` in a notebook.
 
 Figures from results take ``methods``, labels of the only rows to draw (by default those without options of their own);
-``setting``, "paper" by default or "tuned-12"; and ``home`` and ``results`` as :func:`ifsl_bench.table` does. Figures
+``setting``, "paper" by default or "tuned-12"; ``recipe``, those of the backbones as :func:`ifsl_bench.table` takes
+them; and ``home`` and ``results`` as :func:`ifsl_bench.table` does. Figures
 from trained models take ``methods`` and ``options`` as :func:`ifsl_bench.run` does; ``train``, to train what is not
 trained yet; and ``work``, see :func:`ifsl_bench.workspace`. ``wide`` is two columns of a paper instead of one.
 
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from ifsl_bench.analysis.task_results import TaskResults, load_board
+from ifsl_bench.analysis.task_results import TaskResults, load_board, of_recipes
 from ifsl_bench.protocols.tasks.task_files import find_one
 from ifsl_bench.reporting.figures import base_classes as _base_classes
 from ifsl_bench.reporting.figures import pairs as _pairs
@@ -32,6 +33,7 @@ from ifsl_bench.reporting.figures import sessions as _sessions
 from ifsl_bench.reporting.figures import tradeoff as _tradeoff
 from ifsl_bench.reporting.figures.style import as_bytes, few_rows, rows_to_draw, save
 from ifsl_bench.reporting.notebook import Folder, Names, listed
+from ifsl_bench.reporting.notes import hidden_rows
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
@@ -117,11 +119,12 @@ def _of_results(
         *,
         methods: Names = (),
         setting: str | None = None,
+        recipe: Names = (),
         wide: bool = False,
         home: Folder = None,
         results: Folder = None,
     ) -> Drawing:
-        board = _board(task, methods, setting, home, results, papers)
+        board = _board(task, methods, setting, recipe, home, results, papers)
         shown, left_out = few_rows(board) if few and not methods else (board, [])
         drawn, notes = draw(shown, wide, **({"named": bool(methods)} if named else {}))
         return _drawing((drawn, [*notes, *left_out]), board)
@@ -197,6 +200,7 @@ def ranks(
     *tasks: str,
     methods: Names = (),
     setting: str | None = None,
+    recipe: Names = (),
     wide: bool = False,
     home: Folder = None,
     results: Folder = None,
@@ -207,13 +211,14 @@ def ranks(
         tasks: their names.
         methods: see the module.
         setting: see the module.
+        recipe: see the module.
         wide: see the module.
         home: see the module.
         results: see the module.
     """
     if not tasks:
         raise UserError("ranks takes the name of a task, or several")
-    boards = [_board(task, methods, setting, home, results) for task in tasks]
+    boards = [_board(task, methods, setting, recipe, home, results) for task in tasks]
     return _drawing(_ranks.draw(boards, wide), *boards)
 
 
@@ -222,6 +227,7 @@ def base_classes(
     *,
     methods: Names = (),
     setting: str | None = None,
+    recipe: Names = (),
     wide: bool = False,
     home: Folder = None,
     results: Folder = None,
@@ -232,12 +238,13 @@ def base_classes(
         task: its name.
         methods: see the module.
         setting: see the module.
+        recipe: see the module.
         wide: see the module.
         home: see the module.
         results: see the module.
     """
     folders = Paths.locate(home, results)
-    boards = _base_classes.boards_by_count(find_one(task, folders), folders)
+    boards = _base_classes.boards_by_count(find_one(task, folders), folders, listed(recipe))
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
 
 
@@ -321,15 +328,17 @@ def confusions(
 def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: TaskResults) -> Drawing:
     """Return a figure with its notes, and with the remarks on files and rows that its tasks leave out."""
     figure, notes = drawn
-    return Drawing(figure, (*notes, *dict.fromkeys(remark for board in boards for remark in board.left_out)))
+    left_out = dict.fromkeys(remark for board in boards for remark in (*board.left_out, *hidden_rows(board)))
+    return Drawing(figure, (*notes, *left_out))
 
 
 def _board(
-    name: str, methods: Names, setting: str | None, home: Folder, results: Folder, papers: bool = False
+    name: str, methods: Names, setting: str | None, recipe: Names, home: Folder, results: Folder, papers: bool = False
 ) -> TaskResults:
     """Return the rows of a task that are to be drawn."""
     folders = Paths.locate(home, results)
-    return rows_to_draw(load_board(find_one(name, folders), folders.results), listed(methods), setting, papers)
+    (board,) = of_recipes([load_board(find_one(name, folders), folders.results)], listed(recipe))
+    return rows_to_draw(board, listed(methods), setting, papers)
 
 
 def _jobs(

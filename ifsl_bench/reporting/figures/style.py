@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
-from ifsl_bench.analysis.task_results import TaskResults, in_setting, only
+from ifsl_bench.analysis.task_results import TaskResults, in_setting, nothing_stored, only
 from ifsl_bench.reporting.plot_styles import PlotStyle, style_of, styles_of
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import check_output_path, write_bytes
@@ -304,7 +304,10 @@ def rows_to_draw(
     Raises:
         UserError: nothing is stored for the task, or no such row or setting.
     """
-    if not board.rows and not (papers and board.papers):
+    named = labels and board.other_recipes
+    if board.hidden and not (board.rows or named):
+        raise nothing_stored(board)
+    if not board.rows and not (papers and board.papers) and not named:
         first, more = board.left_out[:1], len(board.left_out) - 1
         left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
         raise UserError(

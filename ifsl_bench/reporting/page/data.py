@@ -25,7 +25,15 @@ from ifsl_bench.analysis.aggregate import (
 )
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.session_variance import split_of
-from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_board, load_variants, nothing_stored
+from ifsl_bench.analysis.task_results import (
+    TaskResults,
+    carry_remarks,
+    load_board,
+    load_variants,
+    nothing_stored,
+    of_recipes,
+)
+from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.metrics import BALANCE, METRICS
 from ifsl_bench.protocols.registry import protocol_of, titles
 from ifsl_bench.protocols.tasks.task import Task
@@ -49,7 +57,7 @@ class PageRow:
     """A row of a task, measured or published.
 
     Attributes:
-        name: its label, and where two rows of a task share one, where it is from.
+        name: as in tables, and where two rows of a task share a label, where it is from.
         values: metric -> mean and half-width of its 95% interval (None where there is none), in percent.
         seeds: the training seeds, ascending.
         by_seed: metric -> the mean of each seed; of :data:`OF_SEEDS`.
@@ -119,7 +127,9 @@ class Page:
     citations: list[Citation]
 
 
-def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> list[TaskResults]:
+def boards_with_variants(
+    tasks: Iterable[Task], results: Path, named: bool, recipes: Sequence[str] = ()
+) -> list[TaskResults]:
     """Return the results of tasks and of their variants that have rows.
 
     Args:
@@ -128,14 +138,16 @@ def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> l
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
             tasks with published rows alone come last, and before them letters; of each, first tasks in episodes, then
             those in sessions, then variants; and among these, those with one seed last.
+        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
 
     Raises:
-        UserError: nothing is stored of such a task, nor of a variant of it.
+        UserError: nothing is stored of such a task, nor of a variant of it, or of a recipe.
     """
-    boards = {task.name: load_board(task, results) for task in tasks}
+    boards = {board.name: board for board in of_recipes([load_board(task, results) for task in tasks], recipes)}
     every: dict[str, TaskResults] = {}
     for board in boards.values():
         variants = [variant for variant in load_variants(board.task, results) if variant.name not in boards]
+        variants = [variant.of_recipes(recipes) for variant in variants]
         if named and all(member.empty for member in (board, *variants)):
             raise nothing_stored(board)
         every |= {member.name: member for member in (board, *variants)}
@@ -220,7 +232,7 @@ def _row(
     return PageRow(
         task=entry.task.name,
         label=entry.label,
-        name=f"{entry.label} ({entry.source})" if shared else entry.label,
+        name=f"{shown_label(entry.label)} ({entry.source})" if shared else shown_label(entry.label),
         source=entry.source,
         values={name: values[name] for name in (*METRICS, *BALANCE) if name in values},
         point=_point([entry.values[name].mean for name in ("base_joint", "novel_joint") if name in entry.values]),
@@ -425,6 +437,7 @@ def _facts(result: Result) -> dict[str, str]:
         "of the novel classes' data": result.novel_fingerprint,
         "data": PARTIAL if result.partial else "",
         "backbone": backbone.get("key"),
+        "recipe": backbone.get("recipe"),
         "SHA-256 of its weights": f"{sha256[:16]}..." if (sha256 := str(backbone.get("sha256") or "")) else "",
         "code of the method": provenance.get("method_source"),
         "seconds": _in_words({k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}),
