@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
-from ifsl_bench.experiments.evaluate_stage import Evaluate
-from ifsl_bench.experiments.job import Job, make_jobs, unused_training_options
+from ifsl_bench.experiments.evaluate_stage import EvaluationStage
+from ifsl_bench.experiments.job import Job, make_jobs, unused_training_options_fault
 from ifsl_bench.experiments.run_config import RunConfig, method_names, task_names
 from ifsl_bench.experiments.runner import run_jobs
-from ifsl_bench.experiments.stages import PrepareData, backbone_of
-from ifsl_bench.experiments.trained_models import trained_facts
-from ifsl_bench.experiments.training_curves import curve_logs
+from ifsl_bench.experiments.stages import DataStage, pretrain_stage_of
+from ifsl_bench.experiments.trained_models import read_training_record
+from ifsl_bench.experiments.training_curves import make_curve_logs
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.experiments.workspace import workspace as workspace
 from ifsl_bench.plugin.method import Method
@@ -108,7 +108,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if progress is None:
         progress = work is None and in_notebook()
     work = work or workspace(home, results)
-    work = replace(work, curves=curve_logs(log, log_dir, work.home) or work.curves)
+    work = replace(work, curves=make_curve_logs(log, log_dir, work.home) or work.curves)
     if progress:
         work = replace(work, reporter=default_reporter())
     _check_seeds(seed, seeds)
@@ -117,7 +117,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         calibrate, make_change(change or {}), recipes=[recipe] if isinstance(recipe, str) else recipe,
     )  # fmt: skip
     jobs = make_jobs(config if single else _expanded(config, work), work.home)
-    if remark := unused_training_options(
+    if remark := unused_training_options_fault(
         jobs, config.train
     ):  # no error: a loop over methods has some that do not train
         work.reporter.warn(remark)
@@ -204,19 +204,19 @@ def evaluate_checkpoint(
     work = work or workspace()
     checkpoint = Path(checkpoint)
     folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
-    info = trained_facts(folder)
+    info = read_training_record(folder)
     train = info["train"] | ({"select": select} if select else {})
     config = RunConfig([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,
                       change=make_change(change or {}))  # fmt: skip
     job = _only(make_jobs(config, work.home))
-    evaluation = Evaluate(job, folder, command)
+    evaluation = EvaluationStage(job, folder, command)
     if not job.matches_code(info):
         work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
-    PrepareData(job.task, ("test",)).compute(work)
-    if (key := backbone_of(job).key(work.home)) != info["pretraining"]:
+    DataStage(job.task, ("test",)).compute(work)
+    if (key := pretrain_stage_of(job).key(work.home)) != info["pretraining"]:
         raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
                         f"has {key}: choose a task with the same data and pretraining")  # fmt: skip
-    if backbone_of(job).weights(work.home) != info["pretraining_sha256"]:
+    if pretrain_stage_of(job).weights(work.home) != info["pretraining_sha256"]:
         raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
     return evaluation.compute(work)

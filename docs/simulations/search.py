@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from ifsl_bench.experiments.search import Point, next_round
+from ifsl_bench.experiments.search import Point, next_search_round
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import default_options, space_of
 from ifsl_bench.plugin.space import Range, Space
@@ -52,7 +52,7 @@ def lattice(space: Space) -> Iterator[Point]:
 def measure(file: Path, home: str | None) -> None:
     """Fills the file; what is in it already is kept."""
     from ifsl_bench.experiments.job import make_jobs
-    from ifsl_bench.experiments.stages import MetaTrain
+    from ifsl_bench.experiments.stages import MetaTrainStage
     from ifsl_bench.experiments.workspace import workspace
     from ifsl_bench.protocols.loader import evaluate
 
@@ -64,7 +64,7 @@ def measure(file: Path, home: str | None) -> None:
             if (key := json.dumps(point)) in accuracies:
                 continue
             (job,) = make_jobs([name], [task], point, Training(), [0], None, home=work.home)
-            stage = MetaTrain(job)
+            stage = MetaTrainStage(job)
             loader = stage.backbone.prepared(work).loader("val", device=stage.evaluation(work).device)
             method = stage.to_evaluate(work, stage.fresh(work)).eval()
             accuracies[key] = evaluate(method, name, loader, job.task.evaluation.halves[0]).accuracy
@@ -98,7 +98,7 @@ def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
 def ours(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
     """``--tune``, which draws nothing."""
     rounds: list[list[tuple[Point, float]]] = []
-    while points := next_round(space, default, trials, rounds):
+    while points := next_search_round(space, default, trials, rounds):
         rounds.append([(point, accuracy(point)) for point in points])
     return max(value for pairs in rounds for _, value in pairs)
 

@@ -38,9 +38,9 @@ def _expanded(campaign: str | None, config: RunConfig) -> tuple[list[Job], Works
         raise UserError(f"say which campaign, e.g.: {command} campaign.toml, or which rows: --method and --task")
     configs, _, methods = find_configs(campaign, config)
     work = configs[0].workspace(reporter_for(quiet=True))
-    from ifsl_bench.experiments.job import expand
+    from ifsl_bench.experiments.job import expand_configs
 
-    jobs, lacking = expand(configs, work.reporter, methods)
+    jobs, lacking = expand_configs(configs, work.reporter, methods)
     print_missing(lacking)
     return jobs, work, configs[0].files
 
@@ -65,11 +65,11 @@ def plan(campaign: str | None, config: RunConfig, style: str) -> None:
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
     jobs, work, files = _expanded(campaign, config)
-    from ifsl_bench.experiments.plan import plan_of
-    from ifsl_bench.experiments.runner import check_data
+    from ifsl_bench.experiments.plan import plan_jobs
+    from ifsl_bench.experiments.runner import check_data_paths
 
-    check_data(files, [job.task for job in jobs], work.home, forms=True)
-    show_plan(plan_of(jobs, work, config.rerun, config.retrain, lacking=True, data=files), work, style)
+    check_data_paths(files, [job.task for job in jobs], work.home, forms=True)
+    show_plan(plan_jobs(jobs, work, config.rerun, config.retrain, lacking=True, data=files), work, style)
 
 
 def show_plan(plans: Sequence[JobState], work: Workspace, style: str) -> None:
@@ -80,12 +80,12 @@ def show_plan(plans: Sequence[JobState], work: Workspace, style: str) -> None:
         work: folders.
         style: of output.
     """
-    from ifsl_bench.experiments.plan import document, notes_of, plan_rows
+    from ifsl_bench.experiments.plan import plan_notes, plan_rows, to_document
 
     if style == "json":
-        click.echo(json.dumps(document(plans, work.home), indent=1))
+        click.echo(json.dumps(to_document(plans, work.home), indent=1))
     else:
-        _show(plan_rows(plans, work.home), notes_of(plans, work.home), style)
+        _show(plan_rows(plans, work.home), plan_notes(plans, work.home), style)
 
 
 @click.command(epilog=examples("status leaderboard", "status campaign.toml --task glyphs-5shot"))
@@ -97,13 +97,13 @@ def status(campaign: str | None, config: RunConfig, style: str) -> None:
     The list has where and since when jobs run, why others failed, and which results are out of date.
     """
     jobs, work, _ = _expanded(campaign, dataclasses.replace(config, device="cpu"))
-    from ifsl_bench.experiments.plan import document, status_of, status_rows, summary_of
+    from ifsl_bench.experiments.plan import format_summary, job_states, status_rows, to_document
 
-    states = status_of(jobs, work)
+    states = job_states(jobs, work)
     if style == "json":
-        click.echo(json.dumps(document(states, work.home), indent=1))
+        click.echo(json.dumps(to_document(states, work.home), indent=1))
     else:
-        _show(status_rows(states), [summary_of(states)], style)
+        _show(status_rows(states), [format_summary(states)], style)
 
 
 def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], style: str) -> None:

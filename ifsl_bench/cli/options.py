@@ -291,11 +291,11 @@ def find_configs(campaign: str | None, config: RunConfig) -> tuple[list[RunConfi
 
     if campaign is None:
         return *find_tasks([config]), []
-    from ifsl_bench.experiments.campaign_file import absolute_names, load_configs
+    from ifsl_bench.experiments.campaign_file import load_configs, resolve_names
 
     configs = load_configs(campaign, config)
-    chosen = absolute_names(config.tasks, "--task", ".toml")
-    return *find_tasks(configs, chosen), absolute_names(config.methods, "--method", ".py")
+    chosen = resolve_names(config.tasks, "--task", ".toml")
+    return *find_tasks(configs, chosen), resolve_names(config.methods, "--method", ".py")
 
 
 data_option = click.option(

@@ -60,12 +60,12 @@ def pretrain(
 
     find(task, home=folders)  # reports a wrong name before torch is imported
     from ifsl_bench.backbones.device import keep_freed_memory
-    from ifsl_bench.experiments.pretraining import pretrain_for
-    from ifsl_bench.experiments.training_curves import curve_logs
+    from ifsl_bench.experiments.pretraining import load_or_pretrain
+    from ifsl_bench.experiments.training_curves import make_curve_logs
 
     keep_freed_memory()
-    reporter, curves = (reporter_for(quiet, verbose), curve_logs(log, log_dir, folders))
-    pretrained = pretrain_for(
+    reporter, curves = (reporter_for(quiet, verbose), make_curve_logs(log, log_dir, folders))
+    pretrained = load_or_pretrain(
         task,
         head=head,
         seed=seed,

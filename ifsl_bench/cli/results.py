@@ -342,7 +342,7 @@ def reproduce(
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench import api
-    from ifsl_bench.experiments.reproduce import job_of, lend_data
+    from ifsl_bench.experiments.reproduce import job_from_result, link_data
     from ifsl_bench.experiments.reproduce import reproduce as run_again
     from ifsl_bench.store.schema import read
 
@@ -353,7 +353,7 @@ def reproduce(
         for name, result in stored.items():
             if home is None:
                 usual = folders_of(None)
-                lend_data(job_of(result, usual, task, method).task, usual, work.home)
+                link_data(job_from_result(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
             click.echo(f"{one_line(name)}: {outcomes[-1].line}")
             if devices := outcomes[-1].devices:

@@ -48,9 +48,9 @@ def read_workers(config: RunConfig) -> ClusterSpec | None:
         return None
     if config.jobs or config.devices:
         raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
-    from ifsl_bench.experiments.cluster import read_cluster
+    from ifsl_bench.experiments.cluster import parse_cluster
 
-    return read_cluster(config.cluster)
+    return parse_cluster(config.cluster)
 
 
 def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> None:
@@ -141,12 +141,12 @@ def run(
     if checkpoint:
         check_checkpoint(campaign, config, dry_run)
         return _evaluate(Path(checkpoint), config, work, style)
-    from ifsl_bench.experiments.job import expand
-    from ifsl_bench.experiments.runner import check_data
+    from ifsl_bench.experiments.job import expand_configs
+    from ifsl_bench.experiments.runner import check_data_paths
 
-    jobs, lacking = expand(configs, work.reporter, methods)
+    jobs, lacking = expand_configs(configs, work.reporter, methods)
     files = configs[0].files
-    check_data(files, tasks, work.home, forms=dry_run)
+    check_data_paths(files, tasks, work.home, forms=dry_run)
     if dry_run and config.own_weights:
         raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
     backend: Backend | None = None
@@ -160,9 +160,9 @@ def run(
         backend = local_backend(jobs, work, config.device, config.jobs, config.devices)
     if dry_run:
         from ifsl_bench.cli.campaigns import show_plan
-        from ifsl_bench.experiments.plan import LACKS_DATA, REFUSED, plan_of
+        from ifsl_bench.experiments.plan import LACKS_DATA, REFUSED, plan_jobs
 
-        plans = plan_of(jobs, work, config.rerun, config.retrain, lacking=True, data=files)
+        plans = plan_jobs(jobs, work, config.rerun, config.retrain, lacking=True, data=files)
         print_missing(lacking)
         show_plan(plans, work, style)
         return 2 if all(plan.state in (LACKS_DATA, REFUSED) for plan in plans) else 0  # as the run would end
@@ -204,13 +204,13 @@ def _run(
     backend: Backend | None,
     style: str,
 ) -> RunSummary:
-    from ifsl_bench.experiments.runner import prepare_from, run_jobs
+    from ifsl_bench.experiments.runner import prepare_from_paths, run_jobs
 
-    prepare_from(files, work)
+    prepare_from_paths(files, work)
     if config.own_weights:
-        from ifsl_bench.experiments.pretraining import train_backbones
+        from ifsl_bench.experiments.pretraining import mark_for_training
 
-        train_backbones(jobs, work)
+        mark_for_training(jobs, work)
     with prints_aside(style):
         return run_jobs(jobs, work, backend, rerun=config.rerun, retrain=config.retrain, command=_typed(sys.argv[1:]))
 

@@ -34,7 +34,7 @@ import torch
 from ifsl_bench.backbones.device import keep_freed_memory
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import FAILED, Log, count_resumed, log_path
-from ifsl_bench.experiments.runner import LOST, Backend, WorkItem, WorkOutcome, run_item
+from ifsl_bench.experiments.runner import LOST_OUTCOME, Backend, WorkItem, WorkOutcome, run_item
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils import threads
 from ifsl_bench.utils.errors import UserError, format_error
@@ -44,8 +44,8 @@ from ifsl_bench.utils.progress import NullReporter, Reporter
 if TYPE_CHECKING:
     import loky
 
-ATTEMPTS = 3  # at an item whose worker dies, for each checkpoint that it goes on from
-LOOK = 1.0  # seconds between two looks at the workers
+MAX_ATTEMPTS = 3  # at an item whose worker dies, for each checkpoint that it goes on from
+LOOK_SECONDS = 1.0  # seconds between two looks at the workers
 
 
 def local_backend(
@@ -65,8 +65,8 @@ def local_backend(
     """
     if (count or 1) == 1 and not devices:
         return Backend()
-    check_sendable(jobs)
-    numbers = numbers_in(devices) if devices else []
+    check_picklable(jobs)
+    numbers = parse_numbers(devices) if devices else []
     if numbers and device not in ("auto", "cuda"):
         raise UserError(
             f"--devices lists the accelerators, and --device {device} the one to use: leave one of them out"
@@ -86,7 +86,7 @@ def local_backend(
     return LokyPool(work.reporter, count or len(names), names)
 
 
-def numbers_in(listed: str) -> list[int]:
+def parse_numbers(listed: str) -> list[int]:
     """Read ``0-2,5`` as [0, 1, 2, 5]; raise :class:`UserError` for anything else."""
     parts = [re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part) for part in listed.split(",")]
     ranges = [part and range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts]
@@ -96,7 +96,7 @@ def numbers_in(listed: str) -> list[int]:
     return numbers
 
 
-def check_sendable(jobs: Iterable[Job]) -> None:
+def check_picklable(jobs: Iterable[Job]) -> None:
     """Raise :class:`UserError` where another process could not load a job's method."""
     for method, job in {job.method: job for job in jobs}.items():
         reason = None
@@ -104,7 +104,7 @@ def check_sendable(jobs: Iterable[Job]) -> None:
             pickle.dumps(job)
         except Exception as error:
             reason = f"cannot be handed to other processes ({format_error(error)})"
-        if method.__module__ == "__main__" and not job.chosen.file:
+        if method.__module__ == "__main__" and not job.method_ref.file:
             reason = "is defined in a notebook or script, where other processes cannot find it"
         if reason:
             advice = f"move it to a file (file.py:{method.__name__}), or run with --jobs 1"
@@ -114,7 +114,7 @@ def check_sendable(jobs: Iterable[Job]) -> None:
 # -- in a worker
 
 
-def run_packed(
+def run_pickled_item(
     content: bytes, packed_work: bytes, cores: int, share: int, reporter: Reporter | None = None
 ) -> WorkOutcome:
     """Run a pickled work item in this process.
@@ -131,7 +131,7 @@ def run_packed(
     except Exception as error:  # a method that is not there, or not as it was
         return WorkOutcome(FAILED, f"a worker cannot load it: {format_error(error)}")
     threads.limit_threads(cores, share)
-    work, log = _opened(packed_work)
+    work, log = _open_workspace(packed_work)
     log.to = reporter or NullReporter()
     try:
         return replace(run_item(item, work, log), error=None)
@@ -140,14 +140,14 @@ def run_packed(
 
 
 @lru_cache(maxsize=1)
-def _opened(packed_work: bytes) -> tuple[Workspace, Log]:
+def _open_workspace(packed_work: bytes) -> tuple[Workspace, Log]:
     """Return the workspace of a run, which keeps features open from one item to the next, and its reporter."""
     work, _ = pickle.loads(packed_work)
     log = Log(work.home, NullReporter())
     return replace(work, reporter=log), log
 
 
-def print_to(home: Paths, name: str) -> None:
+def redirect_output(home: Paths, name: str) -> None:
     """Send what methods and libraries print in this process to a file: standard output is for tables.
 
     Args:
@@ -235,7 +235,7 @@ class WorkerPool(Backend):
                     worker.future.set_exception(error)
                 worker.future.add_done_callback(lambda _, worker=worker: ended.put(worker))
             try:
-                worker = ended.get(timeout=LOOK)
+                worker = ended.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 continue
             future = worker.future
@@ -252,12 +252,12 @@ class WorkerPool(Backend):
                     self.reporter.warn(text)
             for text in outcome.resumed:
                 self.reporter.say(text)
-            if outcome.kind != LOST:
+            if outcome.kind != LOST_OUTCOME:
                 yield item, outcome
                 continue
             # A job that a queueing system ends by its time limit again and again has a new checkpoint each time.
             checkpoints = count_resumed(log_path(work.home, item.key), log_begins[item.key])
-            if attempts[item.key] < ATTEMPTS * (1 + checkpoints):
+            if attempts[item.key] < MAX_ATTEMPTS * (1 + checkpoints):
                 self.reporter.warn(f"{item.title}: {outcome.text}; it is run again, from its last checkpoint")
                 waiting.append(item)
             else:
@@ -303,23 +303,23 @@ class LokyPool(WorkerPool):
                     environment["CUDA_VISIBLE_DEVICES"] = worker.device
                 arguments = self._theirs, pickle.loads(packed_work)[0].home, worker.name
                 self._executors[worker.name] = loky.ProcessPoolExecutor(
-                    1, initializer=_begin_worker, initargs=arguments, env=environment
+                    1, initializer=_prepare_worker, initargs=arguments, env=environment
                 )
             executor = self._executors[worker.name]
-            return executor.submit(run_packed, content, packed_work, threads.core_count(), worker.threads)
+            return executor.submit(run_pickled_item, content, packed_work, threads.core_count(), worker.threads)
 
     def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
         if (executor := self._executors.pop(worker.name, None)) is not None:
             executor.shutdown(wait=False, kill_workers=True)
         if not isinstance(error, BrokenExecutor):
-            return WorkOutcome(LOST, f"its worker cannot be started ({format_error(error)})")
+            return WorkOutcome(LOST_OUTCOME, f"its worker cannot be started ({format_error(error)})")
         status = re.search(r"\{(\w+)\((-?\d+)\)\}", str(error))  # as in "exit codes of the workers are {SIGKILL(-9)}"
         if status is None:
-            return WorkOutcome(LOST, "its worker died")
+            return WorkOutcome(LOST_OUTCOME, "its worker died")
         if int(status[2]) >= 0:
-            return WorkOutcome(LOST, f"its worker ended with status {status[2]}")
+            return WorkOutcome(LOST_OUTCOME, f"its worker ended with status {status[2]}")
         memory = ", perhaps for want of memory" if status[1] == "SIGKILL" else ""
-        return WorkOutcome(LOST, f"its worker was killed by {status[1]}{memory}")
+        return WorkOutcome(LOST_OUTCOME, f"its worker was killed by {status[1]}{memory}")
 
     def close(self) -> None:
         with _no_interrupts():  # a second Ctrl-C leaves no workers behind
@@ -341,14 +341,14 @@ def _no_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _begin_worker(parent: Connection, home: Paths, name: str) -> None:
+def _prepare_worker(parent: Connection, home: Paths, name: str) -> None:
     """Prepare a worker process."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    print_to(home, name)
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    redirect_output(home, name)
     keep_freed_memory()
 
 
-def _end_with(parent: Connection) -> None:
+def _end_with_parent(parent: Connection) -> None:
     """End this process, and its children, when its parent ends."""
     wait([parent])
     with contextlib.suppress(psutil.Error):

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from ifsl_bench.experiments.run_config import MOST_JOBS, RunConfig
+from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_recipe
 from ifsl_bench.protocols.tasks import task_files
@@ -28,9 +28,9 @@ from ifsl_bench.utils.errors import UserError, is_printable, unknown_name_error
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
 Value = str | int | float | bool
-Many = Value | list[Value]
+OneOrMany = Value | list[Value]
 # Keys of a run beside names, seeds and tables: type and default.
-PLAIN = [
+SCALAR_FIELDS = [
     ("tune", int, 0),
     ("episodes", int | None, None),
     ("recipe", str | None, None),
@@ -46,9 +46,9 @@ _Run = msgspec.defstruct(
         ("tasks", str | list[str]),
         ("seeds", int | list[int], 1),
         ("seed", int | None, None),
-        ("set", dict[str, Many], {}),
-        ("train", dict[str, Many], {}),
-        *((key, kind | list[kind], default) for key, kind, default in PLAIN),  # type: ignore[valid-type]
+        ("set", dict[str, OneOrMany], {}),
+        ("train", dict[str, OneOrMany], {}),
+        *((key, kind | list[kind], default) for key, kind, default in SCALAR_FIELDS),  # type: ignore[valid-type]
     ],
     frozen=True,
     forbid_unknown_fields=True,
@@ -72,11 +72,11 @@ def read_campaign(file: str) -> list[RunConfig]:
     Raises:
         UserError: no such file, or one that is wrong; the message names it and the key.
     """
-    path = _located(file)
-    return parse(read_user_file(path, "campaign"), file, path.absolute().parent)
+    path = _campaign_path(file)
+    return parse_campaign(read_user_file(path, "campaign"), file, path.absolute().parent)
 
 
-def absolute_names(names: Sequence[object], option: str, ending: str) -> list[str]:
+def resolve_names(names: Sequence[object], option: str, ending: str) -> list[str]:
     """Return names that choose among the names of a file, with paths in the same form as in the file.
 
     Args:
@@ -84,10 +84,10 @@ def absolute_names(names: Sequence[object], option: str, ending: str) -> list[st
         option: that they were given with, for errors.
         ending: of files.
     """
-    return [_named(Path.cwd(), str(name), option, ending) for name in names]
+    return [_resolve_name(Path.cwd(), str(name), option, ending) for name in names]
 
 
-def _located(file: str) -> Path:
+def _campaign_path(file: str) -> Path:
     if file.endswith(".toml"):
         return Path(file)
     folder = Path(str(resources.files("ifsl_bench.results")))
@@ -97,7 +97,7 @@ def _located(file: str) -> Path:
     return ours[file]
 
 
-def parse(text: str, where: str, folder: Path) -> list[RunConfig]:
+def parse_campaign(text: str, where: str, folder: Path) -> list[RunConfig]:
     """Parse the content of a campaign file.
 
     Args:
@@ -119,27 +119,27 @@ def parse(text: str, where: str, folder: Path) -> list[RunConfig]:
     jobs = 0
     for number, run in enumerate(file.run, 1):
         place = f"{where}: run {number}"
-        jobs += _count(run, place)
-        if jobs > MOST_JOBS:
-            raise UserError(f"{where}: it asks for {jobs:,} jobs or more, {MOST_JOBS:,} at most; make several files")
-        configs += _configs(run, place, folder)
-    data = {name: beside(folder, path, f"{where}: data.{name}") for name, path in file.data.items()}
-    results = Path(beside(folder, file.results, f"{where}: results")) if file.results else None
+        jobs += _job_count(run, place)
+        if jobs > MAX_JOBS:
+            raise UserError(f"{where}: it asks for {jobs:,} jobs or more, {MAX_JOBS:,} at most; make several files")
+        configs += _run_configs(run, place, folder)
+    data = {name: resolve_path(folder, path, f"{where}: data.{name}") for name, path in file.data.items()}
+    results = Path(resolve_path(folder, file.results, f"{where}: results")) if file.results else None
     return [replace(config, data=data, results_dir=results) for config in configs]
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
+def _multiplied_values(run: Any) -> dict[tuple[str, str], list[Any]]:
     """Collect the values that multiply beside methods, tasks and seeds: (table or "", key) -> values."""
-    choices = {("set", key): _listed(value) for key, value in run.set.items()}
-    choices |= {("train", key): _listed(value) for key, value in run.train.items()}
-    return choices | {("", key): _listed(getattr(run, key)) for key, *_ in PLAIN}
+    choices = {("set", key): _as_list(value) for key, value in run.set.items()}
+    choices |= {("train", key): _as_list(value) for key, value in run.train.items()}
+    return choices | {("", key): _as_list(getattr(run, key)) for key, *_ in SCALAR_FIELDS}
 
 
-def _seeds(run: Any, where: str) -> Sequence[int]:
+def _seeds_of_run(run: Any, where: str) -> Sequence[int]:
     if not isinstance(run.seeds, list):
         if run.seeds > MOST_SEEDS:  # a range may even be longer than len can say
             raise UserError(f"{where}: seeds is {run.seeds:,}, {MOST_SEEDS:,} at most")
@@ -149,21 +149,21 @@ def _seeds(run: Any, where: str) -> Sequence[int]:
     return list(dict.fromkeys(run.seeds))
 
 
-def _count(run: Any, where: str) -> int:
+def _job_count(run: Any, where: str) -> int:
     """Count the jobs of a run, each glob and set once."""
-    lists = {"methods": _listed(run.methods), "tasks": _listed(run.tasks)}
-    for (table, key), values in _choices(run).items():
+    lists = {"methods": _as_list(run.methods), "tasks": _as_list(run.tasks)}
+    for (table, key), values in _multiplied_values(run).items():
         lists[f"{table}.{key}" if table else key.replace("_", "-")] = values
-    counts = {key: len(values) for key, values in lists.items()} | {"seeds": len(_seeds(run, where))}
+    counts = {key: len(values) for key, values in lists.items()} | {"seeds": len(_seeds_of_run(run, where))}
     if empty := [key for key, count in counts.items() if not count]:
         raise UserError(f"{where}: {empty[0]} is empty, so nothing would be run")
     return math.prod(counts.values())
 
 
-def _configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
-    methods = [_named(folder, name, f"{where}: methods", ".py") for name in _listed(run.methods)]
-    tasks = [_named(folder, name, f"{where}: tasks", ".toml") for name in _listed(run.tasks)]
-    choices, seeds = _choices(run), _seeds(run, where)
+def _run_configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
+    methods = [_resolve_name(folder, name, f"{where}: methods", ".py") for name in _as_list(run.methods)]
+    tasks = [_resolve_name(folder, name, f"{where}: tasks", ".toml") for name in _as_list(run.tasks)]
+    choices, seeds = _multiplied_values(run), _seeds_of_run(run, where)
     for values in itertools.product(*choices.values()):
         tables: dict[str, dict[str, Any]] = {"set": {}, "train": {}, "": {}}
         for (table, key), value in zip(choices, values, strict=True):
@@ -184,24 +184,24 @@ def _configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
             seeds=seeds,
             change=change,
             where=where,
-            recipes=() if plain["recipe"] is None else (_recipe(folder, plain["recipe"], where),),
+            recipes=() if plain["recipe"] is None else (_resolve_recipe(folder, plain["recipe"], where),),
             **more,
         )
 
 
-def _recipe(folder: Path, text: str, where: str) -> str:
+def _resolve_recipe(folder: Path, text: str, where: str) -> str:
     """Return a recipe with its options; the path of a file is from the campaign file's folder."""
     name = split_recipe(text)[0]
-    return _named(folder, name, f"{where}: recipe", ".py") + text[len(name) :]
+    return _resolve_name(folder, name, f"{where}: recipe", ".py") + text[len(name) :]
 
 
-def _named(folder: Path, name: str, where: str, ending: str) -> str:
+def _resolve_name(folder: Path, name: str, where: str, ending: str) -> str:
     """Return a name as it is; a path to a file with this ending, and perhaps a name in it, from the file's folder."""
     is_path = (registry if ending == ".py" else task_files).names_file(name)
-    return beside(folder, name, where) if is_path else _printable(name, where)
+    return resolve_path(folder, name, where) if is_path else _check_printable(name, where)
 
 
-def beside(folder: Path, path: str, where: str) -> str:
+def resolve_path(folder: Path, path: str, where: str) -> str:
     """Return a path of a campaign file: from the file's folder, unless it is absolute or in a user's home.
 
     Args:
@@ -212,11 +212,11 @@ def beside(folder: Path, path: str, where: str) -> str:
     Raises:
         UserError: the path is empty or cannot be printed.
     """
-    path = _printable(path, where)
+    path = _check_printable(path, where)
     return path if path.startswith("~") else str(folder / path)
 
 
-def _printable(text: str, where: str) -> str:
+def _check_printable(text: str, where: str) -> str:
     if not text or not is_printable(text):
         raise UserError(f"{where}: {text[:80]!r} is no name that can be printed")
     return text

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from ifsl_bench.backbones.contract import corpora_of
 from ifsl_bench.backbones.pretrained import HeadKind, pretraining_key
 from ifsl_bench.experiments.job import Job, with_recipe
-from ifsl_bench.experiments.search import at_edge, rounds_of
+from ifsl_bench.experiments.search import candidates_by_round, options_at_edge
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import parse_label
 from ifsl_bench.plugin.find_method import MethodRef
@@ -29,33 +29,33 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_value
 
-METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, also in labels
+METHOD_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, also in labels
 
 
-def _distribution(result: Result) -> dict[str, str]:
+def _recorded_distribution(result: Result) -> dict[str, str]:
     """Return name and version of the recorded package of the method; empty for a class of no package."""
     recorded = result.provenance.get("distribution")
     return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
 
 
-def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
+def _registering_packages(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
     """Return the packages that register the method here, and which of them the file names."""
     owners = registry.owning_entry_points(registry.METHOD_GROUP, result.method)
-    package = _distribution(result).get("name", "")
+    package = _recorded_distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
     return owners, theirs
 
 
-def _missing(result: Result) -> str | None:
+def _missing_method_fault(result: Result) -> str | None:
     """Return why the method cannot be loaded here; None where it can."""
-    owners, _ = _owners(result)
+    owners, _ = _registering_packages(result)
     if not owners:
         return f"method {result.method} is not installed here"
     lacks = registry.load_plugin(registry.METHOD_GROUP, result.method).lacks
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else None
 
 
-def _job(result: Result, task: Task) -> Job:
+def _job_of_result(result: Result, task: Task) -> Job:
     """Return the job that the file is of.
 
     Raises:
@@ -70,28 +70,31 @@ def _job(result: Result, task: Task) -> Job:
     return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
 
-def _known_job(result: Result, task: Task) -> Job | None:
-    """Return the job; None where there is none, for which :func:`_method` yields the reason."""
-    owners, theirs = _owners(result)
-    if (owners and not theirs) or _missing(result):
+def _job_or_none(result: Result, task: Task) -> Job | None:
+    """Return the job; None where there is none, for which :func:`_method_faults` yields the reason."""
+    owners, theirs = _registering_packages(result)
+    if (owners and not theirs) or _missing_method_fault(result):
         return None
     with contextlib.suppress(UserError):
-        return _job(result, task)
+        return _job_of_result(result, task)
     return None
 
 
-def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _method_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare label, options and backbone with those that the installed method and the task make."""
-    owners, theirs = _owners(result)
+    owners, theirs = _registering_packages(result)
     if owners and not theirs:
-        here, package = " and ".join(registry.package_of(point) for point in owners), _distribution(result)["name"]
+        here, package = (
+            " and ".join(registry.package_of(point) for point in owners),
+            _recorded_distribution(result)["name"],
+        )
         yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
         return
-    if missing := _missing(result):
-        yield from _unknown_method(result, task)
+    if missing := _missing_method_fault(result):
+        yield from _unknown_method_faults(result, task)
         raise UnverifiedError(f"label, options and backbone, since {missing}")
     try:
-        job = _job(result, task)
+        job = _job_of_result(result, task)
     except UserError as error:
         yield f"options: {error}"
         return
@@ -103,13 +106,13 @@ def _method(result: Result, task: Task, home: Paths) -> Iterator[str]:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
     with unverified_on_error("backbone"):
         corpora = corpora_of(task.pretraining)
-    yield from _elsewhere(result, task, corpora)
+    yield from _backbone_faults(result, task, corpora)
     key = pretraining_key(job.task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):
         yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
 
 
-def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
+def _backbone_faults(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
     """Check the recorded earlier pretraining of a backbone against its description here."""
     pretraining, named = result.pretraining, list(corpora or ())
     if pretraining.get("pretrained_on", []) != named:
@@ -120,21 +123,21 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
 
 
-def _package(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _package_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Check the distribution that the method is from; a class of no package has none."""
-    recorded, (owners, _) = _distribution(result), _owners(result)
+    recorded, (owners, _) = _recorded_distribution(result), _registering_packages(result)
     if owners and not (recorded.get("name") and recorded.get("version")):
         package = registry.package_of(owners[0])
         yield f"provenance.distribution: name and version missing; method {result.method!r} is of package {package}"
-    elif other_version := _other_version(result):
-        job = _known_job(result, task)
+    elif other_version := _other_version_note(result):
+        job = _job_or_none(result, task)
         if job is None or not job.matches_code(result.provenance):
             raise UnverifiedError(f"distribution, since {other_version}")
 
 
-def _other_version(result: Result) -> str | None:
+def _other_version_note(result: Result) -> str | None:
     """Return in words the other version of its package that the method is from; None for the installed one."""
-    recorded, (_, theirs) = _distribution(result), _owners(result)
+    recorded, (_, theirs) = _recorded_distribution(result), _registering_packages(result)
     if not theirs or not recorded.get("version"):
         return None
     here = registry.distribution_of(theirs[0])
@@ -143,11 +146,11 @@ def _other_version(result: Result) -> str | None:
     return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"
 
 
-def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _search_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Make the choice of options again, and compare the method's code; another version may have others."""
-    if (job := _known_job(result, task)) is None:
+    if (job := _job_or_none(result, task)) is None:
         return
-    faults, other_version = list(_odd_search(result, job)), _other_version(result)
+    faults, other_version = list(_search_value_faults(result, job)), _other_version_note(result)
     if faults and other_version:
         raise UnverifiedError(f"choice of options, since {other_version}")
     yield from faults
@@ -155,11 +158,11 @@ def _search(result: Result, task: Task, home: Paths) -> Iterator[str]:
         yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 
-def _unknown_method(result: Result, task: Task) -> Iterator[str]:
+def _unknown_method_faults(result: Result, task: Task) -> Iterator[str]:
     """Check label and backbone without the method: the label is no other method's."""
     name = parse_label(result.label).name
     for what, text in (("label", name), ("method", result.method)):
-        if not re.fullmatch(METHOD, text):
+        if not re.fullmatch(METHOD_NAME_PATTERN, text):
             yield f"{what}: {text!r} is no name of a method"
     with contextlib.suppress(UserError):
         if (owner := registry.resolve_method(name)[0]) != result.method:
@@ -169,25 +172,25 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
         yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
 
 
-def _odd_search(result: Result, job: Job) -> Iterator[str]:
+def _search_value_faults(result: Result, job: Job) -> Iterator[str]:
     """Yield a line for each value that no search of the job that a result is of gives."""
     if result.transductive != job.method.transductive:
         yield f"transductive: {str(result.transductive).lower()}, method {job.name} says otherwise"
     if job.training.changes() and not job.trains:
         yield f"train: {next(iter(job.training.changes()))}, and method {job.name} with these options trains nothing"
-    names = ", ".join(job.searched)
+    names = ", ".join(job.searched_names)
     if list(result.tuned) != [names] * bool(names):
         tuned = " and ".join(result.tuned) or "nothing"
         yield f"tuned: {tuned}, in setting {result.setting!r} {names or 'one thing'} is chosen on validation episodes"
     elif names:
-        yield from _odd_choice(result, names, job)
+        yield from _choice_faults(result, names, job)
     elif result.trials:
         yield f"setting: {result.setting!r}, and nothing was tuned"
     else:
-        yield from _odd_settings(result, job, {}, "")
+        yield from _settings_faults(result, job, {}, "")
 
 
-def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
+def _choice_faults(result: Result, names: str, job: Job) -> Iterator[str]:
     """Check that the settings to try were tried, and the best of them chosen."""
     tried = result.tuned[names]
     if result.trials > MOST_TRIALS:  # said already
@@ -195,7 +198,7 @@ def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
     if result.trials and len(tried) > result.trials:
         yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
         return
-    rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name))
+    rounds = candidates_by_round(job, lambda candidate: result.accuracy(candidate.name))
     candidates = {candidate.name: candidate for of_round in rounds for candidate in of_round}
     sizes = [len(of_round) for of_round in rounds]
     if tried.keys() != candidates.keys() or result.rounds != sizes:
@@ -211,11 +214,11 @@ def _odd_choice(result: Result, names: str, job: Job) -> Iterator[str]:
     best = max(sound, key=sound.__getitem__)
     point, chosen = candidates[best].point, candidates[best].job
     offered = [candidate.point for candidate in candidates.values()]
-    edge = at_edge(job.method, chosen.options, point, offered)
-    yield from _odd_settings(result, chosen, point, best, edge)
+    edge = options_at_edge(job.method, chosen.options, point, offered)
+    yield from _settings_faults(result, chosen, point, best, edge)
 
 
-def _odd_settings(
+def _settings_faults(
     result: Result, job: Job, point: Mapping[str, Any], best: str, edge: Sequence[str] = ()
 ) -> Iterator[str]:
     """Compare options, training and edge with the job that was chosen, at this point."""
@@ -247,4 +250,4 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Paths 
         tasks: further tasks, by name, next to the packaged ones.
         home: the folders with data sets and own tasks.
     """
-    return check_result(path, tasks, home, (_method, _package, _search))
+    return check_result(path, tasks, home, (_method_faults, _package_faults, _search_faults))

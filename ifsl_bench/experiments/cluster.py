@@ -34,17 +34,23 @@ from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import PARTIAL_MARK, Paths, source_sha256
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
-ACCELERATOR = "GPU"  # the resource that a worker with one declares
-PACKAGES = ("ifsl_bench", "torch", "numpy", "numba", "distributed")  # that decide digits, or whether messages arrive
-INSTALL = 'pip install "ifsl_bench[cluster]"'
-LOCAL = "LocalCluster"
+ACCELERATOR_RESOURCE = "GPU"  # the resource that a worker with one declares
+VERSIONED_PACKAGES = (
+    "ifsl_bench",
+    "torch",
+    "numpy",
+    "numba",
+    "distributed",
+)  # that decide digits, or whether messages arrive
+INSTALL_CLUSTER = 'pip install "ifsl_bench[cluster]"'
+LOCAL_CLUSTER = "LocalCluster"
 LOCAL_ARGUMENTS = ("n_workers", "threads_per_worker", "memory_limit", "host", "interface", "preload", "local_directory")
-DECIDED_HERE = ("asynchronous", "job_cls", "loop", "protocol", "scheduler_cls", "security")  # of clusters of jobs
-PATIENCE = 10.0  # seconds to wait for a scheduler's answer
-GRACE = 2.0  # seconds that workers have to end by themselves
-ADDRESS = re.compile(r"(tcp|tls)://[^/?]+:[1-9][0-9]{0,4}")
-STATUS_PAGE = "127.0.0.1:0"  # of the scheduler: for this machine alone, at any free port
-SHELL = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts in a job
+RESERVED_ARGUMENTS = ("asynchronous", "job_cls", "loop", "protocol", "scheduler_cls", "security")  # of clusters of jobs
+CONNECT_SECONDS = 10.0  # seconds to wait for a scheduler's answer
+SHUTDOWN_SECONDS = 2.0  # seconds that workers have to end by themselves
+ADDRESS_PATTERN = re.compile(r"(tcp|tls)://[^/?]+:[1-9][0-9]{0,4}")
+DASHBOARD_ADDRESS = "127.0.0.1:0"  # of the scheduler: for this machine alone, at any free port
+WORKER_SHELL_LINE = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts in a job
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,24 +77,24 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def accelerators(self) -> bool:
         """True where the workers of a cluster to start declare an accelerator."""
-        return f"{ACCELERATOR}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
+        return f"{ACCELERATOR_RESOURCE}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
 
 
-def dask(module: str = "distributed") -> ModuleType:
+def import_dask(module: str = "distributed") -> ModuleType:
     """Import a module of the extra; raises :class:`UserError` where it is not installed."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return import_module(module)
     except ImportError as error:
         problem = f"--cluster needs {module}, which cannot be imported ({error})"
-        raise UserError(f"{problem}; to install it: {INSTALL}") from error
+        raise UserError(f"{problem}; to install it: {INSTALL_CLUSTER}") from error
     finally:  # dask_jobqueue has the whole process exit, with status 0, at Ctrl-C
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-def read_cluster(name: str) -> ClusterSpec:
+def parse_cluster(name: str) -> ClusterSpec:
     """Read what follows ``--cluster``.
 
     Args:
@@ -97,7 +103,7 @@ def read_cluster(name: str) -> ClusterSpec:
     Raises:
         UserError: neither; no such file; an unknown class or key; the extra is not installed.
     """
-    dask()
+    import_dask()
     if "://" in name:
         spec, where = ClusterSpec(name), "--cluster"
     elif name.endswith(".toml"):
@@ -108,25 +114,25 @@ def read_cluster(name: str) -> ClusterSpec:
         spec = validate(raw, ClusterSpec, name, [key.encode_name for key in msgspec.structs.fields(ClusterSpec)])
     else:
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
-    if problem := _problem(spec):
+    if problem := _spec_fault(spec):
         raise UserError(f"{where}: {problem}")
-    if spec.kind not in ("", LOCAL):
-        dask("dask_jobqueue")
+    if spec.kind not in ("", LOCAL_CLUSTER):
+        import_dask("dask_jobqueue")
     return spec
 
 
-def _problem(spec: ClusterSpec) -> str | None:
+def _spec_fault(spec: ClusterSpec) -> str | None:
     """Return the fault of a description; None where there is none."""
     if bool(spec.address) == bool(spec.kind):
         return 'give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"'
-    if spec.address and not ADDRESS.fullmatch(spec.address):
+    if spec.address and not ADDRESS_PATTERN.fullmatch(spec.address):
         return f"a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
     if spec.address and spec != ClusterSpec(spec.address):
         return "a scheduler that runs takes no [arguments], and has keys already"
     if spec.address:
         return None
     for argument in spec.arguments:
-        if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL else argument in DECIDED_HERE:
+        if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL_CLUSTER else argument in RESERVED_ARGUMENTS:
             return f"{argument} is no argument of {spec.kind} that a file can give"
     if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
         return f"say in [arguments] how many workers {spec.kind} shall start: n_workers = 4"
@@ -148,9 +154,9 @@ def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str
     Raises:
         UserError: the scheduler does not answer, or the cluster cannot be started.
     """
-    distributed, started = dask(), None
+    distributed, started = import_dask(), None
     # Threads and malloc are the stages' business.
-    stack.enter_context(dask("dask").config.set({"distributed.nanny.pre-spawn-environ": {}}))
+    stack.enter_context(import_dask("dask").config.set({"distributed.nanny.pre-spawn-environ": {}}))
     stack.callback(logging.disable, logging.root.manager.disable)
     logging.disable(logging.CRITICAL)
     try:
@@ -159,9 +165,9 @@ def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str
         if spec.address:
             asyncio.run(_greet(spec.address, security))
         else:
-            started = _start(spec, home, security, failures)
-            stack.callback(_end, started)
-        options = {"security": security, "timeout": PATIENCE, "set_as_default": False}
+            started = _start_cluster(spec, home, security, failures)
+            stack.callback(_end_cluster, started)
+        options = {"security": security, "timeout": CONNECT_SECONDS, "set_as_default": False}
         client = distributed.Client(started or spec.address, **options)
     except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
         what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
@@ -174,17 +180,17 @@ def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str
 async def _greet(address: str, security: Any) -> None:
     """Ask a scheduler for its identity. A client would wait for ever where something listens and never answers."""
     arguments = security.get_connection_args("client") if security else None
-    async with dask().rpc(address, connection_args=arguments, timeout=PATIENCE) as scheduler:
-        await asyncio.wait_for(scheduler.identity(), PATIENCE)
+    async with import_dask().rpc(address, connection_args=arguments, timeout=CONNECT_SECONDS) as scheduler:
+        await asyncio.wait_for(scheduler.identity(), CONNECT_SECONDS)
 
 
-def _start(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -> Any:
+def _start_cluster(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -> Any:
     """Start the cluster of a class and arguments."""
     arguments = {**spec.arguments, "security": security} if security else spec.arguments
-    if spec.kind == LOCAL:
-        defaults = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL}
-        return dask().LocalCluster(**{**defaults, **arguments})
-    kind = getattr(dask("dask_jobqueue"), spec.kind)
+    if spec.kind == LOCAL_CLUSTER:
+        defaults = {"dashboard_address": DASHBOARD_ADDRESS, "memory_limit": 0, "silence_logs": logging.CRITICAL}
+        return import_dask().LocalCluster(**{**defaults, **arguments})
+    kind = getattr(import_dask("dask_jobqueue"), spec.kind)
     if spec.security:  # keys made for this one cluster, in files that the jobs read
         folder = home.cache / "keys"
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,14 +199,14 @@ def _start(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -
     arguments = {
         "log_directory": str(home.logs / "cluster"),
         **arguments,
-        "job_cls": _job_class(kind.job_cls, failures),
-        "scheduler_options": {"dashboard_address": STATUS_PAGE, **arguments.get("scheduler_options", {})},
-        "job_script_prologue": [SHELL, *arguments.get("job_script_prologue", ())],
+        "job_cls": _recording_job_class(kind.job_cls, failures),
+        "scheduler_options": {"dashboard_address": DASHBOARD_ADDRESS, **arguments.get("scheduler_options", {})},
+        "job_script_prologue": [WORKER_SHELL_LINE, *arguments.get("job_script_prologue", ())],
     }
     return kind(**arguments)
 
 
-def _job_class(job: Any, failures: list[str]) -> type[Any]:
+def _recording_job_class(job: Any, failures: list[str]) -> type[Any]:
     """Return a class of jobs that records why one could not be submitted; Dask would only log it."""
 
     class ReportingJob(job):
@@ -216,7 +222,7 @@ def _job_class(job: Any, failures: list[str]) -> type[Any]:
     return ReportingJob
 
 
-def _end(started: Any) -> None:
+def _end_cluster(started: Any) -> None:
     """End a cluster; worker processes that take longer than a moment are killed."""
     processes: list[psutil.Process] = []
     for worker in started.workers.values():
@@ -224,7 +230,7 @@ def _end(started: Any) -> None:
             process = psutil.Process(worker.pid)
             processes += [*process.children(recursive=True), process]
     with suppress(Exception):  # the run is over
-        started.close(timeout=GRACE)
+        started.close(timeout=SHUTDOWN_SECONDS)
     started.shutdown_on_close = False  # at the end of Python Dask would wait again
     for value in vars(started).values():
         if isinstance(value, _TemporaryFileWrapper):  # a key, which goes with it; Python may end before it would
@@ -234,7 +240,7 @@ def _end(started: Any) -> None:
             process.kill()  # which is known by its start too, not by a number that another may have by now
 
 
-def is_open(address: str) -> bool:
+def is_reachable_from_network(address: str) -> bool:
     """Return whether other machines could send work to a scheduler, which runs whatever it is sent."""
     return re.match(r"tls:|tcp://(127\.|\[::1\]|localhost:)", address) is None
 
@@ -258,7 +264,7 @@ class Requirements:
 
 
 @contextmanager
-def requirements(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[Requirements]:
+def shared_requirements(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[Requirements]:
     """Yield the requirements; while the block runs, files in the folders let workers check that they see the same ones.
 
     Args:
@@ -277,16 +283,16 @@ def requirements(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) ->
                     file.unlink(missing_ok=True)
                     raise
                 tokens[str(file)] = token
-        yield Requirements(tokens, versions(), tuple(methods))
+        yield Requirements(tokens, environment_versions(), tuple(methods))
     finally:
         for path in tokens:
             Path(path).unlink(missing_ok=True)
 
 
-def versions() -> dict[str, str]:
+def environment_versions() -> dict[str, str]:
     """Return the versions that decide digits in this process, and the digest of this package's code."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in PACKAGES:
+    for name in VERSIONED_PACKAGES:
         try:
             installed[name] = version(name)
         except PackageNotFoundError:
@@ -294,7 +300,7 @@ def versions() -> dict[str, str]:
     return {**installed, "code of ifsl_bench": source_sha256()[:12]}
 
 
-def unmet(required: Requirements, dask_worker: Any = None) -> str | None:
+def requirement_fault(required: Requirements, dask_worker: Any = None) -> str | None:
     """Return in one line the requirement that this process does not meet; None where it meets all.
 
     Args:
@@ -302,7 +308,7 @@ def unmet(required: Requirements, dask_worker: Any = None) -> str | None:
         dask_worker: of this process, set by Dask.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
-    here, there = versions(), required.versions
+    here, there = environment_versions(), required.versions
     if differing := [
         f"{name} {here[name]} (the command: {there[name]})" for name in there if here[name] != there[name]
     ]:
@@ -325,7 +331,7 @@ def unmet(required: Requirements, dask_worker: Any = None) -> str | None:
             return f"cannot load method {name} ({one_line(str(error))}); install it there as it is installed here"
         if method_source(method) != source:
             return f"has other code of method {name} than this machine; install the same there"
-    accelerated = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR, 0) >= 1
+    accelerated = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR_RESOURCE, 0) >= 1
     if accelerated and choose_device("auto").type == "cpu":
-        return f"declares {ACCELERATOR}=1, but PyTorch sees none there"
+        return f"declares {ACCELERATOR_RESOURCE}=1, but PyTorch sees none there"
     return None

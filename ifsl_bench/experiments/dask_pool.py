@@ -19,29 +19,31 @@ from typing import Any
 import torch
 
 from ifsl_bench.backbones.device import choose_device, keep_freed_memory
-from ifsl_bench.experiments.backends import Worker, WorkerPool, check_sendable, print_to, run_packed
+from ifsl_bench.experiments.backends import Worker, WorkerPool, check_picklable, redirect_output, run_pickled_item
 from ifsl_bench.experiments.cluster import (
-    ACCELERATOR,
-    LOCAL,
+    ACCELERATOR_RESOURCE,
+    LOCAL_CLUSTER,
     ClusterSpec,
     Requirements,
     connect,
-    dask,
-    is_open,
-    requirements,
-    unmet,
+    import_dask,
+    is_reachable_from_network,
+    requirement_fault,
+    shared_requirements,
 )
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import FAILED
-from ifsl_bench.experiments.runner import LOST, WorkOutcome
+from ifsl_bench.experiments.runner import LOST_OUTCOME, WorkOutcome
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask
 from ifsl_bench.utils.threads import core_count
 
-SILENCE = 20.0  # seconds that work waits for a worker before a warning
-ONE_ITEM = threading.Lock()  # several commands may share a worker, whose random numbers and threads are its process's
+WORKER_WAIT_SECONDS = 20.0  # seconds that work waits for a worker before a warning
+ONE_ITEM_LOCK = (
+    threading.Lock()
+)  # several commands may share a worker, whose random numbers and threads are its process's
 
 
 class DaskPool(WorkerPool):
@@ -67,9 +69,11 @@ class DaskPool(WorkerPool):
                 "auto, cpu or cuda"
             )
         self.spec, self.home, self.device = spec, work.home, device
-        check_sendable(jobs)
+        check_picklable(jobs)
         by_method = {job.name: job for job in jobs}
-        self.methods = [(name, pickle.dumps(job.chosen), method_source(job.method)) for name, job in by_method.items()]
+        self.methods = [
+            (name, pickle.dumps(job.method_ref), method_source(job.method)) for name, job in by_method.items()
+        ]
         self.accelerated = False
         self._stack = ExitStack()
         self._started: Any = None  # the cluster, if it was started here
@@ -83,7 +87,7 @@ class DaskPool(WorkerPool):
         client, self._started = connect(self.spec, self.home, self._stack, self._failures)
         listeners = self._started.scheduler.listeners if self._started else ()
         addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.address]
-        for address in filter(is_open, addresses):
+        for address in filter(is_reachable_from_network, addresses):
             self.reporter.warn(
                 f"the scheduler of {self.spec.name} listens at {address} without TLS: whoever reaches it runs programs "
                 "as you; see docs/cluster.md"
@@ -96,7 +100,7 @@ class DaskPool(WorkerPool):
 
     @cached_property
     def _required(self) -> Requirements:
-        return self._stack.enter_context(requirements(self.home, self.methods))
+        return self._stack.enter_context(shared_requirements(self.home, self.methods))
 
     def prepare(self, work: Workspace) -> Workspace:
         """Return the workspace with the kind of device that the workers compute on.
@@ -109,7 +113,7 @@ class DaskPool(WorkerPool):
             accelerated = any(map(_has_accelerator, self._known_workers().values()))
         self.accelerated = accelerated and self.device != "cpu"
         if self.device == "cuda" and not self.accelerated:
-            resources = f'--resources "{ACCELERATOR}=1"'
+            resources = f'--resources "{ACCELERATOR_RESOURCE}=1"'
             raise UserError(f"--device cuda: no worker of {self.spec.name} declares an accelerator, {resources}")
         self._idle_since = time.monotonic()
         return replace(work, device=torch.device("cuda" if self.accelerated else "cpu"), forced=self.device != "auto")
@@ -134,11 +138,11 @@ class DaskPool(WorkerPool):
             self._examine({address: there[address] for address in new})
         if new or self._busy():
             self._idle_since = time.monotonic()
-        elif time.monotonic() - self._idle_since > SILENCE:
+        elif time.monotonic() - self._idle_since > WORKER_WAIT_SECONDS:
             self._idle_since = float("inf")
             self.reporter.warn(
-                f"{self.spec.name}: work waits for workers, or for one with {ACCELERATOR}=1 among its resources; there "
-                f"are {len(there)} workers"
+                f"{self.spec.name}: work waits for workers, or for one with {ACCELERATOR_RESOURCE}=1 among its "
+                f"resources; there are {len(there)} workers"
             )
 
     def close(self) -> None:
@@ -150,18 +154,18 @@ class DaskPool(WorkerPool):
 
     def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
         arguments = content, packed_work, core_count(), worker.threads
-        resources = {ACCELERATOR: 1} if self.accelerated else None
+        resources = {ACCELERATOR_RESOURCE: 1} if self.accelerated else None
         key = f"ifsl_bench-{uuid.uuid4().hex}"
         return self.client.submit(
             run_on_worker, *arguments, pure=False, workers=[worker.name], key=key, resources=resources
         )
 
     def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
-        if not isinstance(error, (dask().CancelledError, dask("distributed").scheduler.KilledWorker)):
+        if not isinstance(error, (import_dask().CancelledError, import_dask("distributed").scheduler.KilledWorker)):
             return WorkOutcome(FAILED, f"on worker {worker.name}: {type(error).__name__}: {error}")
         self.workers.remove(worker)  # where it is alive after all, it is found again
         self._known_workers()  # raises where the scheduler is gone, which cancels all futures
-        return WorkOutcome(LOST, f"its worker {worker.name} died")
+        return WorkOutcome(LOST_OUTCOME, f"its worker {worker.name} died")
 
     def _known_workers(self) -> Mapping[str, Any]:
         """Return the workers of the scheduler, by address."""
@@ -176,7 +180,7 @@ class DaskPool(WorkerPool):
                 return question(*arguments, **keywords)
             except OSError:
                 pass  # its connection broke; the client notices that a moment later
-            except (RuntimeError, dask().CancelledError):
+            except (RuntimeError, import_dask().CancelledError):
                 if self._alive:
                     raise
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
@@ -184,9 +188,11 @@ class DaskPool(WorkerPool):
     def _examine(self, new: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the new workers that meet the requirements; raise :class:`UserError` where a first one does not."""
         run, workers, first = self.client.run, list(new), not self.workers
-        if self.spec.kind == LOCAL:  # its processes write where this one does
-            self._ask(run, print_to, self.home, "cluster", workers=workers, on_error="ignore")
-        for address, answer in self._ask(run, unmet, self._required, workers=workers, on_error="return").items():
+        if self.spec.kind == LOCAL_CLUSTER:  # its processes write where this one does
+            self._ask(run, redirect_output, self.home, "cluster", workers=workers, on_error="ignore")
+        for address, answer in self._ask(
+            run, requirement_fault, self._required, workers=workers, on_error="return"
+        ).items():
             if isinstance(answer, OSError):
                 continue  # it has left
             worker, host = new[address], new[address]["host"]
@@ -203,7 +209,7 @@ class DaskPool(WorkerPool):
 
 
 def _has_accelerator(worker: Mapping[str, Any]) -> bool:
-    return bool(worker.get("resources", {}).get(ACCELERATOR, 0) >= 1)
+    return bool(worker.get("resources", {}).get(ACCELERATOR_RESOURCE, 0) >= 1)
 
 
 # -- on a worker
@@ -229,7 +235,7 @@ class _StopWhenCancelled(NullReporter):
 
 
 def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) -> WorkOutcome:
-    """Run a pickled item with :func:`ifsl_bench.experiments.backends.run_packed`, one at a time in this process.
+    """Run a pickled item with :func:`ifsl_bench.experiments.backends.run_pickled_item`, one at a time in this process.
 
     Args:
         content: the item.
@@ -240,13 +246,13 @@ def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) ->
     if os.environ.get("MALLOC_TRIM_THRESHOLD_") == "65536":  # Dask's own doing, where a nanny starts the worker
         del os.environ["MALLOC_TRIM_THRESHOLD_"]
     keep_freed_memory()
-    reporter = _StopWhenCancelled(dask().get_worker())
+    reporter = _StopWhenCancelled(import_dask().get_worker())
     try:
-        while not ONE_ITEM.acquire(timeout=1):  # of another command, or a cancelled one that has not yet stopped
+        while not ONE_ITEM_LOCK.acquire(timeout=1):  # of another command, or a cancelled one that has not yet stopped
             reporter.say()
         try:
-            return run_packed(content, packed_work, cores, share, reporter)
+            return run_pickled_item(content, packed_work, cores, share, reporter)
         finally:
-            ONE_ITEM.release()
+            ONE_ITEM_LOCK.release()
     except ConsumerDisconnected:
-        return WorkOutcome(LOST, "its command has ended")
+        return WorkOutcome(LOST_OUTCOME, "its command has ended")

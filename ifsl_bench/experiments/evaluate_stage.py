@@ -17,8 +17,16 @@ from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import libraries_of
 from ifsl_bench.backbones.device import DeviceChoice, describe_device
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, fresh, key_of, say_place, to_evaluate
-from ifsl_bench.experiments.trained_models import Trained, load_trained
+from ifsl_bench.experiments.stages import (
+    MetaTrainStage,
+    Stage,
+    copy_for_evaluation,
+    make_untrained_method,
+    pretrain_stage_of,
+    report_device,
+    training_key,
+)
+from ifsl_bench.experiments.trained_models import TrainingRecord, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated, ties_remark
 from ifsl_bench.plugin.method import Method
@@ -33,8 +41,8 @@ from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 
-LIBRARIES = ("torch", "torchvision", "numpy")
-FIRST = 8  # test episodes that the contract is checked on in every run
+RECORDED_LIBRARIES = ("torch", "torchvision", "numpy")
+FIRST_EPISODES = 8  # test episodes that the contract is checked on in every run
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class EvaluationContext:
     job: Job
     choice: dict[str, Any]
     method: Method
-    trained: Trained | None
+    trained: TrainingRecord | None
     folder: str
     prepared: PreparedTask
     place: DeviceChoice
@@ -69,7 +77,7 @@ class EvaluationContext:
 
     def first_episodes(self) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these."""
-        first = self.loader("test").episodes(min(FIRST, self.job.episodes))
+        first = self.loader("test").episodes(min(FIRST_EPISODES, self.job.episodes))
         probe = ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked)
         return probe.with_search_flag()
 
@@ -118,7 +126,7 @@ class EvaluationContext:
 
 
 @dataclass(frozen=True)
-class Evaluate(Stage):
+class EvaluationStage(Stage):
     """The result of a job, of the best of its candidates; the runner stores it."""
 
     kind = "evaluation"
@@ -134,28 +142,30 @@ class Evaluate(Stage):
         """Name all that is evaluated for one result."""
         job = self.job
         how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
-        return f"{key_of(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
+        return f"{training_key(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
 
     def open(self, work: Workspace) -> EvaluationContext:
         """Open the method and its data; the method is trained if need be."""
         job, choice = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
-        if self.model is None and job.searched:
-            from ifsl_bench.experiments.search import chosen
+        if self.model is None and job.searched_names:
+            from ifsl_bench.experiments.search import choose_setting
 
-            job, choice = chosen(job, work, work.reporter)
+            job, choice = choose_setting(job, work, work.reporter)
         if self.model is None:
-            method, trained, folder = MetaTrain(job).compute(work)
+            method, trained, folder = MetaTrainStage(job).compute(work)
         else:
-            method, trained, folder = load_trained(self.model, fresh(job, work), job.name, job.training.select)
-        prepared, method = backbone_of(job).prepared(work), to_evaluate(job, work, method)
+            method, trained, folder = load_trained(
+                self.model, make_untrained_method(job, work), job.name, job.training.select
+            )
+        prepared, method = pretrain_stage_of(job).prepared(work), copy_for_evaluation(job, work, method)
         return EvaluationContext(job, choice, method, trained, folder, prepared, self.place(work))
 
     def compute(self, work: Workspace) -> Result:
         context = self.open(work)
-        say_place(work, self, context.place)
+        report_device(work, self, context.place)
         first = context.first_episodes()
         answers = check_answers(first)
-        count = min(FIRST, self.job.episodes)
+        count = min(FIRST_EPISODES, self.job.episodes)
         protocol_of(self.job.task).check_contract(self.job.name, context.method, context.loader("test"), count)
         bias = context.find_bias(work.reporter)
         start, loader = time.perf_counter(), context.loader("test")
@@ -178,10 +188,10 @@ class Evaluate(Stage):
     ) -> Result:
         job, prepared, trained = context.job, context.prepared, context.trained
         counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.choice
-        if self.job.searched and self.model is None:
-            from ifsl_bench.experiments.search import counted_on_test
+        if self.job.searched_names and self.model is None:
+            from ifsl_bench.experiments.search import with_test_hits
 
-            choice = counted_on_test(self.job, choice, counts, work)
+            choice = with_test_hits(self.job, choice, counts, work)
         if calibrated and self.job.calibrated:
             counts = counts.calibrated()
         sampler, backbone = prepared.sampler("test", context.place.device), prepared.pretrained
@@ -239,14 +249,14 @@ def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, 
         device: that the result was computed on.
         requires: further libraries that the number depends on; one that is no distribution of that name is left out.
     """
-    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    libraries = {name: importlib.metadata.version(name) for name in RECORDED_LIBRARIES}
     for name in requires:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             libraries[name] = importlib.metadata.version(name)
     return {
         "command": one_line(command),  # a name of a file that is no text could not be written
         "version": __version__,
-        "commit": commit(),
+        "commit": git_commit(),
         "device": device,
         "python": platform.python_version(),
         "libraries": libraries,
@@ -254,7 +264,7 @@ def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, 
     }
 
 
-def commit() -> str:
+def git_commit() -> str:
     """Return the commit of the checkout this package runs from, with "+changes" where its files differ; "" outside one.
 
     Stored results are left out: they differ after a run that replaces one.
@@ -263,13 +273,13 @@ def commit() -> str:
     if not (root / ".git").exists():
         return ""
     try:
-        head = _git(root, "rev-parse", "HEAD")
-        changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/results/*/*.json")
+        head = _git_output(root, "rev-parse", "HEAD")
+        changes = _git_output(root, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/results/*/*.json")
         return head + ("+changes" if changes else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _git_output(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()

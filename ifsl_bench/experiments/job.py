@@ -12,7 +12,7 @@ import msgspec
 
 from ifsl_bench.backbones.contract import check_backbone, is_frozen
 from ifsl_bench.backbones.find_recipe import find_recipe
-from ifsl_bench.experiments.run_config import MOST_JOBS, RunConfig, method_names, narrow
+from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig, method_names, narrow_configs
 from ifsl_bench.plugin.display_names import Label, split_recipe
 from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
@@ -37,7 +37,7 @@ TUNING_SEED = 0  # one choice for all seeds, so that they differ by training alo
 class Job:
     """One result to be made; a description that can be pickled."""
 
-    chosen: MethodRef  # the method, and how another process finds it
+    method_ref: MethodRef  # the method, and how another process finds it
     set_options: Mapping[str, Any]  # the options that the user set, converted, in the constructor's order
     task: Task
     training: Training
@@ -48,11 +48,11 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.chosen.name
+        return self.method_ref.name
 
     @property
     def method(self) -> type[Method]:
-        return self.chosen.method
+        return self.method_ref.method
 
     @property
     def row(self) -> Label:
@@ -101,7 +101,7 @@ class Job:
         return {**self.options, **training, **{f"--{key}": value for key, value in more.items()}}
 
     @property
-    def searched(self) -> list[str]:
+    def searched_names(self) -> list[str]:
         """The names of the options that are chosen on validation episodes."""
         return searched_options(self.method, self.fixed_options, self.trials)
 
@@ -118,7 +118,7 @@ class Job:
         """The sides whose episodes the job cannot do without."""
         if self.trains:
             return "test", "train", "val"
-        return ("test", "val") if self.searched or self.calibrated else ("test",)
+        return ("test", "val") if self.searched_names or self.calibrated else ("test",)
 
     @property
     def schedule(self) -> MetaTraining:
@@ -135,7 +135,7 @@ class Job:
         return {
             "method_source": method_source(self.method),
             "revision": self.method.revision,
-            "distribution": self.chosen.distribution,
+            "distribution": self.method_ref.distribution,
         }
 
     def matches_code(self, recorded: Mapping[str, Any]) -> bool:
@@ -157,7 +157,7 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
         UserError: an unknown name, an impossible option or number of episodes, two methods of one label, or nothing to
             calibrate.
     """
-    _check_kinds(config)
+    _check_config(config)
     training, trials, change = Training.parse(config.train), config.trials or 0, config.change
     methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in config.methods]
     jobs: list[Job] = []
@@ -178,7 +178,7 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
                 )
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
-            jobs.append(job if job.searched else replace(job, trials=0))
+            jobs.append(job if job.searched_names else replace(job, trials=0))
     return without_duplicates(jobs)
 
 
@@ -202,7 +202,7 @@ def with_recipe(task: Task, recipe: str) -> Task:
     return msgspec.structs.replace(task, recipe=reference)
 
 
-def _check_kinds(config: RunConfig) -> None:
+def _check_config(config: RunConfig) -> None:
     """Raise :class:`UserError` for missing names, and impossible seeds or trials."""
     seeds, trials = config.all_seeds, config.trials or 0
     if not config.methods or not config.tasks:
@@ -231,7 +231,7 @@ def _check_task(task: Task, training: Training, episodes: int, config: RunConfig
         raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
 
 
-def unused_training_options(jobs: Sequence[Job], train: Mapping[str, Any]) -> str | None:
+def unused_training_options_fault(jobs: Sequence[Job], train: Mapping[str, Any]) -> str | None:
     """Return a message where options of training are given and nothing is meta-trained; None elsewhere.
 
     Args:
@@ -253,24 +253,27 @@ def without_duplicates(jobs: Iterable[Job]) -> list[Job]:
     jobs_by_name: dict[str, Job] = {}
     for job in jobs:
         first = jobs_by_name.setdefault(str(job), job)
-        if first.chosen != job.chosen:
+        if first.method_ref != job.method_ref:
             raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
         if first.task.hash != job.task.hash:
             raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
         if first.all_values != job.all_values:
-            mine, theirs = _apart(first.all_values, job.all_values), _apart(job.all_values, first.all_values)
+            mine, theirs = (
+                _format_differences(first.all_values, job.all_values),
+                _format_differences(job.all_values, first.all_values),
+            )
             raise UserError(
                 f"two settings share the name {job.label!r}: {mine}, and {theirs}; change a value, or run one at a time"
             )
     return list(jobs_by_name.values())
 
 
-def _apart(values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+def _format_differences(values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """Format the values that the other mapping does not have."""
     return ", ".join(f"{key} {value!r}" for key, value in values.items() if key not in others or others[key] != value)
 
 
-def expand(
+def expand_configs(
     configs: Sequence[RunConfig], reporter: Reporter, only: Sequence[str] = ()
 ) -> tuple[list[Job], Mapping[str, int]]:
     """Make the jobs of configs that can be run here, in the file's order, each once.
@@ -290,21 +293,21 @@ def expand(
         UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
     """
     say, home = reporter.say, configs[0].paths
-    configs = narrow(configs, only, "methods", lambda names: method_names(names, reporter.warn), "method")
+    configs = narrow_configs(configs, only, "methods", lambda names: method_names(names, reporter.warn), "method")
     many = sum(len(run.methods) * len(run.tasks) * len(run.all_seeds) for run in configs)
-    if many > MOST_JOBS:
-        raise UserError(f"these are {many:,} jobs, {MOST_JOBS:,} at most; divide them")
+    if many > MAX_JOBS:
+        raise UserError(f"these are {many:,} jobs, {MAX_JOBS:,} at most; divide them")
     jobs: list[Job] = []
     lacking: dict[str, int] = {}
     for run in configs:
         with run.named_in_errors():
-            usable = replace(run, methods=_not_lacking(run, lacking)) if run.where else run
+            usable = replace(run, methods=_installed_methods(run, lacking)) if run.where else run
             of_request = make_jobs(usable, home) if usable.methods or not run.where else []
         for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):
             advice = "it tries the options in a method's `space`, see docs/writing-a-method.md"
             say(f"{label}: nothing to choose, so --tune changes nothing; {advice}")
         if not run.where and (
-            remark := unused_training_options(of_request, run.train)
+            remark := unused_training_options_fault(of_request, run.train)
         ):  # a file may be for more methods
             raise UserError(remark)
         for label in dict.fromkeys(job.label for job in of_request if run.train and not run.where and not job.trains):
@@ -318,7 +321,7 @@ def expand(
     return without_duplicates(jobs), lacking
 
 
-def _not_lacking(config: RunConfig, lacking: dict[str, int]) -> list[Any]:
+def _installed_methods(config: RunConfig, lacking: dict[str, int]) -> list[Any]:
     """Return the methods whose extras are installed; the jobs of the others are counted in ``lacking``."""
     usable = []
     for name in config.methods:

@@ -112,24 +112,24 @@ def to_learn2learn(
         >>> images, labels = ifsl_bench.to_learn2learn("glyphs-regular-5shot").train.sample()  # doctest: +SKIP
     """
     learn2learn = load_learn2learn()
-    from ifsl_bench.experiments.tasksets import EpisodeTasks, Images
+    from ifsl_bench.experiments.tasksets import EpisodeTasks, SideImages
 
     # Tasks are made on the CPU, so that no worker of a DataLoader touches a GPU.
     work = replace(work or workspace(device="cpu"), device=torch.device("cpu"))
     prepared = work.prepared(find_one(task, work.home, make_change(change or {})), "linear", int(seed))
     prepared.check_digest()
     spec = prepared.task
-    places = _places(spec, order)
+    places = _row_order(spec, order)
     counts: dict[Side, int] = {
         "train": int(num_tasks or spec.meta_training.steps),
         "val": spec.evaluation.validation_episodes,
         "test": spec.evaluation.episodes,
     }
     normalise = Normalise(spec.dataset, prepared.dataset.shape, work.device)
-    convert = partial(_each, transform) if transform else partial(_normalised, normalise)
+    convert = partial(_map_images, transform) if transform else partial(_normalise, normalise)
 
     def tasks(side: Side) -> Any:
-        images = Images(prepared.dataset, spec.pools(side), convert)
+        images = SideImages(prepared.dataset, spec.pools(side), convert)
         wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.by_label())
         sampler = prepared.sampler(side)  # without features, which no task asks for
         if not isinstance(sampler, Sampler):
@@ -139,7 +139,7 @@ def to_learn2learn(
     return Tasksets(tasks("train"), tasks("val"), tasks("test"))
 
 
-def _places(task: Task, order: Order) -> Tensor:
+def _row_order(task: Task, order: Order) -> Tensor:
     """Orders the rows of an episode: [S + Q] numbers, below S for support and from S for query rows."""
     shape = task.episode
     support, queries = shape.ways * task.shots, shape.base_queries + shape.ways * shape.novel_queries
@@ -159,10 +159,10 @@ def _places(task: Task, order: Order) -> Tensor:
     return places
 
 
-def _each(transform: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def _map_images(transform: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     return torch.stack([transform(image) for image in images])
 
 
-def _normalised(normalise: Normalise, images: Tensor) -> Tensor:
+def _normalise(normalise: Normalise, images: Tensor) -> Tensor:
     """[n, C, H, W] uint8 to float32; features [n, D] as they are."""
     return normalise(images.permute(0, 2, 3, 1)) if images.dim() == 4 else images

@@ -22,8 +22,8 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import is_alive, process_id
 from ifsl_bench.utils.progress import LogReporter, ProgressTask, Reporter
 
-EVERY = 2.0  # seconds from one line of progress to the next
-SILENT = 120.0  # seconds without a line, after which a process on another machine may have been killed
+WRITE_INTERVAL_SECONDS = 2.0  # seconds from one line of progress to the next
+SILENT_SECONDS = 120.0  # seconds without a line, after which a process on another machine may have been killed
 BEGUN, DONE, FAILED, INTERRUPTED, RUNNING = "begun", "done", "failed", "interrupted", "running"
 
 
@@ -84,7 +84,7 @@ def read_log(path: Path) -> LogState | None:
     state, line = lines[-1][1], one_line(lines[-1][2].strip()) if lines[-1] is not begun else ""
     if state not in (DONE, FAILED, INTERRUPTED):
         state = INTERRUPTED if is_alive(writer) is False else RUNNING
-        if state == RUNNING and silent > SILENT:
+        if state == RUNNING and silent > SILENT_SECONDS:
             line += f" (no line for {silent / 60:.0f} min: it may have been killed)"
     if state in (FAILED, INTERRUPTED):
         line = f"{state}: {line}"
@@ -95,7 +95,7 @@ class LogFile(LogReporter):
     """Lines with time and kind in a file; none where it cannot be written, as on a disk that is full or read-only."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(every=EVERY)
+        super().__init__(every=WRITE_INTERVAL_SECONDS)
         self.file: IO[bytes] | None = None
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

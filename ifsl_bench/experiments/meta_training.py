@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.adam import adam
 
-from ifsl_bench.experiments.trained_models import Diverged, Solves, Trained, check_progress, training_threads
+from ifsl_bench.experiments.trained_models import (
+    Diverged,
+    SolveCounts,
+    TrainingRecord,
+    check_training_state,
+    training_threads,
+)
 from ifsl_bench.plugin.method import (
     Method,
     NonFinite,
@@ -40,7 +46,7 @@ from ifsl_bench.utils.files import quarantine
 from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
 from ifsl_bench.utils.threads import thread_limits, thread_share
 
-BLOCK = 64  # episodes whose features are gathered at once
+BLOCK_EPISODES = 64  # episodes whose features are gathered at once
 
 
 class Adam:
@@ -106,7 +112,7 @@ class MetaTrainer:
         self.store = CheckpointFolder(self.folder)
         self.parameters = dict(self.method.named_parameters())
         self.device = next(iter(self.parameters.values())).device
-        self.best = self._copied()
+        self.best = self._copy_parameters()
         self.optimiser = Adam(self.parameters)
         self.info: dict[str, Any] = {
             "place": "",
@@ -120,7 +126,7 @@ class MetaTrainer:
             "rng": "episodes and dropout are drawn from (purpose, seed, step)",
         }
 
-    def run(self) -> Trained:
+    def run(self) -> TrainingRecord:
         """Train to the end.
 
         Raises:
@@ -141,12 +147,12 @@ class MetaTrainer:
                     f"{self.name}: no step has a gradient for {', '.join(idle)}, so training leaves {them} unchanged; "
                     f"{used} used in forward?"
                 )
-        return self._ended()
+        return self._finish()
 
     def _resume(self) -> None:
         """Go on from the state on disk, if that is whole and of the same training."""
         try:
-            here, there = self.info["place"], self._restored()
+            here, there = self.info["place"], self._restore()
         except CorruptFile as error:
             aside = quarantine(self.folder)
             self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
@@ -156,7 +162,7 @@ class MetaTrainer:
             if not there["finished"] and here not in there["place"]:
                 there["place"] += f"; from step {there['step']} on {here}"
 
-    def _restored(self) -> dict[str, Any] | None:
+    def _restore(self) -> dict[str, Any] | None:
         """Take the state on disk, and return its facts; None where there is none.
 
         Raises:
@@ -164,7 +170,7 @@ class MetaTrainer:
         """
         if (state := self.store.load()) is None:
             return None
-        check_progress(self.store.json, state.info)
+        check_training_state(self.store.json, state.info)
         for key in ("task", "seed", "pretraining"):
             if state.info.get(key) != self.facts.get(key):
                 raise CorruptFile(f"{self.folder} is another training: {key} is {state.info.get(key)}")
@@ -196,7 +202,7 @@ class MetaTrainer:
         """Take the steps up to the next validation; return its accuracy."""
         first = self.info["step"]
         last = min(first + self.spec.validate_every, self.spec.steps)
-        solves = Solves(dict(self.info["solves"]))
+        solves = SolveCounts(dict(self.info["solves"]))
         few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else thread_share()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed_of("meta-training noise", self.seed, first))
@@ -213,7 +219,7 @@ class MetaTrainer:
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
         """Yield the episodes of steps ``first`` to ``last - 1``; several steps' episodes are gathered together."""
         per_step = self.training.episodes_per_step
-        group = max(1, BLOCK // per_step)
+        group = max(1, BLOCK_EPISODES // per_step)
         self.method.train()
         for begin in range(first, last, group):
             end = min(begin + group, last)
@@ -221,14 +227,14 @@ class MetaTrainer:
             for step in range(begin, end):
                 yield step, block.part((step - begin) * per_step, (step - begin + 1) * per_step)
 
-    def _step(self, step: int, batch: Batch, solves: Solves, read: bool) -> float | None:
+    def _step(self, step: int, batch: Batch, solves: SolveCounts, read: bool) -> float | None:
         """Take one step and count the failures of its solves; return the loss if it is to be read."""
         numbers = read or batch.labels.device.type == "cpu"
         try:
             if self.training.sessions == 1:
                 answers = [(predict(self.method, self.name, batch, numbers), batch.labels)]
             else:
-                answers = list(by_session(self.method, self.name, batch, self.training.sessions, numbers))
+                answers = list(predict_by_session(self.method, self.name, batch, self.training.sessions, numbers))
         except UserError as error:
             if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
                 raise self._diverged(str(error), step) from error
@@ -264,7 +270,7 @@ class MetaTrainer:
         info = self.info
         info["history"] = {**info["history"], str(info["step"]): accuracy}
         if info["best"] is None or accuracy > info["history"][str(info["best"])]:
-            info["best"], self.best = info["step"], self._copied()
+            info["best"], self.best = info["step"], self._copy_parameters()
         self._save()
 
     def _save(self) -> None:
@@ -276,7 +282,7 @@ class MetaTrainer:
                 tensors |= {f"adam.{part}.{key}": tensor for part, tensor in state.items()}
         self.store.save(tensors, self.info)
 
-    def _ended(self) -> Trained:
+    def _finish(self) -> TrainingRecord:
         step = self.spec.steps
         if self.training.select == "best":
             step = self.info["best"]
@@ -285,13 +291,13 @@ class MetaTrainer:
                     value.copy_(self.best[key])
         self.method.eval()
         history = {int(step): accuracy for step, accuracy in self.info["history"].items()}
-        return Trained(history, step, self.info["seconds"], self.info["solves"], str(self.info["place"]))
+        return TrainingRecord(history, step, self.info["seconds"], self.info["solves"], str(self.info["place"]))
 
-    def _copied(self) -> dict[str, Tensor]:
+    def _copy_parameters(self) -> dict[str, Tensor]:
         return {key: value.detach().clone() for key, value in self.parameters.items()}
 
 
-def by_session(
+def predict_by_session(
     method: Method, name: str, batch: Batch, sessions: int, numbers: bool = True
 ) -> Iterator[tuple[Prediction, Tensor]]:
     """Learn the novel classes of episodes in a number of sessions, one after the other.

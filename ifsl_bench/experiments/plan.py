@@ -17,9 +17,9 @@ from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared_mes
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, INTERRUPTED, RUNNING, LogState, log_path, read_log
-from ifsl_bench.experiments.runner import check_job, stages_of, training_stage, work_items
-from ifsl_bench.experiments.stages import Pretrain, Stage
-from ifsl_bench.experiments.stored_results import find_cached
+from ifsl_bench.experiments.runner import check_job, stages_of_job, training_stage, work_items
+from ifsl_bench.experiments.stages import PretrainStage, Stage
+from ifsl_bench.experiments.stored_results import find_cached_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import file_name
@@ -28,8 +28,8 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_seeds
 
 STORED, TO_DO, OUTDATED, LACKS_DATA, REFUSED = "stored", "to do", "out of date", "data missing", "cannot be run"
-ORDER = (RUNNING, FAILED, OUTDATED, LACKS_DATA, REFUSED, TO_DO, STORED)  # of the rows of a status
-PARTS = {"pretraining": "pretraining", "meta-training": "training", "evaluation": "evaluation"}  # place -> cost
+STATE_ORDER = (RUNNING, FAILED, OUTDATED, LACKS_DATA, REFUSED, TO_DO, STORED)  # of the rows of a status
+COST_OF_STAGE = {"pretraining": "pretraining", "meta-training": "training", "evaluation": "evaluation"}  # place -> cost
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class JobState:
     log: LogState | None = None
 
 
-def _states(jobs: Iterable[Job], home: Paths, anyway: bool, lacking: bool) -> list[JobState]:
+def _job_states(jobs: Iterable[Job], home: Paths, anyway: bool, lacking: bool) -> list[JobState]:
     """Return the states of jobs from results and data alone; ``anyway`` as if no result were stored."""
     metadata: dict[str, DatasetMetadata] = {}
     states = []
     for job in jobs:
-        cached = find_cached(job, home)
+        cached = find_cached_result(job, home)
         state = JobState(job, TO_DO)
         if cached.result is not None and not anyway:
             state = JobState(job, STORED)
@@ -70,7 +70,7 @@ def _states(jobs: Iterable[Job], home: Paths, anyway: bool, lacking: bool) -> li
     return states
 
 
-def plan_of(
+def plan_jobs(
     jobs: Sequence[Job],
     work: Workspace,
     rerun: bool = False,
@@ -94,15 +94,15 @@ def plan_of(
     home, paths = work.home, data or {}
     cached: dict[tuple[str, str], bool] = {}
     with cached_fingerprints():
-        plans = _states(jobs, home, rerun or retrain, lacking)
+        plans = _job_states(jobs, home, rerun or retrain, lacking)
         for index, plan in enumerate(plans):
             if plan.state in (STORED, REFUSED):
                 continue
             missing = []
-            for stage in stages_of(plan.job):
+            for stage in stages_of_job(plan.job):
                 key = stage.kind, stage.key(home)
                 if key not in cached:
-                    packaged = isinstance(stage, Pretrain) and is_offered(home, stage.key(home))
+                    packaged = isinstance(stage, PretrainStage) and is_offered(home, stage.key(home))
                     cached[key] = packaged or stage.cached(home)
                 if not cached[key] or (retrain and stage == training_stage(plan.job)):
                     missing.append(stage)
@@ -118,7 +118,7 @@ def plan_of(
     return plans
 
 
-def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
+def job_states(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     """Return the states of jobs, also from the logs of a run; an item that several jobs wait for counts for each.
 
     Args:
@@ -126,7 +126,7 @@ def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
         work: folders.
     """
     with cached_fingerprints():
-        states = _states(jobs, work.home, anyway=False, lacking=True)
+        states = _job_states(jobs, work.home, anyway=False, lacking=True)
         todo = {index: state.job for index, state in enumerate(states) if state.state not in (STORED, REFUSED)}
         for item in chain(*work_items(todo, work)):
             if (log := read_log(log_path(work.home, item.key))) is None or log.state == DONE:
@@ -148,7 +148,7 @@ class _StoredCost(msgspec.Struct):
     places: dict[str, str] = {}
 
 
-def _took(job: Job, home: Paths) -> dict[str, tuple[float, str]]:
+def _stored_seconds(job: Job, home: Paths) -> dict[str, tuple[float, str]]:
     """Return part -> seconds and device for the stored row, the user's own or the package's; empty without one."""
     packaged = packaged_root() / job.task.name / file_name(job.label, 0)
     for path in (job.result_path(home), packaged):
@@ -158,7 +158,7 @@ def _took(job: Job, home: Paths) -> dict[str, tuple[float, str]]:
             continue
         processor = str(stored.provenance.get("device", ""))
         took = {}
-        for place, part in PARTS.items():
+        for place, part in COST_OF_STAGE.items():
             device = stored.places.get(place, processor)
             device = processor if device.startswith("cpu") else device
             if seconds := stored.cost.get(f"{part}_seconds"):
@@ -176,16 +176,16 @@ def plan_rows(plans: Sequence[JobState], home: Paths) -> list[dict[str, str]]:
     """
     families: dict[Hashable, list[JobState]] = {}
     for plan in plans:
-        families.setdefault((_name(plan), plan.state, plan.why, _kinds(plan)), []).append(plan)
+        families.setdefault((_row_name(plan), plan.state, plan.why, _missing_kinds(plan)), []).append(plan)
     rows = []
     for members in families.values():
         plan, seeds = members[0], {member.job.seed for member in members}
-        took = _took(plan.job, home)
+        took = _stored_seconds(plan.job, home)
         rows.append(
             {
-                "job": f"{_name(plan)}, {format_seeds(seeds)}",
+                "job": f"{_row_name(plan)}, {format_seeds(seeds)}",
                 "state": plan.state,
-                "missing": ", ".join(_kinds(plan)),
+                "missing": ", ".join(_missing_kinds(plan)),
                 "stored row took": ", ".join(f"{part} {seconds:.1f} s" for part, (seconds, _) in took.items()),
                 "on": "; ".join(dict.fromkeys(device for _, device in took.values())),
             }
@@ -196,15 +196,15 @@ def plan_rows(plans: Sequence[JobState], home: Paths) -> list[dict[str, str]]:
 def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
     """Make a row of jobs that differ in their seed alone; the running ones first, the stored ones last."""
     families: dict[Hashable, list[JobState]] = {}
-    for state in sorted(states, key=lambda state: ORDER.index(state.state)):
-        families.setdefault((_name(state), state.state, state.why), []).append(state)
+    for state in sorted(states, key=lambda state: STATE_ORDER.index(state.state)):
+        families.setdefault((_row_name(state), state.state, state.why), []).append(state)
     rows = []
     for members in families.values():
         state, seeds, log = members[0], {member.job.seed for member in members}, members[0].log
         running = log if state.state == RUNNING else None
         rows.append(
             {
-                "job": f"{_name(state)}, {format_seeds(seeds)}",
+                "job": f"{_row_name(state)}, {format_seeds(seeds)}",
                 "state": state.state,
                 "where": running.host if running else "",
                 "since": running.since if running else "",
@@ -214,35 +214,35 @@ def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
     return rows
 
 
-def _name(state: JobState) -> str:
+def _row_name(state: JobState) -> str:
     return f"{state.job.label} on {state.job.task.name}"
 
 
-def _kinds(plan: JobState) -> tuple[str, ...]:
+def _missing_kinds(plan: JobState) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stage.kind for stage in plan.missing))
 
 
-def _missing(plans: Sequence[JobState], home: Paths) -> Counter[str]:
+def _count_missing_stages(plans: Sequence[JobState], home: Paths) -> Counter[str]:
     """Count the missing stages by kind, a shared one once, in the order of a run."""
     stages = dict.fromkeys((stage.kind, stage.key(home)) for plan in plans for stage in plan.missing)
     return Counter(kind for kind, _ in stages)
 
 
-def summary_of(states: Sequence[JobState]) -> str:
+def format_summary(states: Sequence[JobState]) -> str:
     """Count the states in a line: "18 jobs: 3 stored, 2 running, 13 to do"."""
     counts = Counter(state.state for state in states)
-    listed = [f"{counts[state]:,} {state}" for state in (STORED, *ORDER[:-1]) if counts[state] or state == STORED]
+    listed = [f"{counts[state]:,} {state}" for state in (STORED, *STATE_ORDER[:-1]) if counts[state] or state == STORED]
     return f"{len(states):,} job{'s' * (len(states) != 1)}: {', '.join(listed)}"
 
 
-def notes_of(plans: Sequence[JobState], home: Paths) -> list[str]:
+def plan_notes(plans: Sequence[JobState], home: Paths) -> list[str]:
     """Write the totals below :func:`plan_rows`.
 
     Args:
         plans: of jobs.
         home: where artefacts are.
     """
-    notes = [summary_of(plans)]
+    notes = [format_summary(plans)]
     reasons: dict[str, list[JobState]] = {}
     for plan in plans:
         if plan.why:
@@ -250,13 +250,13 @@ def notes_of(plans: Sequence[JobState], home: Paths) -> list[str]:
     for why, (first, *others) in reasons.items():
         more = f" and {len(others):,} more" if others else ""
         notes.append(why if why.startswith("data set ") else f"{first.job}{more}: {why}")
-    if missing := _missing(plans, home):
+    if missing := _count_missing_stages(plans, home):
         counted = ", ".join(f"{count:,} {kind}" for kind, count in missing.items())
         notes.append(f"missing stages, a shared one counted once: {counted}")
     return notes
 
 
-def document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
+def to_document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
     """List the jobs of a plan or a status for programs, as JSON takes them.
 
     Args:
@@ -278,11 +278,18 @@ def document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
                 "missing": [
                     {"kind": stage.kind, "stage": str(stage), "key": stage.key(home)} for stage in state.missing
                 ],
-                "took": {part: {"seconds": time, "on": on} for part, (time, on) in _took(state.job, home).items()},
+                "took": {
+                    part: {"seconds": time, "on": on} for part, (time, on) in _stored_seconds(state.job, home).items()
+                },
                 "where": running.host if running else None,
                 "since": running.since if running else None,
                 "log": str(log.file) if log else None,
             }
         )
     time = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return {"time": time, "summary": summary_of(states), "jobs": jobs, "missing": dict(_missing(states, home))}
+    return {
+        "time": time,
+        "summary": format_summary(states),
+        "jobs": jobs,
+        "missing": dict(_count_missing_stages(states, home)),
+    }

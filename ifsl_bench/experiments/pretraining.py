@@ -22,8 +22,8 @@ from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared_message
 from ifsl_bench.data.preparing.metadata import dataset_fingerprint
 from ifsl_bench.experiments.job import Job, with_recipe
-from ifsl_bench.experiments.stages import backbone_of
-from ifsl_bench.experiments.training_curves import CurveLogs, Curves
+from ifsl_bench.experiments.stages import pretrain_stage_of
+from ifsl_bench.experiments.training_curves import CurveLogs, CurveReporter
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import find
@@ -33,7 +33,7 @@ from ifsl_bench.utils.files import Paths, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 
-def pretrain_for(
+def load_or_pretrain(
     task: str,
     *,
     head: str = "linear",
@@ -63,8 +63,8 @@ def pretrain_for(
     Raises:
         UserError: whatever is wrong, in one line.
     """
-    kind, home, reporter = head_kind(head), home or Paths.locate(), reporter or Reporter()
-    chosen = one_task(find(task, home=home), task)
+    kind, home, reporter = parse_head_kind(head), home or Paths.locate(), reporter or Reporter()
+    chosen = first_of_shared_pretraining(find(task, home=home), task)
     chosen = with_recipe(chosen, recipe) if recipe else chosen
     where = choose_device(device)
     if compiled and where.type == "cpu":
@@ -85,19 +85,19 @@ def pretrain_for(
     key = pretraining_key(chosen, dataset.fingerprint, backbone_head, seed)
     if anew:
         weights.disable_packaged(home, key, reporter)
-    listener = Curves(curves, f"pretraining/{key}", reporter) if curves else reporter
+    listener = CurveReporter(curves, f"pretraining/{key}", reporter) if curves else reporter
     trained = pretrain(home, chosen, dataset, backbone_head, seed, where, listener, compiled)
     return work.prepared(chosen, kind, seed).pretrained if second else trained
 
 
-def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
+def mark_for_training(jobs: Sequence[Job], work: Workspace) -> None:
     """Mark the backbones of jobs for training in this home, also where weights come with the package.
 
     Args:
         jobs: the jobs.
         work: has the home.
     """
-    stages = [backbone_of(job) for job in jobs]
+    stages = [pretrain_stage_of(job) for job in jobs]
     for key in dict.fromkeys((stage.linear or stage).key(work.home) for stage in stages):
         weights.disable_packaged(work.home, key, work.reporter)
 
@@ -119,7 +119,7 @@ def export_weights(
         UserError: the weights are from elsewhere, not here or not whole; or the file is there already, or its folder
             is not.
     """
-    chosen, kind = one_task(find(task, home=home), task), head_kind(head)
+    chosen, kind = first_of_shared_pretraining(find(task, home=home), task), parse_head_kind(head)
     chosen = with_recipe(chosen, recipe) if recipe else chosen
     if is_frozen(chosen.pretraining):
         raise UserError(
@@ -154,14 +154,14 @@ def export_weights(
     return path, weights.read_weights(path)[0]  # checked as others will check it
 
 
-def head_kind(head: str) -> HeadKind:
+def parse_head_kind(head: str) -> HeadKind:
     """Return a kind of base classifier; raise :class:`UserError` for another word."""
     if head not in get_args(HeadKind):
         raise unknown_name_error("head", head, get_args(HeadKind))
     return "cosine" if head == "cosine" else "linear"
 
 
-def one_task(tasks: list[Task], file: str) -> Task:
+def first_of_shared_pretraining(tasks: list[Task], file: str) -> Task:
     """Return the first of tasks that all start from one pretraining.
 
     Args:

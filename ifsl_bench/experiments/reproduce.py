@@ -14,7 +14,7 @@ from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import data_specs_of_task, task_metadata
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.runner import stages_of
+from ifsl_bench.experiments.runner import stages_of_job
 from ifsl_bench.experiments.stages import data_stage_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin import registry
@@ -30,7 +30,7 @@ from ifsl_bench.utils.threads import evaluation_threads
 
 # In points of accuracy. Processors round differently, a training carries that on over thousands of steps and ends about
 # as far away as another seed does, and of the stored rows nine in ten pairs of seeds differ by no more.
-TOLERANCE = 1.0
+TOLERANCE_POINTS = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Reproduction:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the job ran on another device or with other libraries, and differs by :data:`TOLERANCE` at most."""
+        """Whether the device or the libraries are others, and the accuracy differs by ``TOLERANCE_POINTS`` at most."""
         moved = any(
             self.stored.provenance.get(key) != self.rerun.provenance.get(key) for key in ("device", "libraries")
         )
         same = self.episodes is not None and not self.search and all(r.startswith("other ") for r in self.reasons)
-        return moved and same and abs(self.points) <= TOLERANCE
+        return moved and same and abs(self.points) <= TOLERANCE_POINTS
 
     def close(self, within: float) -> bool:
         """Return whether the accuracy differs by ``within`` points at most, with the same settings and episodes."""
@@ -97,7 +97,7 @@ class Reproduction:
         return "stored on {}, now on {}".format(*devices)
 
 
-def job_of(result: Result, home: Paths, task: str | None = None, method: str | None = None) -> Job:
+def job_from_result(result: Result, home: Paths, task: str | None = None, method: str | None = None) -> Job:
     """Return the job that a result is of.
 
     Args:
@@ -155,13 +155,13 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
         UserError: the file is no result, task or method are not here, or data have to be obtained first.
     """
     stored = schema.read(path)
-    result = run_unstored(job_of(stored, work.home, task, method), work)
+    result = run_unstored(job_from_result(stored, work.home, task, method), work)
     reasons = []
     if (stored.fingerprint, stored.novel_fingerprint) != (result.fingerprint, result.novel_fingerprint):
         reasons.append("other data")
     if stored.digest != result.digest:
         reasons.append(f"other {stored.protocol.drawn}")
-    episodes = None if reasons else _other_counts(stored, result)
+    episodes = None if reasons else _count_differing_units(stored, result)
     if not same_method(stored.provenance, result.provenance):
         reasons.append("other code of the method")
     if stored.pretraining.get("key") != result.pretraining["key"]:
@@ -170,7 +170,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
         reasons.append("other weights of the backbone")
     changed = [key for key in ("device", "libraries") if stored.provenance.get(key) != result.provenance.get(key)]
     reasons += [f"other {key}" for key in changed]
-    return Reproduction(stored, result, episodes, tuple(reasons), *_other_settings(stored, result))
+    return Reproduction(stored, result, episodes, tuple(reasons), *_setting_differences(stored, result))
 
 
 def run_unstored(job: Job, work: Workspace) -> Result:
@@ -184,17 +184,17 @@ def run_unstored(job: Job, work: Workspace) -> Result:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
     data_stage_of(job).check(task_metadata(job.task, work.home))  # before anything is made, let alone trained
-    *stages, evaluation = stages_of(job)
+    *stages, evaluation = stages_of_job(job)
     with evaluation_threads():
         for stage in stages:
             stage.compute(work)
         return evaluation.compute(work)
 
 
-def _other_settings(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _setting_differences(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the differences of the settings, and of the search for them."""
     chosen = [
-        f"{name}.{key} is {_short(now, key)} where {_short(then, key)} is stored"
+        f"{name}.{key} is {_format_setting(now, key)} where {_format_setting(then, key)} is stored"
         for name, then, now in (("options", stored.options, rerun.options), ("train", stored.train, rerun.train))
         for key in sorted(then.keys() | now.keys())
         if then.get(key) != now.get(key)
@@ -211,18 +211,18 @@ def _other_settings(stored: Result, rerun: Result) -> tuple[tuple[str, ...], tup
     return tuple(chosen), tuple(search)
 
 
-def _short(settings: Mapping[str, Any], key: str) -> str:
+def _format_setting(settings: Mapping[str, Any], key: str) -> str:
     return format_value(settings[key]) if key in settings else "the default"
 
 
-def _other_counts(a: Result, b: Result) -> int:
+def _count_differing_units(a: Result, b: Result) -> int:
     """Count the episodes or sequences in which any count differs."""
     then, now = a.counts().columns(), b.counts().columns()
     differ = [(then[name] != now[name]).reshape(len(a.episodes), -1).any(1) for name in then.keys() & now.keys()]
     return int(np.any(differ, axis=0).sum())
 
 
-def lend_data(task: Task, lender: Paths, scratch: Paths) -> None:
+def link_data(task: Task, lender: Paths, scratch: Paths) -> None:
     """Link a task's data sets, its file, and weights from elsewhere from one home into an empty one.
 
     Args:

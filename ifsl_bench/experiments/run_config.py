@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ifsl_bench.utils.progress import Reporter
 
 
-ALL = "all"
-MOST_JOBS = 10_000  # of a campaign: all are listed, and their results looked for, before the first begins
-Warn = Callable[[str], None]
+ALL_NAMES = "all"
+MAX_JOBS = 10_000  # of a campaign: all are listed, and their results looked for, before the first begins
+WarnFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class RunConfig:
         work = workspace(self.home, self.results_dir, "cpu" if self.cluster else self.device, reporter)
         if self.log is None and self.log_dir is None:
             return work
-        from ifsl_bench.experiments.training_curves import curve_logs
+        from ifsl_bench.experiments.training_curves import make_curve_logs
 
-        return replace(work, curves=curve_logs(self.log, self.log_dir, work.home))
+        return replace(work, curves=make_curve_logs(self.log, self.log_dir, work.home))
 
 
 def is_glob(name: str) -> bool:
@@ -159,7 +159,7 @@ def is_glob(name: str) -> bool:
     return any(mark in name for mark in "*?[")
 
 
-def method_names(words: Iterable[str], warn: Warn) -> list[str]:
+def method_names(words: Iterable[str], warn: WarnFunction) -> list[str]:
     """Return names of methods as they are, globs and sets as the names that they stand for.
 
     A glob is compared with registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
@@ -176,14 +176,14 @@ def method_names(words: Iterable[str], warn: Warn) -> list[str]:
 
     names: list[str] = []
     for name in words:
-        if name == ALL:
-            names += _usable(warn)
+        if name == ALL_NAMES:
+            names += _usable_methods(warn)
         elif registry.owning_entry_points(registry.METHOD_GROUP, name):
             names.append(name)
         elif name in (sets := published_sets()):
             names += sets[name][0]
         elif is_glob(name) and not registry.names_file(name):
-            names += _fitting(
+            names += _match_glob(
                 name, [*registry.registered_entry_points(registry.METHOD_GROUP), *registry.all_shorthands()], "method"
             )
         else:
@@ -191,7 +191,7 @@ def method_names(words: Iterable[str], warn: Warn) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _usable(warn: Warn) -> list[str]:
+def _usable_methods(warn: WarnFunction) -> list[str]:
     names: list[str] = []
     for name in registry.registered_entry_points(registry.METHOD_GROUP):
         try:
@@ -221,24 +221,24 @@ def task_names(words: Iterable[str], home: Paths) -> list[str]:
         plain, change = split(name)
         changes = name[len(plain) :] if change.parts() else ""
         file, _, inside = plain.rpartition(".toml:")
-        if plain == ALL:
-            names: Sequence[str] = [task.name for task in _tasks_here(home) if _has_data(task, home)]
+        if plain == ALL_NAMES:
+            names: Sequence[str] = [task.name for task in _all_tasks(home) if _has_data(task, home)]
         elif packaged_task(plain):
             names = [plain]
         elif plain in (sets := published_sets()):
             names = sets[plain][1]
         elif file and is_glob(inside):
             tasks = [task.name for task in find(f"{file}.toml", home=home)]
-            names = [f"{file}.toml:{fitting}" for fitting in _fitting(inside, tasks, "task")]
+            names = [f"{file}.toml:{fitting}" for fitting in _match_glob(inside, tasks, "task")]
         elif is_glob(plain) and not plain.endswith(".toml"):
-            names = _fitting(plain, [task.name for task in _tasks_here(home)], "task")
+            names = _match_glob(plain, [task.name for task in _all_tasks(home)], "task")
         else:
             names = [plain]
         expanded += [name_of_task + changes for name_of_task in names]
     return list(dict.fromkeys(expanded))
 
 
-def _tasks_here(home: Paths) -> list[Task]:
+def _all_tasks(home: Paths) -> list[Task]:
     return list({**packaged(), **own(home)}.values())
 
 
@@ -248,7 +248,7 @@ def _has_data(task: Task, home: Paths) -> bool:
     return False
 
 
-def _fitting(glob: str, names: Sequence[str], kind: str) -> list[str]:
+def _match_glob(glob: str, names: Sequence[str], kind: str) -> list[str]:
     available = list(dict.fromkeys(names))
     fitting = [name for name in available if fnmatchcase(name, glob)]
     if not fitting:
@@ -272,7 +272,7 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
         UserError: no such task or file, an impossible change of one, or chosen tasks that the configs do not have.
     """
     home = configs[0].paths
-    configs = narrow(configs, only, "tasks", lambda names: task_names(names, home), "task")
+    configs = narrow_configs(configs, only, "tasks", lambda names: task_names(names, home), "task")
     tasks: dict[Task, None] = {}
     for config in configs:
         with config.named_in_errors():
@@ -280,7 +280,7 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
     return configs, list(tasks)
 
 
-def narrow(
+def narrow_configs(
     configs: Sequence[RunConfig],
     only: Sequence[str],
     field: Literal["methods", "tasks"],

@@ -18,11 +18,18 @@ from typing import NamedTuple
 from ifsl_bench.backbones.device import HOST, give_back_freed_memory
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task, task_metadata
-from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, Log, log_path
-from ifsl_bench.experiments.stages import MetaTrain, PrepareData, Stage, backbone_of, backbone_stages, data_stage_of
-from ifsl_bench.experiments.stored_results import backup_outputs, stored_result
+from ifsl_bench.experiments.stages import (
+    DataStage,
+    MetaTrainStage,
+    Stage,
+    backbone_stages,
+    data_stage_of,
+    pretrain_stage_of,
+)
+from ifsl_bench.experiments.stored_results import backup_outputs, load_current_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.store.schema import Result, keep_old, write
@@ -31,9 +38,9 @@ from ifsl_bench.utils.files import Paths, check_writable
 from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.threads import evaluation_threads
 
-MOST_NAMED = 3  # jobs that are named where one cause has stopped many
-DATA, SHARED, JOBS = range(3)  # the phases of a run
-LOST = "lost"  # the kind of an outcome, beside DONE and FAILED
+MAX_NAMED = 3  # jobs that are named where one cause has stopped many
+DATA_PHASE, SHARED_PHASE, JOB_PHASE = range(3)  # the phases of a run
+LOST_OUTCOME = "lost"  # the kind of an outcome, beside DONE and FAILED
 
 
 @dataclass
@@ -123,7 +130,7 @@ class Backend:
         """End all other processes, and what they run."""
 
 
-def store(job: Job, work: Workspace, result: Result) -> None:
+def store_result(job: Job, work: Workspace, result: Result) -> None:
     """Write a result; one with other hits that was there is renamed, not overwritten, so that nothing is lost.
 
     Args:
@@ -154,8 +161,8 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
             with evaluation_threads():
                 for stage in item.stages:
                     artefact = stage.compute(work)
-                    if isinstance(stage, Evaluate):
-                        store(stage.job, work, artefact)
+                    if isinstance(stage, EvaluationStage):
+                        store_result(stage.job, work, artefact)
         except Exception as error:
             failure = error
         finally:
@@ -169,17 +176,17 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
 
 def training_stage(job: Job) -> Stage | None:
     """Return the stage that searches and meta-trains for a job; None where there is nothing of either."""
-    if job.searched:
-        from ifsl_bench.experiments.search import Search
+    if job.searched_names:
+        from ifsl_bench.experiments.search import SearchStage
 
-        return Search(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))
-    return MetaTrain(replace(job, calibrated=False)) if job.trains else None
+        return SearchStage(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))
+    return MetaTrainStage(replace(job, calibrated=False)) if job.trains else None
 
 
-def stages_of(job: Job) -> list[Stage]:
+def stages_of_job(job: Job) -> list[Stage]:
     """List the stages of a job, each after its inputs: the data first, the result last."""
     training = training_stage(job)
-    return [data_stage_of(job), *backbone_stages(job), *([training] if training else []), Evaluate(job)]
+    return [data_stage_of(job), *backbone_stages(job), *([training] if training else []), EvaluationStage(job)]
 
 
 def result_key(job: Job, home: Paths) -> str:
@@ -222,24 +229,24 @@ def work_items(
 
     on_host = work.place("pretraining").device == HOST
     for index, job in jobs.items():
-        data, backbone, training = data_stage_of(job), backbone_of(job), training_stage(job)
+        data, backbone, training = data_stage_of(job), pretrain_stage_of(job), training_stage(job)
         if not is_cached(data):
-            add(DATA, index, f"data/{data.key(home)}", str(data), [PrepareData(job.task)], whole=True)
+            add(DATA_PHASE, index, f"data/{data.key(home)}", str(data), [DataStage(job.task)], whole=True)
         episodes = "-".join([job.task.name, job.task.hash[:12], *data.sides, str(data.sessions)])
-        add(SHARED, index, f"episodes/{episodes}", f"episodes of {job.task.name}", [data])
+        add(SHARED_PHASE, index, f"episodes/{episodes}", f"episodes of {job.task.name}", [data])
         if missing := [stage for stage in backbone_stages(job) if not is_cached(stage)]:
-            add(SHARED, index, f"pretraining/{backbone.key(home)}", str(backbone), missing, whole=on_host)
+            add(SHARED_PHASE, index, f"pretraining/{backbone.key(home)}", str(backbone), missing, whole=on_host)
         stages = [training] if training and (retrain or not is_cached(training)) else []
-        if stages and job.searched and job.trains and parallel:
-            from ifsl_bench.experiments.search import Trial, rounds_of
+        if stages and job.searched_names and job.trains and parallel:
+            from ifsl_bench.experiments.search import TrialStage, candidates_by_round
 
-            for candidate in rounds_of(job)[0]:
-                trial = Trial(candidate.job)
+            for candidate in candidates_by_round(job)[0]:
+                trial = TrialStage(candidate.job)
                 if retrain or not is_cached(trial):
-                    add(JOBS, index, f"trial/{trial.key(home)}", str(trial), [trial])
-        add(JOBS, index, result_key(job, home), str(job), [*stages, Evaluate(job, command=command)])
-    trials_first = sorted(phases[JOBS].values(), key=lambda item: not item.key.startswith("trial/"))
-    return [list(phases[DATA].values()), list(phases[SHARED].values()), trials_first]
+                    add(JOB_PHASE, index, f"trial/{trial.key(home)}", str(trial), [trial])
+        add(JOB_PHASE, index, result_key(job, home), str(job), [*stages, EvaluationStage(job, command=command)])
+    trials_first = sorted(phases[JOB_PHASE].values(), key=lambda item: not item.key.startswith("trial/"))
+    return [list(phases[DATA_PHASE].values()), list(phases[SHARED_PHASE].values()), trials_first]
 
 
 def run_jobs(
@@ -279,7 +286,7 @@ def run_jobs(
 
     try:
         work = backend.prepare(work)
-        todo = _to_do(jobs, work, rerun or retrain, failures)
+        todo = _jobs_to_run(jobs, work, rerun or retrain, failures)
         if todo:
             check_writable(work.home.results)
         with cached_fingerprints():
@@ -310,12 +317,12 @@ def run_jobs(
     lines = []
     for failure, names in causes.items():
         stage = f", in {failure.stage}" if failure.stage else ""
-        lines.append(f"{_some(names)}{stage}: {failure.reason}{f' (log: {failure.log})' if failure.log else ''}")
+        lines.append(f"{_join_first(names)}{stage}: {failure.reason}{f' (log: {failure.log})' if failure.log else ''}")
     stored = [job for index, job in enumerate(jobs) if index not in failures]
     return RunSummary(stored, [jobs[index] for index in sorted(failures)], lines)
 
 
-def _to_do(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[int, Failure]) -> dict[int, Job]:
+def _jobs_to_run(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[int, Failure]) -> dict[int, Job]:
     """Return the jobs whose result is not stored; those that cannot be run are reported, and become failures."""
     todo: dict[int, Job] = {}
     metadata: dict[str, DatasetMetadata] = {}
@@ -323,7 +330,7 @@ def _to_do(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[in
     with cached_fingerprints():
         for index, job in enumerate(jobs):
             try:
-                if not anyway and stored_result(job, work) is not None:
+                if not anyway and load_current_result(job, work) is not None:
                     work.reporter.say(f"{job}: done already (--rerun repeats it)")
                     continue
                 check_job(job, work.home, metadata)
@@ -332,13 +339,13 @@ def _to_do(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[in
                 failures[index] = Failure(str(error))
                 reasons.setdefault(str(error), []).append(str(job))
     for reason, names in reasons.items() if len(failures) < len(jobs) else ():
-        work.reporter.say(f"{_some(names)} cannot be run: {reason}")
+        work.reporter.say(f"{_join_first(names)} cannot be run: {reason}")
     return todo
 
 
-def _some(names: Sequence[str]) -> str:
+def _join_first(names: Sequence[str]) -> str:
     """Join the first names, and count the others."""
-    few = names if len(names) <= MOST_NAMED else [*names[: MOST_NAMED - 1], f"and {len(names) - MOST_NAMED + 1} more"]
+    few = names if len(names) <= MAX_NAMED else [*names[: MAX_NAMED - 1], f"and {len(names) - MAX_NAMED + 1} more"]
     return "; ".join(few)
 
 
@@ -357,10 +364,10 @@ def check_job(job: Job, home: Paths, metadata: dict[str, DatasetMetadata], lacki
     if job.task.hash not in metadata:
         metadata[job.task.hash] = task_metadata(job.task, home, lacking)
     data_stage_of(job).check(metadata[job.task.hash])
-    backbone_of(job).check(metadata[job.task.hash], home)
+    pretrain_stage_of(job).check(metadata[job.task.hash], home)
 
 
-def check_data(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths, forms: bool = False) -> None:
+def check_data_paths(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths, forms: bool = False) -> None:
     """Check the paths that data sets are made from.
 
     Args:
@@ -386,7 +393,7 @@ def check_data(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths, for
             check_files(name, path.expanduser())
 
 
-def prepare_from(data: Mapping[str, Path], work: Workspace) -> None:
+def prepare_from_paths(data: Mapping[str, Path], work: Workspace) -> None:
     """Make the data sets that are not prepared yet.
 
     Args:

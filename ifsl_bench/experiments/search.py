@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from ifsl_bench.backbones.device import DeviceChoice
 from ifsl_bench.experiments.job import TUNING_SEED, Job
-from ifsl_bench.experiments.stages import MetaTrain, Stage, backbone_of, key_of, to_evaluate
+from ifsl_bench.experiments.stages import MetaTrainStage, Stage, copy_for_evaluation, pretrain_stage_of, training_key
 from ifsl_bench.experiments.trained_models import Diverged
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.find_method import searched_options
@@ -40,18 +40,18 @@ from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_
 from ifsl_bench.utils.text_format import format_options
 
 Point = dict[str, Any]  # option -> value
-PAIR = 2  # settings of a later round: below the best one and above it
+POINTS_PER_LATER_ROUND = 2  # settings of a later round: below the best one and above it
 # Without 5, whose root is that of the golden section; 95, more than any method has options.
 PRIMES = [number for number in range(2, 500) if number != 5 and all(number % n for n in range(2, number))]
-HALVINGS = 4  # of the distance between these and the best, for each option
-LEAST_WINS, MOST_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
+MAX_HALVINGS = 4  # of the distance between these and the best, for each option
+MIN_RIVAL_WINS, MAX_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
 RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings spreads far less than a number
 
 
 # -- the points of a search
 
 
-def points(
+def points_of_next_round(
     method: type[Method],
     fixed_options: Container[str],
     trials: int,
@@ -59,7 +59,7 @@ def points(
     rounds: Sequence[Sequence[tuple[Point, float]]] = (),
     sessions: bool = False,
 ) -> list[Point]:
-    """Return the values to try in the next round: the product of the grid, or a round of :func:`next_round`.
+    """Return the values to try in the next round: the product of the grid, or a round of :func:`next_search_round`.
 
     Args:
         method: whose options are searched.
@@ -75,13 +75,13 @@ def points(
     free = searched_options(method, fixed_options, trials)
     if free and trials:
         space = space_of(method)
-        return next_round({key: space[key] for key in free}, default, trials, rounds)
+        return next_search_round({key: space[key] for key in free}, default, trials, rounds)
     grid = grid_of(method, sessions)
     product = itertools.product(*(grid[key] for key in free))
     return [] if rounds else [dict(zip(free, values, strict=True)) for values in product]
 
 
-def next_round(
+def next_search_round(
     space: Space, default: Mapping[str, Any], trials: int, rounds: Sequence[Sequence[tuple[Point, float]]]
 ) -> list[Point]:
     """Return the settings of a search's next round; none after the last one.
@@ -97,10 +97,14 @@ def next_round(
         trials: the number of settings to try in all.
         rounds: the settings of each earlier round, with their accuracies; -inf for one that cannot be chosen.
     """
-    pairs = min(trials // 2 // PAIR, HALVINGS * len(space))  # half of the trials, but for searches of many
-    first = trials - PAIR * pairs
+    pairs = min(
+        trials // 2 // POINTS_PER_LATER_ROUND, MAX_HALVINGS * len(space)
+    )  # half of the trials, but for searches of many
+    first = trials - POINTS_PER_LATER_ROUND * pairs
     if not rounds:
-        return _distinct([{key: default[key] for key in space}, *spread(space, first)])[:first]  # which may hold it
+        return _without_duplicates([{key: default[key] for key in space}, *evenly_spread_points(space, first)])[
+            :first
+        ]  # which may hold it
     if len(rounds) > pairs:
         return []
     tried = [point for results in rounds for point, _ in results]
@@ -109,13 +113,13 @@ def next_round(
     names = list(space)
     for turn in range(len(space)):  # an option that has nothing new beside the best leaves its turn to the next
         key = names[(len(rounds) - 1 + turn) % len(space)]
-        neighbours = _distinct([best | {key: value} for value in space[key].beside(best[key], reach)])
+        neighbours = _without_duplicates([best | {key: value} for value in space[key].beside(best[key], reach)])
         if new := [point for point in neighbours if point not in tried]:
             return new
     return []
 
 
-def spread(space: Space, count: int) -> list[Point]:
+def evenly_spread_points(space: Space, count: int) -> list[Point]:
     """Return ``count`` points that fill the space evenly.
 
     They are multiples of an irrational number for each option, modulo 1 (Richtmyer's sequence, 1951); of the golden
@@ -130,11 +134,13 @@ def spread(space: Space, count: int) -> list[Point]:
     return [{key: space[key].at(u) for key, u in zip(space, row, strict=False)} for row in shares]
 
 
-def _distinct(candidates: Sequence[Point]) -> list[Point]:
+def _without_duplicates(candidates: Sequence[Point]) -> list[Point]:
     return [point for i, point in enumerate(candidates) if point not in candidates[:i]]
 
 
-def at_edge(method: type[Method], options: Mapping[str, Any], point: Point, offered: Sequence[Point]) -> list[str]:
+def options_at_edge(
+    method: type[Method], options: Mapping[str, Any], point: Point, offered: Sequence[Point]
+) -> list[str]:
     """Return the options whose number is the smallest or the largest offered.
 
     A number at the end of what the option takes is left out: nothing lies beyond it.
@@ -152,7 +158,8 @@ def at_edge(method: type[Method], options: Mapping[str, Any], point: Point, offe
             continue
         ends = [end for end, extreme in ((-math.inf, min(values)), (math.inf, max(values))) if value == extreme]
         if any(
-            key == RATE_NAME or accepts_options(method, {**options, **point, key: _beyond(value, end)}) for end in ends
+            key == RATE_NAME or accepts_options(method, {**options, **point, key: _value_beyond(value, end)})
+            for end in ends
         ):
             edges.append(key)
     return edges
@@ -162,7 +169,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _beyond(value: float, end: float) -> float:
+def _value_beyond(value: float, end: float) -> float:
     """The next value towards an end."""
     return value + int(math.copysign(1, end)) if isinstance(value, int) else math.nextafter(value, end)
 
@@ -183,7 +190,9 @@ class Candidate:
         return format_options(self.point)
 
 
-def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:
+def candidates_by_round(
+    job: Job, accuracy: Callable[[Candidate], float | None] = lambda _: None
+) -> list[list[Candidate]]:
     """Return the settings to choose from, by round, up to the first round that lacks an accuracy.
 
     They are the same with and without calibration. Where nothing is chosen, there is one, the job at no point.
@@ -196,8 +205,8 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
     sessions = protocol_of(job.task).learns_sessions
     rounds: list[list[Candidate]] = []
     finished: list[list[tuple[Point, float]]] = []
-    while settings := points(job.method, job.fixed_options, job.trials, default, finished, sessions):
-        rounds.append([_candidate(job, point) for point in settings])
+    while settings := points_of_next_round(job.method, job.fixed_options, job.trials, default, finished, sessions):
+        rounds.append([_make_candidate(job, point) for point in settings])
         accuracies = [accuracy(candidate) for candidate in rounds[-1]]
         if any(value is None for value in accuracies):
             break
@@ -207,7 +216,7 @@ def rounds_of(job: Job, accuracy: Callable[[Candidate], float | None] = lambda _
     return rounds
 
 
-def _candidate(job: Job, point: Point) -> Candidate:
+def _make_candidate(job: Job, point: Point) -> Candidate:
     options = without_defaults(job.method, {**job.set_options, **point}, job.task)
     rate = point.get(RATE_NAME, job.training.rate)
     published = job.published_schedule.schedule.rate
@@ -254,7 +263,7 @@ class TrialRecord:
         return -math.inf if self.failed else self.accuracy
 
 
-def best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter) -> str:
+def name_of_best(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter) -> str:
     """Return the setting with the highest accuracy, the first of equally good ones.
 
     Args:
@@ -274,7 +283,7 @@ def best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter
     return best
 
 
-def trial_record(evaluated: Evaluated) -> TrialRecord:
+def make_trial_record(evaluated: Evaluated) -> TrialRecord:
     """Return the trial of a setting whose validation episodes were evaluated; calibrated counts are with its bias."""
     counts, margins = evaluated.counts, evaluated.margins
     bias = None if margins is None else best_bias(margins)
@@ -291,7 +300,7 @@ def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str
 
     Returns:
         The fields of a result's ``choice``; see docs/statistics.md. Its ``rivals`` are the settings
-        that at least ``LEAST_WINS`` resamples would choose, the most frequent first, at most ``MOST_RIVALS``.
+        that at least ``MIN_RIVAL_WINS`` resamples would choose, the most frequent first, at most ``MAX_RIVALS``.
     """
     hits = {name: [sum(trial.hits.get(name, [])) for trial in tried.values()] for name in tried[best].hits}
     right = [trial.hits if not trial.failed else {} for trial in tried.values()]
@@ -303,7 +312,7 @@ def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str
     return {
         "validation_episodes": tried[best].episodes,
         "chosen": chosen,
-        "rivals": [place for place in rivals if wins[place] >= LEAST_WINS][:MOST_RIVALS],
+        "rivals": [place for place in rivals if wins[place] >= MIN_RIVAL_WINS][:MAX_RIVALS],
         "winners": winners.tolist(),
         "hits": hits,
     }
@@ -363,7 +372,7 @@ def read_trial(
 
 
 @dataclass(frozen=True)
-class Trial(Stage):
+class TrialStage(Stage):
     """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
 
     kind = "trial"
@@ -374,49 +383,49 @@ class Trial(Stage):
         return f"trial of {self.job}: {steps}{len(task.evaluation.halves[0]):,} validation {protocol_of(task).drawn}"
 
     def key(self, home: Paths) -> str:
-        return f"{key_of(self.job, home)}-{self.job.training.select}"
+        return f"{training_key(self.job, home)}-{self.job.training.select}"
 
     def file(self, home: Paths) -> Path:
         """Return the file of the trial's record."""
         return home.cache / "trials" / f"{self.key(home)}.json"
 
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
-        return [(self, self.file(home)), *MetaTrain(self.job).artefacts(home)]
+        return [(self, self.file(home)), *MetaTrainStage(self.job).artefacts(home)]
 
     def cached(self, home: Paths) -> bool:
         return self.stored(home) is not None
 
     def stored(self, home: Paths) -> TrialRecord | None:
         """Return the trial of the same method on the backbone that is in the home, if there is one."""
-        return read_trial(self.file(home), backbone_of(self.job).weights(home), self.job.matches_code)
+        return read_trial(self.file(home), pretrain_stage_of(self.job).weights(home), self.job.matches_code)
 
     def place(self, work: Workspace) -> DeviceChoice:
         evaluation = work.place("evaluation")
-        training = MetaTrain(self.job).place(work) if self.job.trains else evaluation
+        training = MetaTrainStage(self.job).place(work) if self.job.trains else evaluation
         if training == evaluation:
             return evaluation
         return DeviceChoice(evaluation.device, f"{evaluation.why}, after meta-training on {training}")
 
     def compute(self, work: Workspace) -> TrialRecord:
-        job, file, prepared = self.job, self.file(work.home), backbone_of(self.job).prepared(work)
+        job, file, prepared = self.job, self.file(work.home), pretrain_stage_of(self.job).prepared(work)
         weights = prepared.pretrained.sha256
         tried = read_trial(file, weights, job.matches_code, work.reporter)
         if tried is None:
             with hold_lock(file, work.reporter.warn):
                 tried = read_trial(file, weights, job.matches_code)  # another process may have made it
                 if tried is None:
-                    tried = self._tried(work, prepared)
+                    tried = self._evaluate_trial(work, prepared)
                     write_trial(file, tried, weights, str(job), job.identity)
                     drawn = protocol_of(job.task).drawn
                     work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {drawn}")
         return tried
 
-    def _tried(self, work: Workspace, prepared: PreparedTask) -> TrialRecord:
+    def _evaluate_trial(self, work: Workspace, prepared: PreparedTask) -> TrialRecord:
         job, episodes = self.job, self.job.task.evaluation.halves[0]
         try:
-            method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
+            method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
             loader = prepared.loader("val", device=work.place("evaluation").device)
-            return trial_record(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
+            return make_trial_record(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
         except (Diverged, NonFinite) as error:
             return TrialRecord(0.0, len(episodes), diverged=str(error))
 
@@ -429,52 +438,52 @@ class Trial(Stage):
             title: of the progress.
         """
         job, bias = self.job, self.compute(work).bias
-        method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
-        loader = backbone_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
+        method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
+        loader = pretrain_stage_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
         alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
         return evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
 
 
 @dataclass(frozen=True)
-class Search(Stage):
+class SearchStage(Stage):
     """The search of a job: its trials, and the best setting, meta-trained with the job's seed."""
 
     kind = "search"
     job: Job
 
     def __str__(self) -> str:
-        return f"search of {self.job}: {self.job.trials or len(rounds_of(self.job)[0])} trials"
+        return f"search of {self.job}: {self.job.trials or len(candidates_by_round(self.job)[0])} trials"
 
     def key(self, home: Paths) -> str:
-        return f"{key_of(self.job, home)}-{self.job.setting}-{self.job.training.select}"
+        return f"{training_key(self.job, home)}-{self.job.setting}-{self.job.training.select}"
 
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         """List the trials, with their models, and the models of all candidates: one of these is the job's own."""
-        candidates = list(itertools.chain.from_iterable(rounds_of(self.job, stored_accuracies(home))))
-        own = [MetaTrain(replace(candidate.job, seed=self.job.seed)) for candidate in candidates]
-        stages: list[Stage] = [*(Trial(candidate.job) for candidate in candidates), *own]
+        candidates = list(itertools.chain.from_iterable(candidates_by_round(self.job, accuracy_lookup(home))))
+        own = [MetaTrainStage(replace(candidate.job, seed=self.job.seed)) for candidate in candidates]
+        stages: list[Stage] = [*(TrialStage(candidate.job) for candidate in candidates), *own]
         return [artefact for stage in stages for artefact in stage.artefacts(home)]
 
     def cached(self, home: Paths) -> bool:
-        best = stored_choice(self.job, home)
-        return best is not None and (not best.trains or MetaTrain(best).cached(home))
+        best = chosen_job_from_trials(self.job, home)
+        return best is not None and (not best.trains or MetaTrainStage(best).cached(home))
 
     def compute(self, work: Workspace) -> None:
-        best, _ = chosen(self.job, work, NullReporter())
-        MetaTrain(best).compute(work)
+        best, _ = choose_setting(self.job, work, NullReporter())
+        MetaTrainStage(best).compute(work)
 
 
-def stored_accuracies(home: Paths) -> Callable[[Candidate], float | None]:
-    """Return a function that looks up the accuracy of a candidate whose trial is in a home, for :func:`rounds_of`."""
+def accuracy_lookup(home: Paths) -> Callable[[Candidate], float | None]:
+    """Return a function that looks up a candidate's accuracy among a home's trials, for :func:`candidates_by_round`."""
 
     def accuracy(candidate: Candidate) -> float | None:
-        tried = Trial(candidate.job).stored(home)
+        tried = TrialStage(candidate.job).stored(home)
         return None if tried is None else tried.score
 
     return accuracy
 
 
-def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
+def choose_setting(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
     """Make the trials of a job, and choose the best.
 
     Args:
@@ -487,8 +496,10 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
     """
     known: dict[str, TrialRecord] = {}
     while True:
-        rounds = rounds_of(job, lambda candidate: known[candidate.name].score if candidate.name in known else None)
-        missing = {candidate.name: Trial(candidate.job) for candidate in rounds[-1] if candidate.name not in known}
+        rounds = candidates_by_round(
+            job, lambda candidate: known[candidate.name].score if candidate.name in known else None
+        )
+        missing = {candidate.name: TrialStage(candidate.job) for candidate in rounds[-1] if candidate.name not in known}
         if not missing:
             break
         while missing:  # those first that no other process is making
@@ -497,7 +508,7 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
             known[name] = missing.pop(name).compute(work)
     candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
     tried = {name: known[name] for name in candidates}
-    name = best_setting(str(job), tried, reporter)
+    name = name_of_best(str(job), tried, reporter)
     reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
     point, best = candidates[name].point, candidates[name].job
     offered = [candidate.point for candidate in candidates.values()]
@@ -511,42 +522,45 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
         ),
         "rounds": [len(round_) for round_ in rounds],
         "passed_over": [setting for setting, trial in tried.items() if trial.failed],
-        "edge": at_edge(job.method, best.options, point, offered),
+        "edge": options_at_edge(job.method, best.options, point, offered),
     }
 
 
-def counted_on_test(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
+def with_test_hits(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
     """Count the hits of a choice's rivals on the first test episodes, as docs/statistics.md needs them.
 
     Args:
         job: that was searched.
-        choice: the fields of a result about the choice, as :func:`chosen` returns them.
+        choice: the fields of a result about the choice, as :func:`choose_setting` returns them.
         counts: of the chosen setting on all test episodes.
         work: where trials are stored.
     """
     if "choice" not in choice or not choice["choice"].rivals:
         return choice
     record, episodes = choice["choice"], range(min(RIVAL_EPISODES, len(counts)))
-    jobs = [candidate.job for candidate in itertools.chain.from_iterable(rounds_of(job, stored_accuracies(work.home)))]
+    jobs = [
+        candidate.job
+        for candidate in itertools.chain.from_iterable(candidates_by_round(job, accuracy_lookup(work.home)))
+    ]
     columns = [counts.columns()]
     for i, index in enumerate(record.rivals):
         title = f"rival {i + 1} of {len(record.rivals)} of {job}: {len(episodes):,} test episodes"
-        columns.append(Trial(jobs[index]).count_test_hits(work, episodes, title).columns())
+        columns.append(TrialStage(jobs[index]).count_test_hits(work, episodes, title).columns())
     hits = {name: [int(column[name][: len(episodes)].sum()) for column in columns] for name in columns[-1]}
     return choice | {"choice": msgspec.structs.replace(record, test_episodes=len(episodes), test_hits=hits)}
 
 
-def stored_choice(job: Job, home: Paths) -> Job | None:
+def chosen_job_from_trials(job: Job, home: Paths) -> Job | None:
     """Return the choice from stored trials; None where one is missing, or all have failed.
 
     Args:
         job: with its seed.
         home: where trials are stored.
     """
-    if not job.searched:
+    if not job.searched_names:
         return job
-    accuracy = stored_accuracies(home)
-    candidates = list(itertools.chain.from_iterable(rounds_of(job, accuracy)))
+    accuracy = accuracy_lookup(home)
+    candidates = list(itertools.chain.from_iterable(candidates_by_round(job, accuracy)))
     accuracies = [value for candidate in candidates if (value := accuracy(candidate)) is not None]
     if len(accuracies) < len(candidates) or max(accuracies) == -math.inf:
         return None

@@ -42,7 +42,7 @@ from ifsl_bench.data.preparing.metadata import (
 )
 from ifsl_bench.data.views import NOVEL_POOLS, fingerprint_prefix
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.trained_models import Model, folders, holds, load_trained
+from ifsl_bench.experiments.trained_models import TrainedModel, is_free_or_same_method, load_trained, model_folders
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import default_options, make_method, remake_method
@@ -90,7 +90,7 @@ class Stage(ABC):
 
 
 @dataclass(frozen=True)
-class PrepareData(Stage):
+class DataStage(Stage):
     """The data of a task, and a check that the episodes of some sides can be drawn from them.
 
     Attributes:
@@ -136,7 +136,7 @@ class PrepareData(Stage):
 
 
 @dataclass(frozen=True)
-class Pretrain(Stage):
+class PretrainStage(Stage):
     """The backbone and its base classifier. ``seed`` is the training seed."""
 
     kind = placed_as = "pretraining"
@@ -165,7 +165,7 @@ class Pretrain(Stage):
         return features_key(self.task, dataset_fingerprint(self.task.dataset, home) or "?", self.head, self.seed)
 
     @property
-    def linear(self) -> Pretrain | None:
+    def linear(self) -> PretrainStage | None:
         """The pretraining on whose backbone this head is fitted; None where it has its own."""
         return replace(self, head="linear") if shares_linear_backbone(self.task, self.head) else None
 
@@ -196,11 +196,11 @@ class Pretrain(Stage):
 
 
 @dataclass(frozen=True)
-class Features(Stage):
+class FeatureStage(Stage):
     """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each."""
 
     kind = placed_as = "features"
-    backbone: Pretrain
+    backbone: PretrainStage
     pool: str
     views: int
 
@@ -222,22 +222,22 @@ class Features(Stage):
         self.backbone.prepared(work).features(self.pool, self.views)
 
 
-def data_stage_of(job: Job) -> PrepareData:
+def data_stage_of(job: Job) -> DataStage:
     """Return the stage of a job's data and episodes."""
-    return PrepareData(job.task, job.sides, job.training.sessions)
+    return DataStage(job.task, job.sides, job.training.sessions)
 
 
-def backbone_of(job: Job) -> Pretrain:
+def pretrain_stage_of(job: Job) -> PretrainStage:
     """Return the stage of a job's backbone and base classifier."""
-    return Pretrain(job.task, job.method.head, job.seed)
+    return PretrainStage(job.task, job.method.head, job.seed)
 
 
 def backbone_stages(job: Job) -> list[Stage]:
     """List the stages of a job's backbone and features, each after its inputs."""
-    backbone, task = backbone_of(job), job.task
+    backbone, task = pretrain_stage_of(job), job.task
     stages: list[Stage] = []
     if linear := backbone.linear:
-        stages += [linear] if task.pretraining.backbone == INCLUDED else [linear, Features(linear, "base/train", 1)]
+        stages += [linear] if task.pretraining.backbone == INCLUDED else [linear, FeatureStage(linear, "base/train", 1)]
     stages.append(backbone)
     if task.pretraining.backbone == NO_BACKBONE:
         return stages
@@ -246,13 +246,13 @@ def backbone_stages(job: Job) -> list[Stage]:
     pools = {("base/train", 1): None}
     for side in sides:
         pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
-    return [*stages, *(Features(backbone, pool, views) for pool, views in pools)]
+    return [*stages, *(FeatureStage(backbone, pool, views) for pool, views in pools)]
 
 
 # -- meta-training
 
 
-def key_of(job: Job, home: Paths) -> str:
+def training_key(job: Job, home: Paths) -> str:
     """Return a name that differs wherever the parameters could, between jobs of one method.
 
     Args:
@@ -260,14 +260,14 @@ def key_of(job: Job, home: Paths) -> str:
         home: where data are.
     """
     training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
-    plan, backbone = msgspec.to_builtins(job.schedule), backbone_of(job).key(home)
+    plan, backbone = msgspec.to_builtins(job.schedule), pretrain_stage_of(job).key(home)
     made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
     if job.task.novel_from:
         made_of.append(novel_fingerprint(job.task, home))
     return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
 
-def fresh(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
+def make_untrained_method(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
     """Make the method with initial parameters, which depend on its name and the seed, not on the device.
 
     Args:
@@ -275,13 +275,13 @@ def fresh(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
         work: where its backbone is.
         device: of the method.
     """
-    base = backbone_of(job).prepared(work).base
+    base = pretrain_stage_of(job).prepared(work).base
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("method", job.name, job.seed))
-        return moved(make_method(job.method, base, job.task.episode.ways, job.options), base, device)
+        return copy_to_device(make_method(job.method, base, job.task.episode.ways, job.options), base, device)
 
 
-def moved(method: Method, base: Base, device: torch.device) -> Method:
+def copy_to_device(method: Method, base: Base, device: torch.device) -> Method:
     """Return the method on a device: constructed there, since not all of its state need be parameters.
 
     Args:
@@ -296,7 +296,7 @@ def moved(method: Method, base: Base, device: torch.device) -> Method:
     return copy.train(method.training)
 
 
-def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
+def copy_for_evaluation(job: Job, work: Workspace, method: Method) -> Method:
     """Return the method on the device where episodes are evaluated.
 
     Args:
@@ -304,10 +304,10 @@ def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
         work: with the device.
         method: on any device.
     """
-    return moved(method, backbone_of(job).prepared(work).base, work.place("evaluation").device)
+    return copy_to_device(method, pretrain_stage_of(job).prepared(work).base, work.place("evaluation").device)
 
 
-def say_place(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
+def report_device(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
     """Report the device of a stage, where there is a choice.
 
     Args:
@@ -320,7 +320,7 @@ def say_place(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
 
 
 @dataclass(frozen=True)
-class MetaTrain(Stage):
+class MetaTrainStage(Stage):
     """The method of a job, meta-trained if it has anything to train."""
 
     kind = "meta-training"
@@ -330,21 +330,25 @@ class MetaTrain(Stage):
         return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
 
     def key(self, home: Paths) -> str:
-        return key_of(self.job, home)
+        return training_key(self.job, home)
 
     def is_ours(self, folder: Path) -> bool:
         """Return whether a folder is free, or has a model of the job's method."""
-        return holds(folder, self.job.matches_code)
+        return is_free_or_same_method(folder, self.job.matches_code)
 
     def folder(self, home: Paths) -> Path:
         """Return the folder of the model."""
-        return next(folder for folder in folders(home.trained / key_of(self.job, home)) if self.is_ours(folder))
+        return next(
+            folder for folder in model_folders(home.trained / training_key(self.job, home)) if self.is_ours(folder)
+        )
 
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         return [(self, self.folder(home))]
 
     def cached(self, home: Paths) -> bool:
-        return finished_info(self.folder(home), pretraining_sha256=backbone_of(self.job).weights(home)) is not None
+        return (
+            finished_info(self.folder(home), pretraining_sha256=pretrain_stage_of(self.job).weights(home)) is not None
+        )
 
     def place(self, work: Workspace) -> DeviceChoice:
         few = self.job.method.gpu_min_episodes(
@@ -360,14 +364,14 @@ class MetaTrain(Stage):
             method: on the device where it is trained.
         """
         _, episodes = self.job.task.evaluation.halves
-        loader = backbone_of(self.job).prepared(work).loader("val", device=self.place(work).device)
+        loader = pretrain_stage_of(self.job).prepared(work).loader("val", device=self.place(work).device)
         return evaluate(method, self.job.name, loader, episodes, at_once=False).accuracy
 
-    def compute(self, work: Workspace) -> Model:
-        job, place, prepared = self.job, self.place(work), backbone_of(self.job).prepared(work)
-        method = fresh(job, work, place.device)
+    def compute(self, work: Workspace) -> TrainedModel:
+        job, place, prepared = self.job, self.place(work), pretrain_stage_of(self.job).prepared(work)
+        method = make_untrained_method(job, work, place.device)
         if not any(p.requires_grad for p in method.parameters()):
-            return Model(method.eval())
+            return TrainedModel(method.eval())
         folder = self.folder(work.home)
         if finished_info(folder, pretraining_sha256=prepared.pretrained.sha256):
             with suppress(CorruptFile):  # which is trained again, below
@@ -375,7 +379,7 @@ class MetaTrain(Stage):
         from ifsl_bench.experiments.meta_training import MetaTrainer
 
         facts = {
-            "method": job.chosen.file or job.name,
+            "method": job.method_ref.file or job.name,
             **job.identity,
             "options": job.options,
             "train": {key: value for key, value in job.training.changes().items() if key != "select"},
@@ -388,12 +392,14 @@ class MetaTrain(Stage):
         loader = prepared.episodes("train", place.device, job.training.views)
         if job.training.sessions > 1:
             loader = loader.drawn_by(prepared.training_sampler(job.training.sessions, place.device))
-        for folder in folders(work.home.trained / key_of(job, work.home)):
+        for folder in model_folders(work.home.trained / training_key(job, work.home)):
             with hold_lock(folder, work.reporter.warn):
                 if self.is_ours(folder):  # looked up under the lock: another process may have made it
-                    say_place(work, self, place)
-                    reporter = work.curves_of(self.kind, key_of(job, work.home))
+                    report_device(work, self, place)
+                    reporter = work.curves_of(self.kind, training_key(job, work.home))
                     how = job.schedule, job.training, job.seed, facts, reporter
                     check = partial(self.validate, work)
-                    return Model(method, MetaTrainer(folder, method, job.label, loader, check, *how).run(), folder.name)
+                    return TrainedModel(
+                        method, MetaTrainer(folder, method, job.label, loader, check, *how).run(), folder.name
+                    )
         raise AssertionError("there is no end of folders")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ifsl_bench.data.preparing.metadata import dataset_fingerprint, novel_fingerprint
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.stages import Pretrain, Stage
+from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.store import schema
 from ifsl_bench.store.schema import Result
@@ -32,7 +32,7 @@ class CachedResult:
     damaged: bool = False
 
 
-def find_cached(job: Job, home: Paths) -> CachedResult:
+def find_cached_result(job: Job, home: Paths) -> CachedResult:
     """Return a job's stored result if it is current, or the reason why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
@@ -44,9 +44,9 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
     """
     # A run that repeats its results asks for none.
     from ifsl_bench.backbones.weights import begins_with_others
-    from ifsl_bench.experiments.search import rounds_of
+    from ifsl_bench.experiments.search import candidates_by_round
 
-    path, searched = job.result_path(home), job.searched
+    path, searched = job.result_path(home), job.searched_names
     if not os.path.exists(path):
         return CachedResult()
     try:
@@ -54,9 +54,9 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
     except CorruptFile as error:
         return CachedResult(None, str(error), True)
     fingerprint = dataset_fingerprint(job.task.dataset, home)
-    key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
+    key = PretrainStage(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
-    rounds = rounds_of(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
+    rounds = candidates_by_round(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
     to_try = {candidate.name for candidates in rounds for candidate in candidates}
     compared = {
         "task": (result.task_hash, job.task.hash),
@@ -80,14 +80,14 @@ def find_cached(job: Job, home: Paths) -> CachedResult:
     return CachedResult(None, f"changed: {', '.join(changed)}") if changed else CachedResult(result)
 
 
-def stored_result(job: Job, work: Workspace) -> Result | None:
-    """Return a job's stored result, see :func:`find_cached`, and report why it is not used.
+def load_current_result(job: Job, work: Workspace) -> Result | None:
+    """Return a job's stored result, see :func:`find_cached_result`, and report why it is not used.
 
     Args:
         job: to run.
         work: the folders and the reporter.
     """
-    stored = find_cached(job, work.home)
+    stored = find_cached_result(job, work.home)
     if stored.damaged:
         work.reporter.warn(f"{stored.outdated}; it is made again")
     elif stored.outdated:

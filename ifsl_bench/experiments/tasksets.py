@@ -20,10 +20,10 @@ from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
 from ifsl_bench.utils.errors import UserError
 
 Taskset: Any = load_learn2learn().data.Taskset
-BLOCK = 64  # episodes drawn at a time, in the time of one
+BLOCK_EPISODES = 64  # episodes drawn at a time, in the time of one
 
 
-class Images(TorchDataset[Any]):
+class SideImages(TorchDataset[Any]):
     """The images of one side: from the pool of novel classes, and then the base queries, if any.
 
     Labels are the novel pool's, and go on with the base pool's.
@@ -66,7 +66,7 @@ class EpisodeTasks(Taskset):
     """The episodes of one stream as tasks. Item i is episode i, in whatever order items are read.
 
     Args:
-        dataset: a ``MetaDataset`` of :class:`Images`.
+        dataset: a ``MetaDataset`` of :class:`SideImages`.
         places: where the rows of a task come from, [S + Q] numbers: below S for support and from S for query rows.
         count: how many tasks there are.
     """
@@ -81,14 +81,14 @@ class EpisodeTasks(Taskset):
 
     def _drawn(self, i: int) -> tuple[EpisodeIndices, int]:
         """Episodes among which number i is, and its place there."""
-        block, e = divmod(range(len(self))[i], BLOCK)
+        block, e = divmod(range(len(self))[i], BLOCK_EPISODES)
         if self._block is None or self._block[0] != block:
-            self._block = block, self.sampler.sample(block * BLOCK, BLOCK)
+            self._block = block, self.sampler.sample(block * BLOCK_EPISODES, BLOCK_EPISODES)
         return self._block[1], e
 
     def __getitem__(self, i: int) -> Any:
         drawn, e = self._drawn(i)
-        images: Images = self.dataset.dataset
+        images: SideImages = self.dataset.dataset
         ways, classes = drawn.classes.shape[1], drawn.hidden.shape[1]
         beyond = len(images.pools[0]) if len(images.pools) > 1 else 0  # else base queries are of the same pool
         rows = torch.cat([drawn.support[e], drawn.query[e] + beyond * ~drawn.query_novel[e]])

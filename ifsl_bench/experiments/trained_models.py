@@ -18,7 +18,7 @@ from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.serialization import check_kinds
 from ifsl_bench.utils.threads import core_count
 
-SHARED_FROM = 8  # episodes a step from which several threads pay
+SHARED_FROM_EPISODES = 8  # episodes a step from which several threads pay
 
 
 def training_threads(episodes: int) -> int:
@@ -26,7 +26,7 @@ def training_threads(episodes: int) -> int:
 
     A small step has one, as threads would wait for each other longer than they compute.
     """
-    return 1 if episodes < SHARED_FROM else core_count()
+    return 1 if episodes < SHARED_FROM_EPISODES else core_count()
 
 
 class Diverged(UserError):
@@ -34,13 +34,13 @@ class Diverged(UserError):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRecord:
     """A meta-trained model and the record of its training.
 
     Attributes:
         history: validation accuracies, in percent, by step.
         kept_step: the step of the chosen model.
-        solves: how the inner solves went, see :class:`Solves`; empty for a method that has none.
+        solves: how the inner solves went, see :class:`SolveCounts`; empty for a method that has none.
         place: the device it ran on, and why there.
     """
 
@@ -68,16 +68,16 @@ class Trained:
                 yield f"in {count} of {self.solves[total]} episodes of meta-training the {what}"
 
 
-class Model(NamedTuple):
+class TrainedModel(NamedTuple):
     """A method that is ready, how it was trained if it was, and its folder under ``trained``."""
 
     method: Method
-    trained: Trained | None = None
+    trained: TrainingRecord | None = None
     folder: str = ""
 
 
 @dataclass
-class Solves:
+class SolveCounts:
     """Counts over all episodes of a meta-training, stored across interruptions in ``counts``.
 
     ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
@@ -110,13 +110,13 @@ class Solves:
             self.counts[key] = self.counts.get(key, 0) + value
 
 
-def folders(first: Path) -> Iterator[Path]:
+def model_folders(first: Path) -> Iterator[Path]:
     """Yield the folders where models of one description may lie: ``first``, then ``first-2`` and so on."""
     yield first
     yield from (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
 
 
-def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
+def is_free_or_same_method(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
     """Check whether a folder is free, or has a model of the same method.
 
     Args:
@@ -130,7 +130,7 @@ def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
         return True  # it is set aside when it is opened
 
 
-def check_progress(path: Path, info: Mapping[str, Any]) -> None:
+def check_training_state(path: Path, info: Mapping[str, Any]) -> None:
     """Check that a state records the progress of a meta-training.
 
     Args:
@@ -144,7 +144,7 @@ def check_progress(path: Path, info: Mapping[str, Any]) -> None:
     check_kinds(path, info, kinds)
 
 
-def trained_facts(folder: Path) -> dict[str, Any]:
+def read_training_record(folder: Path) -> dict[str, Any]:
     """Return the record that a finished meta-training left in a folder.
 
     Raises:
@@ -157,7 +157,7 @@ def trained_facts(folder: Path) -> dict[str, Any]:
     if info is None or needed.keys() - info.keys():
         raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
     check_kinds(CheckpointFolder(folder).json, info, needed)
-    check_progress(CheckpointFolder(folder).json, info)
+    check_training_state(CheckpointFolder(folder).json, info)
     if not info["finished"]:
         raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
     if registry.names_file(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
@@ -165,7 +165,7 @@ def trained_facts(folder: Path) -> dict[str, Any]:
     return info
 
 
-def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
+def load_trained(folder: Path, method: Method, name: str, select: str) -> TrainedModel:
     """Return the method with the parameters of a stored model.
 
     Args:
@@ -182,7 +182,7 @@ def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
     if state is None:
         raise UserError(f"{folder} is no meta-trained model: it has no checkpoint.json")
     info = state.info
-    check_progress(CheckpointFolder(folder).json, info)
+    check_training_state(CheckpointFolder(folder).json, info)
     with torch.no_grad():
         for key, value in method.named_parameters():
             stored = state.tensors.get(f"{select}.{key}")
@@ -193,5 +193,5 @@ def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
             value.copy_(stored)
     history = {int(k): v for k, v in info["history"].items()}
     step = info["best" if select == "best" else "step"]
-    trained = Trained(history, step, info["seconds"], info["solves"], info["place"])
-    return Model(method.eval(), trained, folder.name)
+    trained = TrainingRecord(history, step, info["seconds"], info["solves"], info["place"])
+    return TrainedModel(method.eval(), trained, folder.name)

@@ -14,8 +14,8 @@ from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown_n
 from ifsl_bench.utils.files import Paths, disk_errors, write_bytes
 from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
 
-COLUMNS = ("step", "loss", "accuracy", LEARNING_RATE, "validation accuracy")  # of CSV files; accuracy is in percent
-INSTALL = 'pip install "ifsl_bench[tensorboard]"'
+CSV_COLUMNS = ("step", "loss", "accuracy", LEARNING_RATE, "validation accuracy")  # of CSV files; accuracy is in percent
+INSTALL_TENSORBOARD = 'pip install "ifsl_bench[tensorboard]"'
 
 
 class CsvWriter:
@@ -31,7 +31,7 @@ class CsvWriter:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[1:] if path.exists() else []
         steps = [line.partition(",")[0] if line.endswith("\n") else "" for line in lines]
         lines = [line for line, step in zip(lines, steps, strict=True) if step.isdigit() and int(step) <= done]
-        write_bytes(path, "".join([",".join(COLUMNS) + "\n", *lines]).encode(), "--log-dir")
+        write_bytes(path, "".join([",".join(CSV_COLUMNS) + "\n", *lines]).encode(), "--log-dir")
         self.file = FileIO(path, "r+")
         self.line_start, self.line = self.file.seek(0, 2), dict[str, float]()
 
@@ -46,7 +46,7 @@ class CsvWriter:
             self.line_start, self.line = self.file.seek(0, 2), {"step": step}
         self.line |= figures
         self.file.seek(self.line_start)
-        values = (f"{self.line[name]:.9g}" if name in self.line else "" for name in COLUMNS)
+        values = (f"{self.line[name]:.9g}" if name in self.line else "" for name in CSV_COLUMNS)
         self.file.write((",".join(values) + "\n").encode())
         self.file.truncate()
 
@@ -70,8 +70,8 @@ class TensorBoardWriter:
         self.writer.close()
 
 
-KINDS: Mapping[str, Callable[[Path, int], CsvWriter | TensorBoardWriter]]
-KINDS = {"csv": CsvWriter, "tensorboard": TensorBoardWriter}
+WRITER_OF_KIND: Mapping[str, Callable[[Path, int], CsvWriter | TensorBoardWriter]]
+WRITER_OF_KIND = {"csv": CsvWriter, "tensorboard": TensorBoardWriter}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class CurveLogs:
     """The kind and folder of the logs that a run writes.
 
     Attributes:
-        kind: one of ``KINDS``.
+        kind: one of ``WRITER_OF_KIND``.
         folder: where trainings have a file or a folder each, by their names.
     """
 
@@ -87,7 +87,7 @@ class CurveLogs:
     folder: Path
 
 
-def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> CurveLogs | None:
+def make_curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> CurveLogs | None:
     """Return kind and folder of the logs of trainings; None where none are to be written.
 
     Args:
@@ -102,21 +102,23 @@ def curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> Curve
         if folder is not None:
             raise UserError("--log-dir says where logs go, and --log which: add --log csv or --log tensorboard")
         return None
-    if log not in KINDS:
-        raise unknown_name_error("kind of log", log, KINDS)
+    if log not in WRITER_OF_KIND:
+        raise unknown_name_error("kind of log", log, WRITER_OF_KIND)
     if log == "tensorboard" and find_spec("tensorboard") is None:
-        raise MissingDependencyError(f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL}")
+        raise MissingDependencyError(
+            f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL_TENSORBOARD}"
+        )
     return CurveLogs(log, Path(folder).expanduser().absolute() if folder is not None else home.logs / log)
 
 
-class Curves(Reporter):
+class CurveReporter(Reporter):
     """Writes the figures of trainings, the stages with a loss, by step; hands everything on.
 
     A training that is resumed goes on in the same log, and each step beyond the checkpoint is logged once.
     """
 
     def __init__(self, logs: CurveLogs, training: str, to: Reporter) -> None:
-        self.open, self.path, self.to = KINDS[logs.kind], logs.folder / training, to
+        self.open, self.path, self.to = WRITER_OF_KIND[logs.kind], logs.folder / training, to
 
     def say(self, text: str) -> None:
         self.to.say(text)

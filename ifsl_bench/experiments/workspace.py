@@ -97,9 +97,9 @@ class Workspace:
         """
         if self.curves is None:
             return self.reporter
-        from ifsl_bench.experiments.training_curves import Curves
+        from ifsl_bench.experiments.training_curves import CurveReporter
 
-        return Curves(self.curves, f"{kind}/{key}", self.reporter)
+        return CurveReporter(self.curves, f"{kind}/{key}", self.reporter)
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """Return the task with this pretraining; the last one stays open, its features in memory.

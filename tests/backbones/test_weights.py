@@ -27,9 +27,9 @@ from ifsl_bench.backbones.weights import (
 )
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.pretraining import export_weights, train_backbones
+from ifsl_bench.experiments.pretraining import export_weights, mark_for_training
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.stages import Pretrain, backbone_of
+from ifsl_bench.experiments.stages import PretrainStage, pretrain_stage_of
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.store.result_folder import packaged_root
@@ -125,7 +125,7 @@ def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call
         status, out, err = call("pretrain", "--task", task, "--head", "cosine")
         assert status == 0, err
         assert out.startswith("tiny-features-included-cosine-seed0-")
-    stage = Pretrain(find(task)[0], "cosine", 0)
+    stage = PretrainStage(find(task)[0], "cosine", 0)
     linear, head = stage.linear.key(home), stage.key(home)
     assert {child.name for child in home.pretrained.iterdir() if child.is_dir()} == {linear, head}, "none is put aside"
     for command, said in ((["weights", "export"], "export that: --head linear"), (["pretrain", "--anew"], "cannot be")):
@@ -146,9 +146,9 @@ def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call
 def test_the_linear_backbone_is_trained_for_methods_on_the_cosine_head_of_sessions():
     work = workspace(device="cpu")
     jobs = make_jobs(RunConfig(["imprint"], ["glyphs-sessions"]))
-    linear = backbone_of(jobs[0]).linear.key(work.home)
+    linear = pretrain_stage_of(jobs[0]).linear.key(work.home)
     assert is_offered(work.home, linear)
-    train_backbones(jobs, work)
+    mark_for_training(jobs, work)
     assert not is_offered(work.home, linear)
 
 

@@ -52,13 +52,13 @@ def options(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 @pytest.mark.slow("trains twice in each back end, and starts workers twice: a minute")
 @pytest.mark.skipif(not HAS_DASK, reason="the extra is not installed")
 def test_counts_in_episodes_and_sessions_are_equal_in_every_back_end_though_a_workers_clock_is_wrong(here, tmp_path):
-    from ifsl_bench.experiments.cluster import read_cluster
+    from ifsl_bench.experiments.cluster import parse_cluster
     from ifsl_bench.experiments.dask_pool import DaskPool
 
     (tmp_path / "preload.py").write_text(PRELOAD)
     toml = f'class = "LocalCluster"\n[arguments]\nn_workers = 2\npreload = ["{tmp_path}/preload.py"]\n'
     (tmp_path / "clock.toml").write_text(toml)
-    cluster = read_cluster(str(tmp_path / "clock.toml"))
+    cluster = parse_cluster(str(tmp_path / "clock.toml"))
     config = RunConfig(["imprint", "lwof"], [TASK, "tiny-features-sessions"], {}, {"steps": "30"}, episodes=12)
     found = []
     for name in ("alone", "loky", "dask"):

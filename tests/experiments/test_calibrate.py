@@ -12,7 +12,7 @@ from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, fixed_in_int
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.search import rounds_of
+from ifsl_bench.experiments.search import candidates_by_round
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
@@ -147,10 +147,10 @@ def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_
 def test_options_follow_the_mark_in_a_label(task, work):
     (job,) = make_jobs(RunConfig(["lr+a"], [task], {"gamma": "0.5"}, episodes=30, calibrate=True), work.home)
     assert job.label == "lr+a+cal.gamma=0.5.episodes=30"
-    assert [candidate.job.label for candidate in rounds_of(job)[0]] == ["lr+a.gamma=0.5.episodes=30"]
+    assert [candidate.job.label for candidate in candidates_by_round(job)[0]] == ["lr+a.gamma=0.5.episodes=30"]
     (tuned,) = make_jobs(RunConfig(["lr"], [task], trials=3, calibrate=True), work.home)
     assert tuned.label == "lr+cal@tuned-3"
-    assert not any(candidate.job.calibrated for candidate in rounds_of(tuned)[0]), (
+    assert not any(candidate.job.calibrated for candidate in candidates_by_round(tuned)[0]), (
         "its trials are those of the other row"
     )
 

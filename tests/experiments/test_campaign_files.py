@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.experiments import campaign_file
-from ifsl_bench.experiments.campaign_file import load_configs, parse
-from ifsl_bench.experiments.job import expand
+from ifsl_bench.experiments.campaign_file import load_configs, parse_campaign
+from ifsl_bench.experiments.job import expand_configs
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks, method_names, task_names
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import find as task_of
@@ -53,11 +53,11 @@ class Strict(Reporter):
 def jobs(configs, only=None, reporter=None):
     only = only or RunConfig()
     configs, _ = find_tasks(configs, only.tasks)
-    return expand(configs, reporter or Strict(), only.methods)[0]
+    return expand_configs(configs, reporter or Strict(), only.methods)[0]
 
 
 def expanded(text: str, config: RunConfig | None = None, folder: Path = Path("/there")) -> list[str]:
-    configs = parse(text, "c.toml", folder)
+    configs = parse_campaign(text, "c.toml", folder)
     if config is not None:
         configs = [config.override(run) for run in configs]
     return [str(job) for job in jobs(configs, config)]
@@ -84,7 +84,9 @@ def test_the_first_example_has_each_job_of_two_overlapping_runs_once():
     more = {f"lr+a.gradient={g} on {t}, seed {s}" for g in ("implicit", "t-bptt") for t in tasks[:2] for s in range(5)}
     assert len(labels) == len(set(labels)) == 9 * 4 * 10 + 2 * 2 * 5, "gradient=rbp is the default, and there already"
     assert set(labels) == first | more
-    assert {config.results_dir for config in parse(ISSUE, "c.toml", Path("/there"))} == {Path("/there/results")}
+    assert {config.results_dir for config in parse_campaign(ISSUE, "c.toml", Path("/there"))} == {
+        Path("/there/results")
+    }
 
 
 def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
@@ -163,8 +165,8 @@ def test_a_file_that_is_wrong_is_refused_in_one_line_that_names_file_and_key(tex
 
 
 def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
-    monkeypatch.setattr(campaign_file, "MOST_JOBS", 10)
-    monkeypatch.setattr("ifsl_bench.experiments.job.MOST_JOBS", 10)
+    monkeypatch.setattr(campaign_file, "MAX_JOBS", 10)
+    monkeypatch.setattr("ifsl_bench.experiments.job.MAX_JOBS", 10)
     assert "18 jobs, 10 at most" in refused(run(methods='"paper"', tasks='["glyphs-1shot", "glyphs-5shot"]'))
 
 
@@ -224,7 +226,7 @@ def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     stored_paths = set(packaged_root().glob("*/*.seed-*.json"))
     configs, _ = find_tasks(load_configs("leaderboard", RunConfig()))
     paths = set()
-    jobs, lacking = expand(configs, Strict())
+    jobs, lacking = expand_configs(configs, Strict())
     for job in jobs:
         assert job.task == task_of(job.task.name)[0]
         paths.add(job.result_path(home))

@@ -27,7 +27,7 @@ import distributed
 
 from ifsl_bench.api import workspace
 from ifsl_bench.experiments import dask_pool
-from ifsl_bench.experiments.cluster import ClusterSpec, read_cluster, requirements, unmet, version
+from ifsl_bench.experiments.cluster import ClusterSpec, parse_cluster, requirement_fault, shared_requirements, version
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.logs import DONE
 from ifsl_bench.experiments.run_config import RunConfig
@@ -63,20 +63,20 @@ def home(tmp_path: Path) -> Paths:
 
 
 def test_a_worker_that_has_what_the_command_has_is_fit_and_nothing_is_left_behind(home):
-    with requirements(home) as needed:
-        assert unmet(pickle.loads(pickle.dumps(needed))) is None
+    with shared_requirements(home) as needed:
+        assert requirement_fault(pickle.loads(pickle.dumps(needed))) is None
     assert list(home.cache.iterdir()) == [home.results]
     assert not list(home.results.iterdir())
 
 
 def test_a_worker_without_the_home_folder_or_with_another_one_there_is_refused(home):
-    with requirements(home) as needed:
+    with shared_requirements(home) as needed:
         home.cache.rename(home.cache.with_name("elsewhere"))  # as if it were not mounted
-        assert f"lacks the folder {home.cache}" in unmet(needed)
+        assert f"lacks the folder {home.cache}" in requirement_fault(needed)
         home.cache.with_name("elsewhere").rename(home.cache)
         for token in needed.tokens:
             Path(token).write_text("of another run")
-        assert f"lacks the folder {home.cache} of this machine, or has another" in unmet(needed)
+        assert f"lacks the folder {home.cache} of this machine, or has another" in requirement_fault(needed)
 
 
 def test_of_a_home_that_cannot_be_written_to_nothing_is_asked(home, monkeypatch):
@@ -84,18 +84,19 @@ def test_of_a_home_that_cannot_be_written_to_nothing_is_asked(home, monkeypatch)
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "write_text", refused)
-    with requirements(home) as needed:
-        assert unmet(needed) is None
+    with shared_requirements(home) as needed:
+        assert requirement_fault(needed) is None
 
 
 def test_a_worker_with_other_code_or_versions_is_refused_and_both_are_named(home, monkeypatch):
-    with requirements(home) as needed:
+    with shared_requirements(home) as needed:
         monkeypatch.setattr("ifsl_bench.experiments.cluster.source_sha256", lambda: "other")
-        assert "has code of ifsl_bench other (the command: " in unmet(needed)
+        assert "has code of ifsl_bench other (the command: " in requirement_fault(needed)
         monkeypatch.setattr(
-            "ifsl_bench.experiments.cluster.versions", lambda: {**needed.versions, "python": "3.10", "torch": "1.0"}
+            "ifsl_bench.experiments.cluster.environment_versions",
+            lambda: {**needed.versions, "python": "3.10", "torch": "1.0"},
         )
-        message = unmet(needed)
+        message = requirement_fault(needed)
     assert f"has python 3.10 (the command: {needed.versions['python']}), torch 1.0 (the command: " in message
     assert "numpy" not in message
 
@@ -105,14 +106,14 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
         "from ifsl_bench.methods.imprint import Imprint\n\nclass Own(Imprint):\n    pass\n"
     )
     (job,) = make_jobs(RunConfig([f"{tmp_path}/own.py:Own"], ["glyphs-5shot"]))
-    local_method = ("Own", pickle.dumps(job.chosen), method_source(job.method))
-    with requirements(home, [local_method]) as needed:
-        assert unmet(needed) is None
+    local_method = ("Own", pickle.dumps(job.method_ref), method_source(job.method))
+    with shared_requirements(home, [local_method]) as needed:
+        assert requirement_fault(needed) is None
         (tmp_path / "own.py").unlink()
-        assert "cannot load method Own" in unmet(needed)
+        assert "cannot load method Own" in requirement_fault(needed)
     (job,) = make_jobs(RunConfig(["imprint"], ["glyphs-5shot"]))
-    with requirements(home, [(job.name, pickle.dumps(job.chosen), "other")]) as needed:
-        assert "has other code of method" in unmet(needed)
+    with shared_requirements(home, [(job.name, pickle.dumps(job.method_ref), "other")]) as needed:
+        assert "has other code of method" in requirement_fault(needed)
 
 
 # -- clusters
@@ -134,10 +135,10 @@ def opened(spec: ClusterSpec, home: Paths, warn: Callable[[str], None]) -> Itera
 @pytest.mark.slow("a cluster is started")
 def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, tmp_path):
     heard: list[str] = []
-    with opened(read_cluster(cluster_toml(tmp_path)), home, heard.append) as cluster:
+    with opened(parse_cluster(cluster_toml(tmp_path)), home, heard.append) as cluster:
         assert cluster.client.scheduler.address.startswith("tcp://127.0.0.1:")
     assert not heard
-    with opened(read_cluster(cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"')), home, heard.append):
+    with opened(parse_cluster(cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"')), home, heard.append):
         pass
     assert len(heard) == 1
     assert "without TLS" in heard[0]
@@ -148,7 +149,7 @@ def test_with_keys_a_cluster_answers_only_who_has_them(home, tmp_path):
     own = distributed.Security.temporary()
     heard: list[str] = []
     file = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"\nmemory_limit = "2GB"', "security = true")
-    with opened(read_cluster(file), home, heard.append) as cluster:
+    with opened(parse_cluster(file), home, heard.append) as cluster:
         address = cluster.client.scheduler.address
         assert address.startswith("tls://")
         cluster.client.wait_for_workers(1, timeout=20)
@@ -172,11 +173,11 @@ def test_keys_of_dasks_own_settings_are_those_of_the_cluster(home, tmp_path):
     settings["distributed.comm.tls.ca-file"] = str(tmp_path / "ca.pem")
     with (
         dask.config.set({**settings, "distributed.comm.require-encryption": True}),
-        opened(read_cluster(cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"')), home, print) as cluster,
+        opened(parse_cluster(cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"')), home, print) as cluster,
     ):
         address = cluster.client.scheduler.address
         assert address.startswith("tls://")
-        with opened(read_cluster(address), home, print) as second_cluster:
+        with opened(parse_cluster(address), home, print) as second_cluster:
             assert second_cluster.client.submit(os.getpid).result() != os.getpid()
 
 
@@ -190,7 +191,7 @@ def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(ho
     file.write_text('class = "SLURMCluster"\nsecurity = true\n[arguments]\nn_workers = 1\ncores = 1\nmemory = "1GB"\n'
                     'interface = "lo"\n')  # fmt: skip
     clusters = []
-    with contextlib.suppress(UserError), opened(read_cluster(str(file)), home, lambda text: None) as cluster:
+    with contextlib.suppress(UserError), opened(parse_cluster(str(file)), home, lambda text: None) as cluster:
         clusters.append(cluster)
         assert len(list((home.cache / "keys").iterdir())) == 3
         cluster.look()
@@ -204,7 +205,7 @@ def refused_to_open(spec: ClusterSpec, home: Paths, message: str) -> None:
 
 
 def test_an_address_where_nobody_listens_or_what_listens_says_nothing_is_told(home, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.experiments.cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("ifsl_bench.experiments.cluster.CONNECT_SECONDS", 0.5)
     refused_to_open(ClusterSpec("tcp://127.0.0.1:9"), home, "no scheduler answers at tcp://127.0.0.1:9: ")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
@@ -213,14 +214,14 @@ def test_an_address_where_nobody_listens_or_what_listens_says_nothing_is_told(ho
 
 def test_a_cluster_that_cannot_be_started_says_why(home, tmp_path):
     local = cluster_toml(tmp_path, 'n_workers = 1\ninterface = "none7"')
-    refused_to_open(read_cluster(local), home, "no cluster can be started of class LocalCluster: ")
+    refused_to_open(parse_cluster(local), home, "no cluster can be started of class LocalCluster: ")
     jobs = 'class = "{}"\n[arguments]\nn_workers = 1\ncores = 1\nmemory = "1GB"\n'
     (tmp_path / "c.toml").write_text(jobs.format("SLURMCluster") + 'quue = "x"')
-    refused_to_open(read_cluster(str(tmp_path / "c.toml")), home, "unexpected keyword argument 'quue'")
+    refused_to_open(parse_cluster(str(tmp_path / "c.toml")), home, "unexpected keyword argument 'quue'")
     (tmp_path / "c.toml").write_text(jobs.format("MoabCluster"))
     with (
         pytest.raises(UserError, match=r"MoabCluster: msub refuses a job: .*No such file"),
-        opened(read_cluster(str(tmp_path / "c.toml")), home, lambda text: None) as cluster,
+        opened(parse_cluster(str(tmp_path / "c.toml")), home, lambda text: None) as cluster,
     ):
         cluster.look()
 
@@ -230,7 +231,7 @@ def test_a_cluster_that_cannot_be_started_says_why(home, tmp_path):
 
 def on_cluster(home: Path, methods: list[str], tasks: list[str], cluster: str, episodes: int | None = None):
     jobs, work = jobs_of(home, methods, tasks, episodes)
-    backend = dask_pool.DaskPool(read_cluster(cluster), work, "auto", jobs)
+    backend = dask_pool.DaskPool(parse_cluster(cluster), work, "auto", jobs)
     return run_jobs(jobs, work, backend), work.reporter
 
 
@@ -264,7 +265,7 @@ def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home
         inside.remove(content)
         return WorkOutcome(DONE, content.decode())
 
-    monkeypatch.setattr(dask_pool, "run_packed", run_packed)
+    monkeypatch.setattr(dask_pool, "run_pickled_item", run_packed)
     how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     with distributed.LocalCluster(**how) as cluster:
         clients = [distributed.Client(cluster, set_as_default=False) for _ in range(2)]
@@ -360,7 +361,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
 
 @pytest.mark.slow("waits for a worker that does not end: 3 s")
 def test_workers_that_do_not_end_by_themselves_are_killed(home, tmp_path):
-    with opened(read_cluster(cluster_toml(tmp_path)), home, lambda text: None) as cluster:
+    with opened(parse_cluster(cluster_toml(tmp_path)), home, lambda text: None) as cluster:
         (pid,) = cluster.client.run(os.getpid).values()
         stuck = cluster.client.submit(time.sleep, 3600)  # far beyond the limit on a test
         time.sleep(0.2)

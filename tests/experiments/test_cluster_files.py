@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("distributed", reason='the extra is not installed: pip install "ifsl_bench[cluster]"')
 
 from ifsl_bench.experiments import cluster
-from ifsl_bench.experiments.cluster import read_cluster
+from ifsl_bench.experiments.cluster import parse_cluster
 from ifsl_bench.utils.errors import UserError
 
 SLURM = "dask_jobqueue.SLURMCluster"
@@ -29,15 +29,15 @@ def written(tmp_path):
 
 def refusal(name: str) -> str:
     with pytest.raises(UserError) as error:
-        read_cluster(name)
+        parse_cluster(name)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://[::1]:8786"])
 def test_an_address_is_taken_as_it_is(address, written):
-    assert read_cluster(address).address == address
-    assert read_cluster(written(f'address = "{address}"')).address == address
+    assert parse_cluster(address).address == address
+    assert parse_cluster(written(f'address = "{address}"')).address == address
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_what_is_no_address_is_refused(address, written):
 
 
 def test_a_file_names_a_class_and_its_arguments(written):
-    local = read_cluster(written('class = "LocalCluster"\n[arguments]\nn_workers = 3'))
+    local = parse_cluster(written('class = "LocalCluster"\n[arguments]\nn_workers = 3'))
     assert (local.kind, local.count, local.accelerators) == ("LocalCluster", 3, False)
     text = f'class = "{SLURM}"\n[arguments]\nn_workers = 2\ncores = 4\nworker_extra_args = ["--resources", "GPU=1"]'
-    jobs = read_cluster(written(text))
+    jobs = parse_cluster(written(text))
     assert (jobs.kind, jobs.count, jobs.accelerators, jobs.arguments["cores"]) == ("SLURMCluster", 2, True, 4)
 
 
@@ -100,7 +100,7 @@ def test_ctrl_c_means_what_it_did_before_the_clusters_of_queueing_systems_were_l
         monkeypatch.delitem(sys.modules, name)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        cluster.dask("dask_jobqueue")
+        cluster.import_dask("dask_jobqueue")
         assert "dask_jobqueue.runner" in sys.modules
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from loky.backend import resource_tracker
 
-from ifsl_bench.experiments.backends import LokyPool, check_sendable, local_backend, numbers_in
+from ifsl_bench.experiments.backends import LokyPool, check_picklable, local_backend, parse_numbers
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.logs import Log, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig
@@ -196,15 +196,15 @@ def test_a_method_that_workers_cannot_find_is_refused_in_one_line(here, monkeypa
     monkeypatch.setattr(sys.modules["__main__"], "OfANotebook", OfANotebook, raising=False)
     (job,) = make_jobs(RunConfig([OfANotebook], ["clusters.toml:clusters-1shot"]))
     with pytest.raises(UserError, match=r"file.py:OfANotebook\), or run with --jobs 1"):
-        check_sendable([job])
-    check_sendable(make_jobs(RunConfig(["protonet"], ["clusters.toml:clusters-1shot"])))
+        check_picklable([job])
+    check_picklable(make_jobs(RunConfig(["protonet"], ["clusters.toml:clusters-1shot"])))
 
 
 def test_devices_are_numbers_and_ranges():
-    assert numbers_in("0-2,5") == [0, 1, 2, 5]
+    assert parse_numbers("0-2,5") == [0, 1, 2, 5]
     for wrong in ("", "a", "1,1", "3-1", "0,3-1", "-1", "0-", "0;1", "1-2-3", "999999999"):
         with pytest.raises(UserError, match="--devices takes numbers"):
-            numbers_in(wrong)
+            parse_numbers(wrong)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_devices_are_numbers_and_ranges():
 def test_options_that_cannot_be_together_are_refused_before_anything_is_made(more, message, here, call, monkeypatch):
     if "--cluster" in more:
         pytest.importorskip("distributed", reason="the extra is not installed")
-    monkeypatch.setattr("ifsl_bench.experiments.runner.prepare_from", None)
-    monkeypatch.setattr("ifsl_bench.experiments.plan.plan_of", None)
+    monkeypatch.setattr("ifsl_bench.experiments.runner.prepare_from_paths", None)
+    monkeypatch.setattr("ifsl_bench.experiments.plan.plan_jobs", None)
     arguments = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home"
     for dry in ((), ("--dry-run",)):
         status, out, err = call("run", *arguments, *more, *dry)

@@ -12,11 +12,11 @@ import torch
 
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.reproduce import reproduce
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.stages import backbone_of
+from ifsl_bench.experiments.stages import pretrain_stage_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method
@@ -73,7 +73,7 @@ class Neighbours(Method):
 @pytest.mark.parametrize("name", ["lr+a", "neighbours"])
 def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name, task, work, monkeypatch):
     monkeypatch.setattr(evaluation, "batch_size", lambda *_: 8)
-    prepared = backbone_of(job_of("protonet", task, work, None)).prepared(work)
+    prepared = pretrain_stage_of(job_of("protonet", task, work, None)).prepared(work)
     loader, count = prepared.loader("test"), 75  # the last block is of three
     torch.manual_seed(0)
     if name == "neighbours":
@@ -105,7 +105,7 @@ def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
     monkeypatch.setattr("ifsl_bench.protocols.protocol.READABLE", 100)
-    monkeypatch.setattr("ifsl_bench.experiments.evaluate_stage.commit", lambda: "")
+    monkeypatch.setattr("ifsl_bench.experiments.evaluate_stage.git_commit", lambda: "")
     result = api.run("imprint", task, episodes=100, work=work)
     assert result.label.endswith(".episodes=100")
     assert len(result.episodes) == 100
@@ -119,7 +119,7 @@ def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
 def test_memory_grows_by_the_counts_of_an_episode_and_not_by_its_margins(task, work):
     """NumPy's arrays alone are traced, and blocks take PyTorch's: what grows is what is kept of each episode."""
     job = job_of("protonet", task, work, 4000)
-    context = Evaluate(job).open(work)
+    context = EvaluationStage(job).open(work)
     queries = context.loader("test").batch(0, 1).labels.numel()
     margins = evaluate(context.method, job.name, context.loader("val"), range(20)).margins
     for bias in (None, find_bias(margins)):

@@ -12,8 +12,8 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.campaign_file import load_configs
-from ifsl_bench.experiments.job import expand
-from ifsl_bench.experiments.logs import SILENT, log_path, read_log
+from ifsl_bench.experiments.job import expand_configs
+from ifsl_bench.experiments.logs import SILENT_SECONDS, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks
 from ifsl_bench.experiments.runner import result_key, work_items
 from ifsl_bench.store.result_folder import packaged_root
@@ -137,7 +137,7 @@ def begun(host: str, writer: str = "node7.01234567-1-1", title: str = "meta-trai
 
 def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
     work = api.workspace(device="cpu")
-    jobs, _ = expand(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
+    jobs, _ = expand_configs(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     training = [job for job in jobs if job.trains]
     paths = [log_path(work.home, result_key(job, work.home)) for job in training]
@@ -158,7 +158,7 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     assert of[1]["why"] == "failed: it diverged"
     assert "interrupted" in of[2]["why"], "no process of that number is here"
     assert of[3]["where"] == "node7", "it failed there once, and runs again"
-    os.utime(paths[3], (time.time() - 10 * SILENT,) * 2)
+    os.utime(paths[3], (time.time() - 10 * SILENT_SECONDS,) * 2)
     _, out, _ = call("status", "c.toml")
     assert "no line for 20 min: it may have been killed" in out
     assert "8 jobs: 2 stored, 2 running, 1 failed, 3 to do" in out
@@ -168,7 +168,7 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
 def test_jobs_wait_for_an_item_that_they_share(campaign, call):
     """Pretraining that fails is told of each job that needs it."""
     work = api.workspace(device="cpu")
-    jobs, _ = expand(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
+    jobs, _ = expand_configs(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
     (item,) = (item for item in work_items({0: jobs[0]}, work)[1] if item.key.startswith("pretraining"))
     log(log_path(work.home, item.key), begun("elsewhere"), "failed no such weights")
     sharing = [job for job in jobs if (job.method.head, job.seed) == (jobs[0].method.head, jobs[0].seed)]

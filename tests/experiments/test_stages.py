@@ -10,11 +10,11 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.job import make_jobs
-from ifsl_bench.experiments.plan import plan_of
+from ifsl_bench.experiments.plan import plan_jobs
 from ifsl_bench.experiments.reproduce import run_unstored
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.runner import stages_of
-from ifsl_bench.experiments.stages import MetaTrain, Pretrain
+from ifsl_bench.experiments.runner import stages_of_job
+from ifsl_bench.experiments.stages import MetaTrainStage, PretrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method_source import method_source
@@ -62,16 +62,16 @@ def jobs_of(methods, task, work, train=None):
 @pytest.mark.parametrize("name", ["lwof", "lr"])
 def test_a_plan_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
     (job,) = jobs_of([name], task, work, {"steps": "5"})
-    stages = stages_of(job)
-    (plan,) = plan_of([job], work)
+    stages = stages_of_job(job)
+    (plan,) = plan_jobs([job], work)
     assert (plan.state, plan.missing) == ("to do", stages[1:]), "data are there"
     run_unstored(job, work)
     assert all(stage.cached(work.home) for stage in stages[:-1])
-    assert plan_of([job], work)[0].missing == stages[-1:]
+    assert plan_jobs([job], work)[0].missing == stages[-1:]
     api.run_job(job, work)
-    (plan,) = plan_of([job], work)
+    (plan,) = plan_jobs([job], work)
     assert (plan.state, plan.missing) == ("stored", ())
-    (again,) = plan_of([job], work, rerun=True)
+    (again,) = plan_jobs([job], work, rerun=True)
     assert again.missing == stages[-1:]
     (cost,) = (plan.took["evaluation"] for plan in [again])
     assert cost[0] == api.run_job(job, work).cost["evaluation_seconds"]
@@ -93,7 +93,7 @@ def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call
 def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
     work = api.workspace(glyph_home, device="cpu")
     (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)
-    pools = [(s.pool, s.views) for s in stages_of(job) if hasattr(s, "pool")]
+    pools = [(s.pool, s.views) for s in stages_of_job(job) if hasattr(s, "pool")]
     assert ("base/val", 3) in pools
     assert ("base/val", 1) in pools, "validation sees plain images"
     assert ("novel/train", 3) in pools
@@ -103,12 +103,12 @@ def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_hom
 def test_keys_change_with_what_makes_the_artefact_and_with_nothing_else(task, work):
     def key(name, **train):
         (job,) = jobs_of([name], task, work, train)
-        return MetaTrain(job).key(work.home)
+        return MetaTrainStage(job).key(work.home)
 
     assert key("lwof") == key("lwof", select="last"), "every state holds both models"
     assert len({key("lwof"), key("lwof", steps="7"), key("lr+s"), key("mlp+s"), key("lr+a")}) == 5
     (job,) = jobs_of(["lwof"], task, work)
-    keys = {Pretrain(job.task, head, seed).key(work.home) for head in ("linear", "cosine") for seed in (0, 1)}
+    keys = {PretrainStage(job.task, head, seed).key(work.home) for head in ("linear", "cosine") for seed in (0, 1)}
     assert len(keys) == 4
 
 
@@ -229,7 +229,7 @@ def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypat
     work = api.workspace(glyph_features_home, device="cpu")
     file = glyph_features_home.parent / "few.toml"
     (job,) = make_jobs(RunConfig(["protonet"], [f"{file}:few-1shot"]), work.home)
-    features = stages_of(job)[2]
+    features = stages_of_job(job)[2]
     assert features.cached(work.home)
     monkeypatch.setattr("ifsl_bench.experiments.stages.features_sha256", lambda home, key: "another")
     assert not features.cached(work.home)

@@ -23,8 +23,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from ifsl_bench import api
 from ifsl_bench.backbones.trainer import Trainer
 from ifsl_bench.experiments import workspace as prepared
-from ifsl_bench.experiments.backends import run_packed
-from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.backends import run_pickled_item
+from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import work_items
@@ -73,7 +73,7 @@ def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, sha
     packed_work = pickle.dumps((work, str(home)))
     for item in itertools.chain(*work_items(dict(enumerate(jobs)), work)):
         torch.set_num_threads(ambient)
-        outcome = run_packed(pickle.dumps(item), packed_work, cores, share)
+        outcome = run_pickled_item(pickle.dumps(item), packed_work, cores, share)
         assert outcome.kind == "done", outcome.text
 
 
@@ -148,7 +148,7 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, pools
     for share in (1, 3):
         processor.limit_threads(3, share)
         work = api.workspace(here / "home", device="cpu")
-        answers.append(Evaluate(job).open(work).evaluate(range(60), None, Reporter(), ""))
+        answers.append(EvaluationStage(job).open(work).evaluate(range(60), None, Reporter(), ""))
     assert set(pools) == {3}
     for name, values in answers[0].counts.columns().items():  # the pairs compare all margins
         np.testing.assert_array_equal(values, answers[1].counts.columns()[name])
@@ -177,7 +177,7 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
     (here / "draws.py").write_text(DRAWS.format(declared))
     processor.limit_threads(3, 3)
     (job,) = make_jobs(RunConfig(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))
-    context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
+    context = EvaluationStage(job).open(api.workspace(here / "home", device="cpu"))
     if lock:
         context.method.lock = threading.Lock()
     context.evaluate(range(60), None, Reporter(), "")
@@ -188,7 +188,7 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     monkeypatch.setattr(evaluation, "BLOCKS", (25,))
     processor.limit_threads(2, 2)
     (job,) = make_jobs(RunConfig(["lr"], ["clusters.toml:clusters-5shot"]))
-    context = Evaluate(job).open(api.workspace(here / "home", device="cpu"))
+    context = EvaluationStage(job).open(api.workspace(here / "home", device="cpu"))
     context.evaluate(range(25), None, Reporter(), "")  # compiles
     check, begun = numba_episodes.check_cancelled, threading.Event()
 

@@ -64,9 +64,9 @@ def work(clusters, reporter=None, home="home"):
 
 def train(clusters, job, reporter=None):
     place = work(clusters, reporter)
-    preparation.PrepareData(job.task, job.sides).compute(place)
-    stage = stages.MetaTrain(job)
-    return *stage.compute(place), stages.backbone_of(stage.job).prepared(place)
+    preparation.DataStage(job.task, job.sides).compute(place)
+    stage = stages.MetaTrainStage(job)
+    return *stage.compute(place), stages.pretrain_stage_of(stage.job).prepared(place)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
@@ -92,12 +92,12 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
     kind, sessions, ways, shots = registry.get_method(name), 2, 4, 5
     training = {"steps": "1", "episodes_per_step": "3", "sessions": str(sessions)}
     training_job = job(clusters, kind, "clusters-5shot+ways=4", training)
-    training_job = replace(training_job, chosen=MethodRef(name, kind))
+    training_job = replace(training_job, method_ref=MethodRef(name, kind))
     method, _, _, bench = train(clusters, training_job)
     batch = bench.loader("train").drawn_by(bench.training_sampler(sessions)).batch(0, 3)
     support, query, classes = batch.support, batch.query, batch.support.hidden.shape[1]
     assert support.labels.shape == (3, sessions * ways * shots)
-    fresh, losses = stages.fresh(training_job, bench.work).train(), []
+    fresh, losses = stages.make_untrained_method(training_job, bench.work).train(), []
     for t in (1, 2):
         rows = slice(0, t * ways * shots)
         features, labels, logits = (x[:, rows] for x in (support.features, support.labels, support.base_logits))
@@ -156,7 +156,7 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
     assert trained.history[trained.kept_step] == max(trained.history.values())
 
     def accuracy(model):
-        return stages.MetaTrain(training_job).validate(bench.work, model)
+        return stages.MetaTrainStage(training_job).validate(bench.work, model)
 
     assert accuracy(method) == pytest.approx(trained.history[trained.kept_step])
     assert accuracy(method) > accuracy(Scale(bench.base, 5, offset=-3.0)) + 10
@@ -191,7 +191,7 @@ def test_training_makes_no_optimiser_of_pytorchs(clusters, monkeypatch):
 
 def interrupted(monkeypatch, *numbers: int) -> list:
     """Has validations of these numbers, counted from 1, end as by Ctrl-C; returns a list that has an item for each."""
-    calls, validate = [], stages.MetaTrain.validate
+    calls, validate = [], stages.MetaTrainStage.validate
 
     def counted(*arguments):
         calls.append(arguments)
@@ -199,7 +199,7 @@ def interrupted(monkeypatch, *numbers: int) -> list:
             raise KeyboardInterrupt
         return validate(*arguments)
 
-    monkeypatch.setattr(stages.MetaTrain, "validate", counted)
+    monkeypatch.setattr(stages.MetaTrainStage, "validate", counted)
     return calls
 
 

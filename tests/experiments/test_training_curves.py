@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ifsl_bench.experiments.training_curves import COLUMNS, CurveLogs, Curves, curve_logs
+from ifsl_bench.experiments.training_curves import CSV_COLUMNS, CurveLogs, CurveReporter, make_curve_logs
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths
@@ -32,8 +32,10 @@ def columns(file: Path) -> dict[str, list[tuple[int, float]]]:
     """A CSV file's curves, in the same form."""
     with file.open(newline="") as text:
         lines = list(csv.DictReader(text))
-    assert all(tuple(line) == COLUMNS for line in lines)
-    curves = {name: [(int(line["step"]), float(line[name])) for line in lines if line[name]] for name in COLUMNS[1:]}
+    assert all(tuple(line) == CSV_COLUMNS for line in lines)
+    curves = {
+        name: [(int(line["step"]), float(line[name])) for line in lines if line[name]] for name in CSV_COLUMNS[1:]
+    }
     return {name: values for name, values in curves.items() if values}
 
 
@@ -68,7 +70,7 @@ def test_a_run_writes_the_curves_of_each_training(call, here, kind, jobs):
 @pytest.mark.parametrize("kind", READ)
 def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path, kind):
     for first, last in ((0, 30), (20, 40)):  # killed at 30, and the checkpoint was at 20
-        with Curves(CurveLogs(kind, tmp_path), "x", Reporter()).stage("training", 40, first) as stage:
+        with CurveReporter(CurveLogs(kind, tmp_path), "x", Reporter()).stage("training", 40, first) as stage:
             for step in range(first + 1, last + 1):
                 stage.advance(1, loss=float(step + 100 * first))
         if kind == "csv" and last == 30:  # in the middle of a line
@@ -81,7 +83,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path, 
 
 def test_what_a_killed_training_has_told_is_in_its_csv_file(tmp_path):
     """Each line is on the disk once it is told, and what is told of a step later joins its line."""
-    with Curves(CurveLogs("csv", tmp_path), "x", Reporter()).stage("training", 40) as stage:
+    with CurveReporter(CurveLogs("csv", tmp_path), "x", Reporter()).stage("training", 40) as stage:
         stage.advance(9)
         stage.advance(1, loss=0.123456789, **{LEARNING_RATE: 1e-3})
         stage.advance(0, **{"validation accuracy": 76.5})
@@ -108,17 +110,17 @@ def test_the_command_and_a_run_write_the_curves_of_a_pretraining_to_one_folder(c
 
 def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
     home = Paths.locate(tmp_path)
-    assert curve_logs(None, None, home) is None
-    assert curve_logs("tensorboard", None, home) == CurveLogs("tensorboard", home.logs / "tensorboard")
+    assert make_curve_logs(None, None, home) is None
+    assert make_curve_logs("tensorboard", None, home) == CurveLogs("tensorboard", home.logs / "tensorboard")
     with pytest.raises(UserError, match="unknown kind of log 'wandb'"):
-        curve_logs("wandb", None, home)
+        make_curve_logs("wandb", None, home)
     with pytest.raises(UserError, match="add --log csv or --log tensorboard"):
-        curve_logs(None, "x", home)
+        make_curve_logs(None, "x", home)
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
     monkeypatch.setattr("ifsl_bench.experiments.training_curves.find_spec", lambda name: None)
     with pytest.raises(
         MissingDependencyError, match=r'tensorboard is not installed\): pip install "ifsl_bench\[tensorboard\]"'
     ):
-        curve_logs("tensorboard", None, home)
-    assert curve_logs("csv", tmp_path / "x", home) == CurveLogs("csv", tmp_path / "x"), "it needs no package"
+        make_curve_logs("tensorboard", None, home)
+    assert make_curve_logs("csv", tmp_path / "x", home) == CurveLogs("csv", tmp_path / "x"), "it needs no package"

@@ -20,7 +20,13 @@ from ifsl_bench.experiments import evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.search import TrialRecord, at_edge, best_setting, bootstrap_selection, rounds_of
+from ifsl_bench.experiments.search import (
+    TrialRecord,
+    bootstrap_selection,
+    candidates_by_round,
+    name_of_best,
+    options_at_edge,
+)
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import default_options
 from ifsl_bench.plugin.space import RATE_NAME, Choices, Range
@@ -56,14 +62,14 @@ def job_of(task, work, seed=0, trials=4, method=Scaled, **options):
 def searched_in(space, default, trials, accuracy):
     """All rounds of a search, with the accuracies of a function."""
     rounds = []
-    while points := search.next_round(space, default, trials, rounds):
+    while points := search.next_search_round(space, default, trials, rounds):
         rounds.append([(point, accuracy(point)) for point in points])
     return rounds
 
 
 def test_the_first_round_fills_the_space_and_is_the_same_for_everybody():
     space = {"a": Range(1e-10, 1.0, log=True), "b": Range(1, 10), "c": Choices(("x", "y")), "d": Range(-1.0, 1.0)}
-    points = search.spread(space, 64)
+    points = search.evenly_spread_points(space, 64)
     assert points[:2] == [
         {"a": 1e-5, "b": 6, "c": "y", "d": 0.0},
         {"a": 1.51e-09, "b": 9, "c": "x", "d": points[1]["d"]},
@@ -115,7 +121,7 @@ def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there()
     lda, lr = (registry.load_plugin(registry.METHOD_GROUP, name).value for name in ("lda", "ridge"))
 
     def edges(method, value, *alternatives, key="shrinkage", **options):
-        return at_edge(method, options, {key: value}, [{key: choice} for choice in (value, *alternatives)])
+        return options_at_edge(method, options, {key: value}, [{key: choice} for choice in (value, *alternatives)])
 
     assert edges(lr, 1e-9, 1e-3, 1e-1, key="weight_decay") == ["weight_decay"]
     assert edges(lr, 1e-3, 1e-9, 1e-1, key="weight_decay") == []
@@ -142,12 +148,12 @@ def test_every_method_that_has_something_to_choose_declares_where():
 
 
 def first_round(job):
-    return [(candidate.point, candidate.job) for candidate in rounds_of(job)[0]]
+    return [(candidate.point, candidate.job) for candidate in candidates_by_round(job)[0]]
 
 
 def all_of(job, home):
     """Each candidate of a search that was made."""
-    rounds = rounds_of(job, search.stored_accuracies(home))
+    rounds = candidates_by_round(job, search.accuracy_lookup(home))
     return [(candidate.point, candidate.job) for candidates in rounds for candidate in candidates]
 
 
@@ -158,7 +164,7 @@ def test_the_default_comes_first_and_shares_its_training_with_the_method_as_publ
     assert len(pairs) == 3
     plain = job_of(task, work, trials=0)
     assert plain.setting == "paper"
-    assert stages.MetaTrain(default).key(work.home) == stages.MetaTrain(plain).key(work.home)
+    assert stages.MetaTrainStage(default).key(work.home) == stages.MetaTrainStage(plain).key(work.home)
     assert [trial_job.options["temperature"] for _, trial_job in pairs] == [point["temperature"] for point, _ in pairs]
     assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [point[RATE_NAME] for point, _ in pairs]
 
@@ -175,8 +181,8 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
     assert f"temperature={first.options['temperature']:g}" in best
     job = job_of(task, work)
     for spelled, (point, trial_job) in zip(tried, all_of(job, work.home), strict=True):
-        method = stages.MetaTrain(trial_job).compute(work).method.eval()
-        loader, hits = stages.backbone_of(trial_job).prepared(work).loader("val"), 0
+        method = stages.MetaTrainStage(trial_job).compute(work).method.eval()
+        loader, hits = stages.pretrain_stage_of(trial_job).prepared(work).loader("val"), 0
         episodes = job.task.evaluation.halves[0]
         assert (episodes, job.task.evaluation.halves[1]) == (range(10), range(10, 20))
         for i in episodes:  # one at a time
@@ -196,8 +202,8 @@ def _holds_against_a_plain_loop(result, job, work):
     """Checks the choices by other draws of validation episodes, and what a row makes of it."""
     of_setting, calibrated = [], []
     for _, trial_job in all_of(job, work.home):
-        method = stages.MetaTrain(trial_job).compute(work).method.eval()
-        loader = stages.backbone_of(trial_job).prepared(work).loader("val")
+        method = stages.MetaTrainStage(trial_job).compute(work).method.eval()
+        loader = stages.pretrain_stage_of(trial_job).prepared(work).loader("val")
         evaluation = evaluate(method, "", loader, range(10))
         of_setting.append(evaluation.counts.base_joint + evaluation.counts.novel_joint)
         bias = best_bias(evaluation.margins)
@@ -219,8 +225,8 @@ def _rivals_hold_against_a_plain_loop(result, job, work):
     rivals = [place for place in range(len(jobs)) if place != choice.chosen and wins[place] >= 2]
     assert choice.rivals == sorted(rivals, key=lambda place: -wins[place])[:6]
     for i, place in enumerate(choice.rivals, 1):
-        method = stages.MetaTrain(jobs[place]).compute(work).method.eval()
-        loader = stages.backbone_of(jobs[place]).prepared(work).loader
+        method = stages.MetaTrainStage(jobs[place]).compute(work).method.eval()
+        loader = stages.pretrain_stage_of(jobs[place]).prepared(work).loader
         val = evaluate(method, "", loader("val"), range(10))
         test = evaluate(method, "", loader("test"), range(len(result.counts())))
         bias = best_bias(val.margins)
@@ -296,9 +302,9 @@ def test_the_best_sound_setting_is_chosen():
         "d": TrialRecord(55.0, 1000),
     }
     with pytest.warns(UserWarning, match="x: b is passed over: inner solves fail in 2 of 1000 validation episodes"):
-        assert best_setting("x", tried, Reporter()) == "c", "the first of equally good ones"
+        assert name_of_best("x", tried, Reporter()) == "c", "the first of equally good ones"
     with pytest.raises(UserError, match="none of 1 settings works"), pytest.warns(UserWarning, match="passed over"):
-        best_setting("x", {"b": tried["b"]}, Reporter())
+        name_of_best("x", {"b": tried["b"]}, Reporter())
 
 
 def test_what_has_nothing_to_choose_is_the_same_in_every_setting(task, work):
@@ -479,12 +485,12 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
     def trials(text):
         file.write_text(text.replace("LEARNED", learned))
         job = job_of(task, work, trials=2, method=f"{file}:Own")
-        return job, [search.Trial(trial_job) for _, trial_job in first_round(job)]
+        return job, [search.TrialStage(trial_job) for _, trial_job in first_round(job)]
 
     job, original_trials = trials(OWN)
     api.run_job(job, work)
     assert all(trial.cached(work.home) for trial in original_trials)
-    monkeypatch.setattr(stages.Pretrain, "weights", lambda self, home: "0" * 64)
+    monkeypatch.setattr(stages.PretrainStage, "weights", lambda self, home: "0" * 64)
     assert not any(trial.cached(work.home) for trial in original_trials)
     monkeypatch.undo()
     _, changed = trials(OWN.replace("return Prediction", "scale = -scale\n        return Prediction"))

@@ -11,8 +11,8 @@ import torch
 from ifsl_bench import Choices, Method, Range, api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.search import at_edge, points
-from ifsl_bench.experiments.trained_models import Solves
+from ifsl_bench.experiments.search import options_at_edge, points_of_next_round
+from ifsl_bench.experiments.trained_models import SolveCounts
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Prediction
 from ifsl_bench.plugin.options import check_method, make_method, space_of
@@ -183,7 +183,7 @@ def test_a_solve_that_ends_at_nan_has_not_converged():
     evaluation = Evaluated(counts, {"solver_unconverged": failed}, None)
     assert evaluation.unconverged == 2
     assert list(evaluation.remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
-    solves = Solves({})
+    solves = SolveCounts({})
     solves.add(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
     assert solves.whole() == {"episodes": 3, "unconverged": 2}
 
@@ -207,21 +207,21 @@ def declaring(space, grid=None):
 def test_the_type_of_an_option_decides_what_is_tried(option, given, kind):
     method, default = declaring({option: given}), {option: 1}
     check_method(method)
-    tried = [point[option] for point in points(method, {}, 16, default)[1:]]
+    tried = [point[option] for point in points_of_next_round(method, {}, 16, default)[1:]]
     assert all(isinstance(value, kind) for value in tried)
     assert len(set(tried)) == {Range(0, 1): 7}.get(given, len(set(tried))), "not the ends alone"
     if isinstance(given, Range):
         assert all(given.low <= value <= given.high for value in tried)
         ends = [{option: kind(given.low)}, {option: kind(given.high)}]
-        assert [at_edge(method, {}, end, ends) for end in ends] == [[option], [option]]
+        assert [options_at_edge(method, {}, end, ends) for end in ends] == [[option], [option]]
 
 
 def test_the_grid_is_of_the_options_types_too():
     method = declaring({"share": Range(0, 1), "count": Range(1, 9)}, {"share": [0, 1], "count": (1, 3)})
     check_method(method)
-    tried = points(method, {}, 0, {})
+    tried = points_of_next_round(method, {}, 0, {})
     assert [repr(point) for point in tried[:2]] == ["{'share': 0.0, 'count': 1}", "{'share': 0.0, 'count': 3}"]
-    assert at_edge(method, {}, tried[0], tried) == ["share", "count"]
+    assert options_at_edge(method, {}, tried[0], tried) == ["share", "count"]
     assert space_of(method) == {"share": Range(0.0, 1.0), "count": Range(1, 9)}
 
 

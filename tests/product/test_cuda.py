@@ -22,7 +22,7 @@ from ifsl_bench.backbones.device import Precision
 from ifsl_bench.backbones.features import _forward, compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
-from ifsl_bench.experiments.stages import MetaTrain, fresh
+from ifsl_bench.experiments.stages import MetaTrainStage, make_untrained_method
 from ifsl_bench.plugin.method import FEW
 from ifsl_bench.protocols.tasks.task_files import find
 from ifsl_bench.utils.files import Paths
@@ -99,7 +99,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
         folder = _other_home(here, home)
         (folder / "pretrained").symlink_to(here / "home" / "pretrained")
         work = api.workspace(folder, device=device)
-        model, initial = MetaTrain(job).compute(work), fresh(job, work)
+        model, initial = MetaTrainStage(job).compute(work), make_untrained_method(job, work)
         moved = [
             p.detach().cpu() - q.detach().cpu()
             for p, q in zip(model.method.parameters(), initial.parameters(), strict=True)

@@ -22,10 +22,10 @@ from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.data.views import with_fewer_base_classes
-from ifsl_bench.experiments.evaluate_stage import Evaluate
+from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.stages import MetaTrain
+from ifsl_bench.experiments.stages import MetaTrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import is_from_search, logits_differ
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
@@ -391,7 +391,7 @@ def test_meta_training_gives_the_same_parameters(here, name):
             work = api.workspace(_other_home(here, home), device=device)
             _ = work.prepared(job.task, job.method.head, 0).base
             counts.clear()
-            model = MetaTrain(job).compute(work)
+            model = MetaTrainStage(job).compute(work)
             assert bool(counts.launches) == (device == "meta")
             parameters.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
             assert model.trained.place == f"{device}: --device {device}"
@@ -410,10 +410,10 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         job = _job(here, "lwof", {"steps": 4})
         _ = work.prepared(job.task, job.method.head, 0).base  # pretraining is on the accelerator
         counts.clear()
-        model = MetaTrain(job).compute(work)
+        model = MetaTrainStage(job).compute(work)
         assert counts.total == (0, 0), counts
         assert model.trained.place == f"cpu: 1 episode a step, fewer than {FEW}"
-        evaluated = Evaluate(job).compute(work)
+        evaluated = EvaluationStage(job).compute(work)
         assert counts.launches
         assert evaluated.places["evaluation"] == "meta: many episodes at once"
 
@@ -427,7 +427,7 @@ def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(her
         work = api.workspace(here / "home")
         for episodes in (1, FEW, 2 * FEW, 4096):
             job = _job(here, name, {"steps": 4, "episodes_per_step": episodes})
-            place = MetaTrain(replace(job, set_options={**job.set_options, **given})).place(work)
+            place = MetaTrainStage(replace(job, set_options={**job.set_options, **given})).place(work)
             assert place.device == (CPU if few is None or episodes < few else DEVICE)
             assert (
                 f"fewer than {few}" if episodes < (few or 0) else "this method's" if few is None else "at least"

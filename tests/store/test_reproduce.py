@@ -196,7 +196,7 @@ def test_a_result_names_no_file_to_run(stored, work, tmp_path, monkeypatch):
         result = msgspec.structs.replace(result_file.read(stored), **{name: value})
         given = (None, "strange.py") if name == "task" else ("clusters.toml", None)
         with pytest.raises(UserError, match="where you trust"):
-            reproduce.job_of(result, work.home, *given)
+            reproduce.job_from_result(result, work.home, *given)
 
 
 def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch, task):

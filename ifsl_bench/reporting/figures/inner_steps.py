@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.stages import fresh, to_evaluate
+from ifsl_bench.experiments.stages import copy_for_evaluation, make_untrained_method
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.attractor_method import OPTIONS_OF_GRADIENT, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method, format_label
@@ -140,9 +140,9 @@ def stopped(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
     if own.get("gradient") == "t-bptt" and "rate" in own:  # RBP's rate is of its series
         options["rate"] = own["rate"]
     job = replace(ready.job, set_options={**options, "gradient": "t-bptt", "steps": steps, "converge": False})
-    method = fresh(job, work)
+    method = make_untrained_method(job, work)
     method.load_state_dict(ready.method.state_dict())
-    return to_evaluate(job, work, method.eval())
+    return copy_for_evaluation(job, work, method.eval())
 
 
 @styled()

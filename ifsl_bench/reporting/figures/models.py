@@ -14,11 +14,11 @@ from ifsl_bench.backbones.pretrained import is_offered
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.data.published_splits import read_columns
-from ifsl_bench.experiments.evaluate_stage import Evaluate, EvaluationContext
+from ifsl_bench.experiments.evaluate_stage import EvaluationContext, EvaluationStage
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.search import stored_choice
-from ifsl_bench.experiments.stages import MetaTrain, backbone_of, data_stage_of
+from ifsl_bench.experiments.search import chosen_job_from_trials
+from ifsl_bench.experiments.stages import MetaTrainStage, data_stage_of, pretrain_stage_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocols.episode_loader import predict
@@ -81,7 +81,7 @@ def open_model(job: Job, work: Workspace) -> EvaluationContext:
     """
     data_stage_of(job).check(task_metadata(job.task, work.home))
     data_stage_of(job).compute(work)
-    return Evaluate(job).open(work)
+    return EvaluationStage(job).open(work)
 
 
 def is_trained(job: Job, home: Paths) -> bool:
@@ -91,7 +91,7 @@ def is_trained(job: Job, home: Paths) -> bool:
         job: the job.
         home: the folders.
     """
-    stage = backbone_of(job)
+    stage = pretrain_stage_of(job)
     backbone = stage.linear or stage  # a head on its features takes seconds
     if job.task.pretraining.backbone != NO_BACKBONE and not (
         backbone.cached(home) or is_offered(home, backbone.key(home))
@@ -99,8 +99,8 @@ def is_trained(job: Job, home: Paths) -> bool:
         return False
     if not job.trains:
         return True  # options that are chosen without training take seconds
-    best = stored_choice(job, home)
-    return best is not None and MetaTrain(best).cached(home)
+    best = chosen_job_from_trials(job, home)
+    return best is not None and MetaTrainStage(best).cached(home)
 
 
 def command_of(job: Job, home: Paths) -> str:
@@ -110,7 +110,7 @@ def command_of(job: Job, home: Paths) -> str:
         job: the job.
         home: the folders.
     """
-    typed = job.row._replace(name=job.chosen.file or job.row.name).typed
+    typed = job.row._replace(name=job.method_ref.file or job.row.name).typed
     words = ["ifsl-bench", "run", *typed[:2], "--task", job.task.name, *typed[2:]]
     words += ["--seed", str(job.seed)] if job.seed else []
     words += ["--home", str(home.cache)] if home.cache != Paths.locate().cache else []
