@@ -166,7 +166,7 @@ def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, m
     mine = write_features(tmp_path / "features")
     sets = {"toy": prepare(home, "toy", toy, False, Reporter()), "mine": prepare(home, "mine", mine, False, Reporter())}
     monkeypatch.setattr(
-        "ifsl_bench.data.preparing.prepare.locked", lambda *_: pytest.fail("a read-only folder grants no lock")
+        "ifsl_bench.data.preparing.prepare.hold_lock", lambda *_: pytest.fail("a read-only folder grants no lock")
     )
     assert prepare(home, "toy", toy, False, Reporter()).fingerprint == sets["toy"].fingerprint
     assert prepare(home, "mine", mine, False, Reporter()).fingerprint == sets["mine"].fingerprint

@@ -38,7 +38,7 @@ SEES = """
 import torch
 from torch import nn
 from ifsl_bench import Method, Prediction
-from ifsl_bench.utils.threads import kernel_threads
+from ifsl_bench.utils.threads import kernel_thread_count
 
 class Sees(Method):
     \"\"\"Imprinting, which answers how many threads it was asked on.\"\"\"
@@ -49,7 +49,7 @@ class Sees(Method):
 
     def forward(self, support, query):
         novel = self.scale * query.features @ support.class_means(self.ways).mT
-        seen = torch.full((len(novel),), float(10 * kernel_threads() + torch.get_num_threads()))
+        seen = torch.full((len(novel),), float(10 * kernel_thread_count() + torch.get_num_threads()))
         if self.training and novel.shape[:2] == (1, 50):  # a step, not a probe
             with open("seen", "a") as file:
                 file.write(f"{seen[0]:.0f} ")

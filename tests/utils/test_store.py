@@ -121,8 +121,8 @@ def test_temporary_names_are_never_the_same_and_never_too_long():
 
 def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from ifsl_bench.utils.locks import locked\n"
-        "with locked(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from ifsl_bench.utils.locks import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     target = tmp_path / "thing"
     holder = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
