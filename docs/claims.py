@@ -26,7 +26,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import overall
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, setting_of
 from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
-from ifsl_bench.protocols.registry import titles
+from ifsl_bench.protocols.registry import metric_titles
 from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
 from ifsl_bench.utils.errors import UserError, unknown_name_error
@@ -119,8 +119,8 @@ def read_claims(path: Path) -> dict[str, Claim]:
     keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
     claims = validate(raw, dict[str, Claim], str(path), keys)
     for name, claim in claims.items():
-        if claim.metric not in titles():
-            raise unknown_name_error("metric", claim.metric, titles(), where=f"of claim {name}")
+        if claim.metric not in metric_titles():
+            raise unknown_name_error("metric", claim.metric, metric_titles(), where=f"of claim {name}")
         if (claim.says == "equivalent") != (claim.margin > 0):
             raise UserError(f"{path}: {name}: equivalence needs a margin above 0, and no other claim has one")
     return claims
@@ -214,7 +214,7 @@ def heading_of_claim(claim: EvaluatedClaim) -> str:
     """The heading of the metric that a claim is on: in sessions alone, Acc. is an average."""
     metric = claim.claim.metric
     of_rows = {evidence.a.protocol.column(metric).title for evidence in claim.evidence}
-    return of_rows.pop() if len(of_rows) == 1 else titles()[metric]
+    return of_rows.pop() if len(of_rows) == 1 else metric_titles()[metric]
 
 
 def edges_of(claim: EvaluatedClaim) -> str:

@@ -72,7 +72,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
             as in ``glyphs-5shot+ways=10``; or a list of these, which may have globs and sets.
         seeds: how many training seeds, from ``seed`` on.
         options: the method's own, e.g. ``{"normalise": True}``.
-        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocols.tasks.variants.Training`.
+        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocols.tasks.variants.TrainingChanges`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
         episodes: the number of test episodes, from the first on; the task's own number by default, which may be
             exceeded.

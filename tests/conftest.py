@@ -373,11 +373,13 @@ def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -
     """The same with a pretraining of six steps and the features under it."""
     from ifsl_bench.api import workspace
     from ifsl_bench.experiments.workspace import PreparedTask
-    from ifsl_bench.protocols.tasks.task_files import find
+    from ifsl_bench.protocols.tasks.task_files import load_tasks
 
     def fill(root: Path) -> None:
         home = _copy_home(glyphs_source, root).rename(root / "home")
-        bench = PreparedTask(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, workspace(home, device="cpu"))
+        bench = PreparedTask(
+            load_tasks(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, workspace(home, device="cpu")
+        )
         for pool in ("base/val", "base/test", "novel/test"):
             bench.pool(pool)
 

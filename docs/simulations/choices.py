@@ -15,8 +15,8 @@ from scipy.special import ndtr
 
 from ifsl_bench.experiments.search import RIVAL_EPISODES, TrialRecord, bootstrap_selection
 from ifsl_bench.protocols.calibration import Margins, find_bias
-from ifsl_bench.protocols.episode_protocol import gains
-from ifsl_bench.protocols.metrics import estimate
+from ifsl_bench.protocols.episode_protocol import hit_gains
+from ifsl_bench.protocols.metrics import mean_with_interval
 from ifsl_bench.store.schema import Choice
 
 VALIDATION, TEST, QUERIES = 300, 2000, 25  # episodes; base queries of an episode, and novel ones
@@ -50,11 +50,11 @@ def calibrated(shift: float, cases: int) -> tuple[float, float, float]:
     for _ in range(cases):
         validation, test = margins(rng, VALIDATION, 0.0), margins(rng, TEST, shift)
         bias = find_bias(validation)
-        result = bias.applied(test)
+        result = bias.apply_to_episodes(test)
         values, again = (50 * of / QUERIES for of in (result.base_joint + result.novel_joint, result.resampled.sum(1)))
-        with_choice = estimate(values, float((again / TEST).var(ddof=1)))
+        with_choice = mean_with_interval(values, float((again / TEST).var(ddof=1)))
         truth = float(accuracy(bias.value, shift))
-        intervals.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
+        intervals.append((with_choice.mean, mean_with_interval(values).interval, with_choice.interval, truth))
     return coverage(np.array(intervals))
 
 
@@ -74,10 +74,10 @@ def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, flo
         )
         best = int(validation.mean(0).argmax())
         values, choice = test[:, best], choice_of(validation, test, best)
-        more = gains(choice, "base_joint")[choice.winners] / HITS
-        with_choice = estimate(values, float(more.var(ddof=1)))
+        more = hit_gains(choice, "base_joint")[choice.winners] / HITS
+        with_choice = mean_with_interval(values, float(more.var(ddof=1)))
         truth = float(levels[1][best])
-        intervals.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
+        intervals.append((with_choice.mean, mean_with_interval(values).interval, with_choice.interval, truth))
     return coverage(np.array(intervals))
 
 

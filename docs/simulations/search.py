@@ -25,8 +25,8 @@ from ifsl_bench.experiments.search import Point, next_search_round
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import default_options, space_of
 from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.variants import Training
+from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.protocols.tasks.variants import TrainingChanges
 
 METHODS = ("lr", "subspace", "lda", "teen")
 TASKS = ("glyphs-1shot", "glyphs-5shot")
@@ -63,11 +63,11 @@ def measure(file: Path, home: str | None) -> None:
         for point in lattice(space_of(find_method(name)[0].method)):
             if (key := json.dumps(point)) in accuracies:
                 continue
-            (job,) = make_jobs([name], [task], point, Training(), [0], None, home=work.home)
+            (job,) = make_jobs([name], [task], point, TrainingChanges(), [0], None, home=work.home)
             stage = MetaTrainStage(job)
             loader = stage.backbone.prepared(work).loader("val", device=stage.evaluation(work).device)
             method = stage.to_evaluate(work, stage.fresh(work)).eval()
-            accuracies[key] = evaluate(method, name, loader, job.task.evaluation.halves[0]).accuracy
+            accuracies[key] = evaluate(method, name, loader, job.task.evaluation.validation_halves[0]).accuracy
         file.write_text(json.dumps(measured))
         print(f"{task} {name}: {max(accuracies.values()):.2f}", flush=True)
 
@@ -154,7 +154,7 @@ def compare(file: Path) -> None:
     for key, accuracies in json.loads(file.read_text()).items():
         task, name = key.split()
         method = find_method(name)[0].method
-        space, default = space_of(method), default_options(method, find(task)[0])
+        space, default = space_of(method), default_options(method, load_tasks(task)[0])
         accuracy = interpolated(space, accuracies)
         cases.append((space, {key: default[key] for key in space}, accuracy, max(accuracies.values())))
     print("| search | " + " | ".join(f"{budget} trials" for budget in BUDGETS) + " |")

@@ -12,11 +12,11 @@ import numpy as np
 
 from ifsl_bench.plugin.display_names import LAZY, parse_label, shown_label
 from ifsl_bench.plugin.method_source import same_method
-from ifsl_bench.protocols.calibration import RESAMPLES
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.image_counts import ImageHits
-from ifsl_bench.protocols.metrics import Estimate, HitCounts, estimate
+from ifsl_bench.protocols.metrics import Estimate, HitCounts, mean_with_interval
 from ifsl_bench.protocols.protocol import Protocol
-from ifsl_bench.protocols.tasks.contamination import SEEN
+from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
 from ifsl_bench.store.result_folder import LEFT_OUT, pairing_fault
 from ifsl_bench.store.schema import SOLVES_OF, Result
 
@@ -118,9 +118,9 @@ class SeedAggregate:
 
     @property
     def novel_seen(self) -> str:
-        """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
-        states = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
-        return max((state if state in SEEN else "may" for state in states), key=SEEN.index)
+        """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN_LEVELS`."""
+        states = (str(r.pretraining.get("seen", SEEN_LEVELS[0])) for r in self.results)
+        return max((state if state in SEEN_LEVELS else "may" for state in states), key=SEEN_LEVELS.index)
 
     @property
     def one_pretraining(self) -> bool:
@@ -183,7 +183,7 @@ class SeedAggregate:
     def _resampled(self) -> tuple[HitCounts | None, ...]:
         """Counts by seed with the choices that resamples of the validation episodes would have made."""
         both = zip(self.results, self._counts, strict=True)
-        return tuple(self.protocol.resampled(counts, r.calibration, r.choice) for r, counts in both)
+        return tuple(self.protocol.resampled_counts(counts, r.calibration, r.choice) for r, counts in both)
 
     @property
     def bias_unrecorded(self) -> bool:
@@ -207,12 +207,12 @@ class SeedAggregate:
         """
 
         def value(result: Result, counts: HitCounts | None) -> np.ndarray:
-            moved = self.protocol.moved_by_choices(metric, self.has_bias(result))
-            return counts.value(moved) if counts is not None and moved else np.zeros(RESAMPLES)
+            moved = self.protocol.resampled_metric(metric, self.has_bias(result))
+            return counts.value(moved) if counts is not None and moved else np.zeros(RESAMPLE_COUNT)
 
         both = zip(self.results, self._resampled, strict=True)
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
-        return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
+        return np.mean(values, axis=0) if values else np.zeros(RESAMPLE_COUNT)
 
     @cached_property
     def image_hits(self) -> tuple[ImageHits | None, ...]:
@@ -260,7 +260,10 @@ class SeedAggregate:
     def summary(self) -> dict[str, Estimate]:
         """Return means and 95% intervals over episodes of the seeds' average, with the uncertainty of choices."""
         values = self.per_episode().items()
-        return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
+        return {
+            name: mean_with_interval(of_metric, variance(self.choices(name)), self.quantile)
+            for name, of_metric in values
+        }
 
     def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """Return a metric in sessions for each seed, order and support set, [seeds, orders, supports].
@@ -271,7 +274,7 @@ class SeedAggregate:
         """
         counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
-        values = np.stack([c.of_sequence(metric) for c in counts])
+        values = np.stack([c.value_by_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
 
     def after(self, metric: str = "acc") -> list[Estimate]:
@@ -280,25 +283,27 @@ class SeedAggregate:
         The intervals have the uncertainty of the bias where it is known. Empty in episodes.
 
         Args:
-            metric: one of :data:`~ifsl_bench.protocols.session_metrics.AFTER`.
+            metric: one of :data:`~ifsl_bench.protocols.session_metrics.METRICS_AFTER_SESSION`.
         """
         over_orders = self.orders_after(metric)
         biases = [
             counts.after(metric)
             for result, counts in zip(self.results, self._resampled, strict=True)
-            if counts is not None and self.protocol.moved_by_choices(metric, self.has_bias(result)) == metric
+            if counts is not None and self.protocol.resampled_metric(metric, self.has_bias(result)) == metric
         ]  # [seeds with a bias, RESAMPLES, T + 1]
-        of_seeds = np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLES, over_orders.shape[1]))
+        of_seeds = (
+            np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLE_COUNT, over_orders.shape[1]))
+        )
         pairs = zip(over_orders.T, of_seeds.T, strict=True)
-        return [estimate(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
+        return [mean_with_interval(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
 
     def orders_after(self, metric: str = "acc") -> np.ndarray:
         """Return a metric after each session for each order, [orders, T + 1]; [n, 0] in episodes."""
-        return np.mean([counts.over_orders(counts.after(metric)) for counts in self._counts], axis=0)
+        return np.mean([counts.mean_by_order(counts.after(metric)) for counts in self._counts], axis=0)
 
     def triangle(self) -> np.ndarray:
         """Return the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
-        return np.mean([counts.triangle().mean(0) for counts in self._counts], axis=0)
+        return np.mean([counts.accuracy_triangle().mean(0) for counts in self._counts], axis=0)
 
     def spread(self, metric: str = "acc") -> float:
         """Return the standard deviation between the seeds' means (n - 1), NaN for one seed."""
@@ -323,7 +328,7 @@ class LazyRow(SeedAggregate):
 
     @cached_property
     def _counts(self) -> tuple[HitCounts, ...]:
-        return tuple(r.counts().lazy().compact() for r in self.results)
+        return tuple(r.counts().lazy_counts().compact() for r in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
         """Return how a metric is made of hits of images: those of base images in session 0."""

@@ -22,8 +22,8 @@ from ifsl_bench.analysis.aggregate import (
 from ifsl_bench.analysis.image_variance import over_images
 from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, setting_of
 from ifsl_bench.plugin.display_names import shown_label
-from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.protocols.metrics import Estimate, Paired, estimate, paired
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
+from ifsl_bench.protocols.metrics import Estimate, PairedDifference, mean_with_interval, paired_difference
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.store.result_folder import pairing_fault
 from ifsl_bench.utils.errors import UserError
@@ -61,7 +61,7 @@ class Comparison:
     count: int
     protocol: Protocol
     partial: bool
-    episodes: dict[str, Paired]
+    episodes: dict[str, PairedDifference]
     seeds: tuple[int, ...]
     by_seed: dict[str, np.ndarray]
     by_seed_interval: dict[str, Estimate]
@@ -123,10 +123,12 @@ def compare(
         count=len(differences),
         protocol=a.protocol,
         partial=a.partial or b.partial,
-        episodes={name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in names},
+        episodes={name: paired_difference(ours[name], theirs[name], choices[name], a.quantile) for name in names},
         seeds=common,
         by_seed=by_seed,
-        by_seed_interval={name: estimate(v, quantile=student) if common else NONE for name, v in by_seed.items()},
+        by_seed_interval={
+            name: mean_with_interval(v, quantile=student) if common else NONE for name, v in by_seed.items()
+        },
         overall={name: overall(a, b, among, name) for name in names},
         over_images={
             name: Estimate(float(ours[name].mean() - theirs[name].mean()), images.interval)
@@ -270,7 +272,7 @@ def over_classes(
     Args:
         differences: [n, m], one row minus another.
         classes: [n, N] class ids of each episode, all different.
-        choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLES`` of them.
+        choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLE_COUNT`` of them.
         units: the name of the n.
     """
     from scipy.special import stdtrit
@@ -300,7 +302,7 @@ def over_classes(
     shares = np.where(negative, [[0.0], [1 / n]], [[weight / k], [1 / n - weight / k]])
     parts = shares * [between, mean_square]  # [2, m]
     variance = parts.sum(0) + choices
-    spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count) + choices**2 / (RESAMPLES - 1)
+    spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count) + choices**2 / (RESAMPLE_COUNT - 1)
     degrees = np.divide(variance**2, spread, out=np.full_like(variance, float(n - count)), where=spread > 0)
     degrees = np.maximum(degrees, FEWEST)
     effects = np.sqrt(np.maximum(0.0, between - mean_square) / k)

@@ -29,7 +29,7 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, variance
 from ifsl_bench.analysis.image_variance import HELD_FIXED, ImageVariance, over_images
-from ifsl_bench.protocols.calibration import RESAMPLES
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.utils.text_format import format_count
 
 TURNS = 12  # in which weights and variances are found; they have then settled to a few percent
@@ -168,7 +168,8 @@ def difference(
         prior: of the variance over seeds.
         random: how many of the two rows vary between seeds by construction. With none, or with one seed, the comparison
             is over episodes alone.
-        choices: the variance that choices on validation episodes give the mean, over ``RESAMPLES`` resamples of these.
+        choices: the variance that choices on validation episodes give the mean, over
+            ``RESAMPLE_COUNT`` resamples of these.
         images: the variance that test images give it; None where they are held fixed.
     """
     d, of_images = a - b, images or HELD_FIXED
@@ -186,7 +187,7 @@ def difference(
     # A variance that few seeds make small by chance would raise the degrees of freedom too.
     least = max(over_seeds, random * prior.mean / seeds) if over_seeds else 0.0
     shares = (least**2 / degrees if least else 0.0) + over_episodes**2 / max(1, episodes - 1)
-    shares += choices**2 / (RESAMPLES - 1) + of_images.value**2 / of_images.degrees
+    shares += choices**2 / (RESAMPLE_COUNT - 1) + of_images.value**2 / of_images.degrees
     degrees = (least + over_episodes + choices + of_images.value) ** 2 / shares if shares else math.inf
     return Difference(float(d.mean()), math.sqrt(variance), degrees, models_fixed, images is None)
 
@@ -253,7 +254,7 @@ def significantly_better(
         images: the variance that test images give the difference of rows i and j; None where they are held fixed.
     """
     n = len(rows)
-    chosen = np.zeros((n, RESAMPLES)) if choices is None else choices
+    chosen = np.zeros((n, RESAMPLE_COUNT)) if choices is None else choices
     prior = fit_prior(np.stack([rows[i].mean(1) for i in range(n)]), fixed)
     pairs, differences = [], []
     for i in range(n):

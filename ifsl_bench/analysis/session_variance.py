@@ -292,7 +292,7 @@ def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
-    protocol_of(board.task).require("variance", board.name, "variance splits that of tasks in sessions")
+    protocol_of(board.task).require_feature("variance", board.name, "variance splits that of tasks in sessions")
     if not board.rows:
         raise nothing_stored(board)
     rows = having((place.row for place in board.places), metric)

@@ -17,8 +17,8 @@ from ifsl_bench.plugin.display_names import LAZY, parse_label
 from ifsl_bench.plugin.registry import names_file
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_files import find, find_one, own, packaged
-from ifsl_bench.protocols.tasks.variants import changed, split
+from ifsl_bench.protocols.tasks.task_files import load_task, load_tasks, own_tasks, packaged_tasks
+from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
 from ifsl_bench.store.published import PublishedRow, published_rows
 from ifsl_bench.store.result_folder import LEFT_OUT, packaged_root, pairing_fault, read_results, unfit_reasons
 from ifsl_bench.store.schema import Result, read
@@ -268,12 +268,12 @@ def load_variants(task: Task, results: Path) -> list[TaskResults]:
         task: the plain one.
         results: the folder of your results.
     """
-    variants = {name: variant for name, variant in packaged().items() if variant.variant_of == task.name}
+    variants = {name: variant for name, variant in packaged_tasks().items() if variant.variant_of == task.name}
     folders = {path.name for root, _ in _roots(results) for path in root.glob(f"{task.name}+*") if path.is_dir()}
     for folder in sorted(folders):
         try:
-            plain, change = split(folder)
-            variant = changed(task, change)
+            plain, change = split_task_name(folder)
+            variant = apply_change(task, change)
         except UserError:
             continue  # a folder that no run has made
         if plain == task.name and variant.name == folder:
@@ -331,8 +331,11 @@ def boards_of(
         raise UserError(f"tasks are names, one after the other, not {type(odd[0]).__name__}: {odd[0]!r:.60}")
     if files := [name for name in tasks if name.endswith(".json")]:
         raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
-    chosen = [task for name in tasks for task in find(name, home=folders)]
-    boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
+    chosen = [task for name in tasks for task in load_tasks(name, home=folders)]
+    boards = [
+        load_board(task, folders.results)
+        for task in chosen or [*packaged_tasks().values(), *own_tasks(folders).values()]
+    ]
     boards = of_recipes(boards, recipes)
     if labels:
         boards = only(boards, labels, f"of {', '.join(tasks) or 'any task'}", f"ifsl-bench table {' '.join(tasks)}")
@@ -426,7 +429,7 @@ def board_of(task: str, folders: Paths) -> TaskResults:
     Raises:
         UserError: there is no such task, or it is a file with several.
     """
-    return load_board(find_one(task, folders), folders.results)
+    return load_board(load_task(task, folders), folders.results)
 
 
 def row_of(board: TaskResults, label: str) -> SeedAggregate:

@@ -31,7 +31,7 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.backbones.weights import ENDINGS, read_tensors
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocols.tasks.contamination import seen
+from ifsl_bench.protocols.tasks.contamination import seen_in_pretraining
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
@@ -107,7 +107,7 @@ def pretrain_frozen(
         "weights": digest,
         "backbone": spec.backbone,
         "pretrained_on": list(corpora),
-        "seen": seen(corpora, task.novel_data, task.base_order),
+        "seen": seen_in_pretraining(corpora, task.novel_data, task.base_order),
         "features": features_key(task, dataset.fingerprint, head, 0),
         "centre": spec.centre or CENTRED,
     }

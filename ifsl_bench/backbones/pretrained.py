@@ -132,10 +132,10 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         inputs["base_order"] = task.base_order
     if shares_linear_backbone(task, head):
         inputs["backbone_of"] = "linear"
-    if task.trained_by is not None:
+    if task.recipe_reference is not None:
         from ifsl_bench.backbones.find_recipe import find_recipe
 
-        inputs["trained_by"] = find_recipe(task.trained_by).definition(task)
+        inputs["trained_by"] = find_recipe(task.recipe_reference).definition(task)
     return inputs
 
 
@@ -149,7 +149,7 @@ def shares_linear_backbone(task: Task, head: HeadKind) -> bool:
         head: "linear" or "cosine".
     """
     own = task.pretraining.backbone == NO_BACKBONE or is_frozen(task.pretraining)
-    return (task.cosine_on_linear or task.trained_by is not None) and head == "cosine" and not own
+    return (task.cosine_on_linear or task.recipe_reference is not None) and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
@@ -207,7 +207,7 @@ class Checkpoint:
             torch.manual_seed(seed_of("initial weights", seed))
             network = make_backbone(task.pretraining.backbone, dataset.shape, task.pretraining.norm_momentum)
             classes = len(dataset.manifest["pools"]["base/train"]["classes"])
-            if task.trained_by is not None:
+            if task.recipe_reference is not None:
                 network = embedding_of(task, network, dataset.shape, classes)
             self.head = make_head(head, network.features, classes).to(device)
         self.network = channels_last(network, device)
@@ -282,10 +282,10 @@ def embedding_of(task: Task, network: Backbone, shape: tuple[int, ...], classes:
     """
     from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, novel_classes
 
-    assert task.trained_by is not None
+    assert task.recipe_reference is not None
     if len(shape) != 3 or task.pretraining.backbone == INCLUDED:
-        raise UserError(f"recipe {task.trained_by} trains on images, and the data of {task.name} are features")
-    recipe = make_recipe(find_recipe(task.trained_by), network, classes, novel_classes(task))
+        raise UserError(f"recipe {task.recipe_reference} trains on images, and the data of {task.name} are features")
+    recipe = make_recipe(find_recipe(task.recipe_reference), network, classes, novel_classes(task))
     return Embedding(recipe, (shape[2], *shape[:2]))
 
 
@@ -301,7 +301,7 @@ def budget(task: Task, recipe: Recipe) -> tuple[int, float]:
     from ifsl_bench.backbones.find_recipe import find_recipe
 
     each = recipe.passes_of_step
-    multiple = 1.0 if task.trained_by is None else find_recipe(task.trained_by).passes
+    multiple = 1.0 if task.recipe_reference is None else find_recipe(task.recipe_reference).passes
     return max(1, round(task.pretraining.steps * multiple / each)), each
 
 
@@ -314,8 +314,8 @@ def recipe_facts(task: Task, recipe: Recipe) -> dict[str, Any]:
     """
     from ifsl_bench.backbones.find_recipe import find_recipe
 
-    assert task.trained_by is not None
-    choice, (steps, each) = find_recipe(task.trained_by), budget(task, recipe)
+    assert task.recipe_reference is not None
+    choice, (steps, each) = find_recipe(task.recipe_reference), budget(task, recipe)
     return {"recipe": choice.label, "steps": steps, "passes": each, "knows_classes": choice.knows_classes}
 
 

@@ -38,7 +38,7 @@ from ifsl_bench.backbones.views import apply_view, draw_view
 from ifsl_bench.backbones.weights import install_packaged
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocols.sampling.draws import seed_of
-from ifsl_bench.protocols.tasks.task import INCLUDED, PLAIN, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED, PLAIN_RECIPE, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import hold_lock
@@ -73,7 +73,7 @@ class Trainer(Checkpoint):
             "precision": f"{'bf16 autocast' if precision.bf16 else 'float32'}, channels_last: {precision.reason}",
             "device": describe_device(device),
             "processes": [],
-            **({"recipe": find_recipe(task.trained_by).label} if task.trained_by else {}),
+            **({"recipe": find_recipe(task.recipe_reference).label} if task.recipe_reference else {}),
         }
 
     def _recipe(self) -> Recipe:
@@ -81,7 +81,7 @@ class Trainer(Checkpoint):
         if isinstance(self.network, Embedding):
             return self.network.recipe
         with torch.random.fork_rng(devices=[]):
-            plain = make_recipe(find_recipe(PLAIN), self.network, len(self.head.weight), 0)
+            plain = make_recipe(find_recipe(PLAIN_RECIPE), self.network, len(self.head.weight), 0)
         plain.head = self.head
         return plain
 
@@ -154,7 +154,7 @@ class Trainer(Checkpoint):
         if self.info["processes"][-1:] != [1]:  # earlier versions also trained in several
             self.info["processes"] = [*self.info["processes"], 1]
         start, spent = time.perf_counter(), self.info["seconds"]
-        how = f"{self.kind} head" if self.task.trained_by is None else f"recipe {self.task.trained_by}"
+        how = f"{self.kind} head" if self.task.recipe_reference is None else f"recipe {self.task.recipe_reference}"
         title = f"pretraining {spec.backbone}, {how}, seed {self.seed}"
         done = self.info["epoch"] * steps_per_epoch
         reporter.say(f"{title}: {self.info['precision']}")
@@ -175,7 +175,7 @@ class Trainer(Checkpoint):
         recipe.eval()
         recipe.autocast = nullcontext
         self._round()
-        if self.task.trained_by is not None:
+        if self.task.recipe_reference is not None:
             self._fit_head()
         accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self.held_out}
         reporter.say(f"{title}: accuracy {in_percent(accuracy)}")
@@ -217,13 +217,15 @@ class Trainer(Checkpoint):
 
     def _step(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, float]:
         """Train on a batch; loss and accuracy are read from the device only now and then."""
-        rate = self.schedule.at(at.step, self.steps)
+        rate = self.schedule.rate_at(at.step, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["factor"]
         terms = self.recipe.loss(views, labels, at)
         loss = sum(terms.values())
         if not isinstance(loss, Tensor) or loss.dim():
-            raise UserError(f"recipe {self.task.trained_by}: loss() returned {terms!r:.80}, expected a dict of scalars")
+            raise UserError(
+                f"recipe {self.task.recipe_reference}: loss() returned {terms!r:.80}, expected a dict of scalars"
+            )
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()

@@ -20,10 +20,10 @@ def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str
     Args:
         word: the word as typed so far.
     """
-    from ifsl_bench.protocols.tasks.task_files import own, packaged
+    from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks
     from ifsl_bench.utils.files import Paths
 
-    return _completed(word, [*packaged(), *own(Paths.locate(None, None))])
+    return _completed(word, [*packaged_tasks(), *own_tasks(Paths.locate(None, None))])
 
 
 def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[str]:

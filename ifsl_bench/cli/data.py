@@ -123,9 +123,9 @@ def data_prepare(
     show_tables([plain_table(pool_rows(dataset), fold={"first classes": 16})])
     if dataset.partial:
         from ifsl_bench.data.suggested_tasks import infeasible_tasks
-        from ifsl_bench.protocols.tasks.task_files import packaged
+        from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 
-        tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]
+        tasks = [task for task in packaged_tasks().values() if task.dataset.name == name and task.novel_from is None]
         warn(infeasible_tasks(dataset, tasks))
     if not quiet and dataset.has_images:
         _say_duration(folders, dataset, reporter)
@@ -133,9 +133,9 @@ def data_prepare(
 
 def _say_duration(folders: Paths, dataset: Dataset, reporter: Reporter) -> None:
     """Say how long the pretraining of the user's own tasks takes on this machine, and how to rehearse a run."""
-    from ifsl_bench.protocols.tasks.task_files import own
+    from ifsl_bench.protocols.tasks.task_files import own_tasks
 
-    task = own(folders).get(f"{dataset.name}-5shot")
+    task = own_tasks(folders).get(f"{dataset.name}-5shot")
     if task is None:
         return
     from ifsl_bench.backbones.device import choose_device, describe_device

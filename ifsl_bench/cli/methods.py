@@ -123,7 +123,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows
     from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, names_file
     from ifsl_bench.plugin.registry import registered_entry_points as registered
-    from ifsl_bench.protocols.tasks.task_files import find, is_plain, own, packaged
+    from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks, own_tasks, packaged_tasks
     from ifsl_bench.reporting.page.references import citation_of_paper
     from ifsl_bench.store.published import paper_titles
 
@@ -132,9 +132,9 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
         if name in [*display_rows(), *PRINTED_ALONE, *registered(METHOD_GROUP)] or names_file(name):
             keys.append(cite_method(name))
             continue
-        tasks = {**packaged(), **own(folders)}
-        if name.partition("+")[0] in tasks or ".toml" in name or (is_plain(name) and "=" in name):
-            keys += [cite_task(task) for task in find(name, home=folders)]
+        tasks = {**packaged_tasks(), **own_tasks(folders)}
+        if name.partition("+")[0] in tasks or ".toml" in name or (is_task_name(name) and "=" in name):
+            keys += [cite_task(task) for task in load_tasks(name, home=folders)]
         elif name in all_shorthands():
             keys.append(cite_method(name))
         elif name in paper_titles():

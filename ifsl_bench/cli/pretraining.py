@@ -56,9 +56,9 @@ def pretrain(
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
     folders = folders_of(home)
-    from ifsl_bench.protocols.tasks.task_files import find
+    from ifsl_bench.protocols.tasks.task_files import load_tasks
 
-    find(task, home=folders)  # reports a wrong name before torch is imported
+    load_tasks(task, home=folders)  # reports a wrong name before torch is imported
     from ifsl_bench.backbones.device import keep_freed_memory
     from ifsl_bench.experiments.pretraining import load_or_pretrain
     from ifsl_bench.experiments.training_curves import make_curve_logs

@@ -27,15 +27,15 @@ def report(tasks: tuple[str, ...], out: str, recipes: tuple[str, ...], folders: 
 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
-    from ifsl_bench.protocols.tasks.task_files import find, own, packaged
+    from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks, packaged_tasks
     from ifsl_bench.reporting.page.data import boards_with_variants, gather
     from ifsl_bench.reporting.page.page import page_html
     from ifsl_bench.utils.files import check_output_path, write_bytes
 
     path = Path(out).expanduser()
     check_output_path(path)
-    chosen = [task for name in tasks for task in find(name, home=folders)]
-    all_tasks = [*packaged().values(), *own(folders).values()]
+    chosen = [task for name in tasks for task in load_tasks(name, home=folders)]
+    all_tasks = [*packaged_tasks().values(), *own_tasks(folders).values()]
     boards = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen), recipes)
     if not boards:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")

@@ -240,7 +240,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
     from ifsl_bench.analysis.task_results import board_of, row_of
-    from ifsl_bench.protocols.tasks.task_files import find_one, is_plain
+    from ifsl_bench.protocols.tasks.task_files import is_task_name, load_task
     from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
     from ifsl_bench.reporting.table import READERS
     from ifsl_bench.store.schema import read
@@ -251,7 +251,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         row = SeedAggregate(result.label, FILE, (result,))
         again, task = f"ifsl-bench reproduce {shlex.quote(what[0])}", None
         with suppress(UserError):
-            task = find_one(result.task, folders) if is_plain(result.task) else None
+            task = load_task(result.task, folders) if is_task_name(result.task) else None
     elif len(what) == 2:
         label, name = what
         board = board_of(name, folders)
@@ -281,10 +281,10 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
     Prints a line for each file; the exit status is 2 if any fails.
     """
     from ifsl_bench.experiments.check_method import check_file
-    from ifsl_bench.protocols.tasks.task_files import find
+    from ifsl_bench.protocols.tasks.task_files import load_tasks
 
     folders = folders_of(home)
-    own = {task.name: task for name in task_files for task in find(name, home=folders)}
+    own = {task.name: task for name in task_files for task in load_tasks(name, home=folders)}
     bad = 0
     for name in files:
         checked = check_file(Path(name), own, folders)
@@ -386,11 +386,11 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
 
 def _neither(command: str, what: Sequence[str]) -> UserError:
     """Makes the error for words that are no file, and no label with a task."""
-    from ifsl_bench.protocols.tasks.task_files import packaged
+    from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 
     beginning, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")
     task = "glyphs-5shot"
-    if label in packaged():
+    if label in packaged_tasks():
         label, task = "LABEL", label
     return UserError(
         f"{beginning}{command} takes a result file, or a row's label and its task: ifsl-bench {command} {label} {task}"

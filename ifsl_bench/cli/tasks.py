@@ -50,7 +50,7 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     if context.invoked_subcommand:
         return
     from ifsl_bench.data.preparing.catalogue import task_rows
-    from ifsl_bench.protocols.tasks.task_files import packaged
+    from ifsl_bench.protocols.tasks.task_files import packaged_tasks
     from ifsl_bench.reporting.table import READERS, plain_table
 
     rows = task_rows(folders_of(home))
@@ -61,7 +61,7 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     tables = []
     for data in dict.fromkeys(row["data"] for row in rows):
         some = [{key: text for key, text in row.items() if key != "data"} for row in rows if row["data"] == data]
-        table = plain_table(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged())
+        table = plain_table(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged_tasks())
         tables.append(replace(table, title=data))
     show_tables(tables, style)
     say("\nDetails of a task: ifsl-bench tasks NAME. To run one: ifsl-bench run --method imprint --task NAME", style)
@@ -78,13 +78,13 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 
     NAME is what --task takes; 'show' may be left out.
     """
-    from ifsl_bench.protocols.tasks.task_files import find
+    from ifsl_bench.protocols.tasks.task_files import load_tasks
     from ifsl_bench.reporting.table import READERS, plain_table
     from ifsl_bench.reporting.task_sheet import task_facts
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
     folders = folders_to_read(home or above.get("home"), results_dir)
-    sheets = [task_facts(task, folders) for task in find(name, home=folders)]
+    sheets = [task_facts(task, folders) for task in load_tasks(name, home=folders)]
     if style == "text" and above.get("style"):
         style = above["style"]
     if style not in READERS:
@@ -124,8 +124,8 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
     from ifsl_bench.backbones.contract import descriptions
-    from ifsl_bench.protocols.tasks.reference import page
+    from ifsl_bench.protocols.tasks.reference import reference_page
     from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 
     none = {NO_BACKBONE: "The data are features: only the base classifier is trained."}
-    click.echo(page({**descriptions(), **none}), nl=False)
+    click.echo(reference_page({**descriptions(), **none}), nl=False)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocols.tasks.reference import task_text
+from ifsl_bench.protocols.tasks.reference import format_task_file
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Side, Task
-from ifsl_bench.protocols.tasks.task_files import parse
-from ifsl_bench.protocols.tasks.variants import Change, changed
+from ifsl_bench.protocols.tasks.task_files import parse_tasks
+from ifsl_bench.protocols.tasks.variants import Change, apply_change
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
@@ -55,10 +55,10 @@ def check_feasible(
         starts: Of a pool by name, int64 [C + 1]; images of class c are ``starts[c]:starts[c + 1]``.
         classes: Of a pool by name, the names of its classes.
     """
-    from ifsl_bench.protocols.sampling.episodes import task_stream  # with torch
+    from ifsl_bench.protocols.sampling.episodes import task_side_sampler  # with torch
 
     for side in SIDES:
-        task_stream(task, side, 0, starts, classes=classes)
+        task_side_sampler(task, side, 0, starts, classes=classes)
 
 
 def _infeasible_reason(dataset: Dataset, task: Task) -> str | None:
@@ -77,7 +77,7 @@ def _sufficient_options(dataset: Dataset, task: Task) -> str:
     else:  # where sessions name no number of queries, they have as many as a base class has images
         ways, queries = task.sessions.ways, task.sessions.queries or _mean_images_per_class(dataset, "base/test")
     for fewer_ways, fewer_queries in itertools.product(range(ways, 1, -1), range(queries, 0, -1)):
-        if _infeasible_reason(dataset, changed(task, Change(ways=fewer_ways, queries=fewer_queries))) is None:
+        if _infeasible_reason(dataset, apply_change(task, Change(ways=fewer_ways, queries=fewer_queries))) is None:
             flags = [f"--ways {fewer_ways}"] * (fewer_ways < ways) + [f"--queries {fewer_queries}"]
             return " ".join(flags)
     return ""
@@ -137,11 +137,11 @@ def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head
     }
     episodes = {**content, "tasks": tasks}
     if (count := min(novel // WAYS, MAX_SESSIONS)) < 2:
-        text = task_text(episodes, head)
+        text = format_task_file(episodes, head)
         line = f"two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has {novel}"
         if ways := novel // 2:
-            (task,) = (task for task in parse(text, name) if task.name == f"{name}-{SHOTS}shot")
-            smaller = changed(task, Change(sessions=2, ways=ways))
+            (task,) = (task for task in parse_tasks(text, name) if task.name == f"{name}-{SHOTS}shot")
+            smaller = apply_change(task, Change(sessions=2, ways=ways))
             options = f"--ways {ways}"
             if _infeasible_reason(dataset, smaller) is not None:
                 found = _sufficient_options(dataset, smaller)
@@ -155,11 +155,13 @@ def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head
         "title": f"{name} {base} + {count} x {WAYS}, sessions of {SHOTS} shots",
         "sessions": {"count": count, "ways": WAYS},
     }
-    text = task_text({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
-    if lines := infeasible_tasks(dataset, [task for task in parse(text, name) if task.name == f"{name}-sessions"]):
+    text = format_task_file({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
+    if lines := infeasible_tasks(
+        dataset, [task for task in parse_tasks(text, name) if task.name == f"{name}-sessions"]
+    ):
         reporter.say(
             f"{lines[0]}; it is left out. With options that suffice, --task {name}-{SHOTS}shot --sessions {count} has "
             "its sessions"
         )
-        return task_text(episodes, head)
+        return format_task_file(episodes, head)
     return text

@@ -22,7 +22,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_recipe
 from ifsl_bench.protocols.tasks import task_files
 from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
-from ifsl_bench.protocols.tasks.variants import KEYS, Change, Training, make_change
+from ifsl_bench.protocols.tasks.variants import CHANGE_KEYS, Change, TrainingChanges, make_change
 from ifsl_bench.store.result_folder import CLAIMS_FILE
 from ifsl_bench.utils.errors import UserError, is_printable, unknown_name_error
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
@@ -170,8 +170,10 @@ def _run_configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
             tables[table][key] = value
         plain = tables[""]
         try:
-            Training.parse(tables["train"])
-            change = make_change({key: plain[name] for key, name in zip(KEYS, Change.__struct_fields__, strict=True)})
+            TrainingChanges.parse(tables["train"])
+            change = make_change(
+                {key: plain[name] for key, name in zip(CHANGE_KEYS, Change.__struct_fields__, strict=True)}
+            )
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         more = {key: plain[key] for key in ("episodes", "calibrate")}

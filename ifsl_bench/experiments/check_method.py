@@ -19,10 +19,10 @@ from ifsl_bench.plugin.display_names import parse_label
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.options import resolve_options
 from ifsl_bench.plugin.space import RATE_NAME
-from ifsl_bench.protocols.tasks.contamination import SEEN, seen
+from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS, seen_in_pretraining
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
-from ifsl_bench.protocols.tasks.variants import Training
+from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.store.check import CheckedFile, UnverifiedError, check_result, unverified_on_error
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -65,7 +65,10 @@ def _job_of_result(result: Result, task: Task) -> Job:
     (set_options, train), trials = result.own_settings(), result.trials
     if recipe := parse_label(result.label).recipe:
         task = with_recipe(task, recipe)
-    options, training = resolve_options(method, name, {**meant, **set_options}, task, trials), Training.parse(train)
+    options, training = (
+        resolve_options(method, name, {**meant, **set_options}, task, trials),
+        TrainingChanges.parse(train),
+    )
     count = len(result.episodes)
     return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
@@ -118,8 +121,8 @@ def _backbone_faults(result: Result, task: Task, corpora: Sequence[str] | None) 
     if pretraining.get("pretrained_on", []) != named:
         recorded_corpora = reprlib.repr(pretraining.get("pretrained_on"))
         yield f"pretraining.pretrained_on: {recorded_corpora}, backbone {task.pretraining.backbone} makes it {named}"
-    here, recorded = seen(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
-    if recorded in SEEN and SEEN.index(recorded) < SEEN.index(here):
+    here, recorded = seen_in_pretraining(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
+    if recorded in SEEN_LEVELS and SEEN_LEVELS.index(recorded) < SEEN_LEVELS.index(here):
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
 
 
@@ -176,8 +179,9 @@ def _search_value_faults(result: Result, job: Job) -> Iterator[str]:
     """Yield a line for each value that no search of the job that a result is of gives."""
     if result.transductive != job.method.transductive:
         yield f"transductive: {str(result.transductive).lower()}, method {job.name} says otherwise"
-    if job.training.changes() and not job.trains:
-        yield f"train: {next(iter(job.training.changes()))}, and method {job.name} with these options trains nothing"
+    if job.training.non_default_values() and not job.trains:
+        name = next(iter(job.training.non_default_values()))
+        yield f"train: {name}, and method {job.name} with these options trains nothing"
     names = ", ".join(job.searched_names)
     if list(result.tuned) != [names] * bool(names):
         tuned = " and ".join(result.tuned) or "nothing"
@@ -226,7 +230,7 @@ def _settings_faults(
     why = f"the best of those tried, {best}, has" if best else "method and task make it"
     for name, recorded, expected in (
         ("options", result.options, options),
-        ("train", result.train, job.training.changes()),
+        ("train", result.train, job.training.non_default_values()),
     ):
         for key in sorted(recorded.keys() | expected.keys()):
             recorded_text, expected_text = (

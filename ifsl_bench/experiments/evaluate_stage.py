@@ -33,7 +33,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
-from ifsl_bench.protocols.loader import Evaluated, Loader, evaluate
+from ifsl_bench.protocols.loader import EvaluationResult, Loader, evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
 from ifsl_bench.store.schema import SCHEMA_VERSION, Calibration, Result, StoredImageHits, summary_entry
@@ -78,7 +78,7 @@ class EvaluationContext:
     def first_episodes(self) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these."""
         first = self.loader("test").episodes(min(FIRST_EPISODES, self.job.episodes))
-        probe = ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked)
+        probe = ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked_base)
         return probe.with_search_flag()
 
     def find_bias(self, reporter: Reporter) -> Bias | None:
@@ -88,21 +88,21 @@ class EvaluationContext:
         """
         task = self.job.task
         protocol = protocol_of(task)
-        if not protocol.calibrates(task, self.job.method):
+        if not protocol.has_calibration(task, self.job.method):
             return None
         try:
             self.prepared.sampler("val")
         except UserError as error:
             reporter.warn(f"{self.job}: no calibrated Acc., since validation episodes cannot be drawn: {error}")
             return None
-        loader, episodes, title = self.loader("val"), task.evaluation.halves[0], f"calibrating {self.job}"
+        loader, episodes, title = self.loader("val"), task.evaluation.validation_halves[0], f"calibrating {self.job}"
         called = "validation accuracy"
         margins = evaluate(self.method, self.job.name, loader, episodes, reporter, title, called=called).margins
         return protocol.find_bias(margins) if margins else None
 
     def evaluate(
         self, episodes: range, bias: Bias | None, reporter: Reporter, title: str, loader: Loader | None = None
-    ) -> Evaluated:
+    ) -> EvaluationResult:
         """Evaluate some of the job's test episodes; margins are not kept, so that memory is for the counts alone.
 
         Args:
@@ -136,7 +136,7 @@ class EvaluationStage(Stage):
     command: str = ""  # the command line, recorded with the result
 
     def __str__(self) -> str:
-        return f"evaluating {self.job}: {protocol_of(self.job.task).counted(self.job.episodes)}"
+        return f"evaluating {self.job}: {protocol_of(self.job.task).format_count(self.job.episodes)}"
 
     def key(self, home: Paths) -> str:
         """Name all that is evaluated for one result."""
@@ -181,7 +181,7 @@ class EvaluationStage(Stage):
     def _result(
         self,
         context: EvaluationContext,
-        evaluated: Evaluated,
+        evaluated: EvaluationResult,
         images: ImageHits | None,
         seconds: float,
         work: Workspace,
@@ -204,15 +204,17 @@ class EvaluationStage(Stage):
             label=self.job.label,
             **choice,
             setting=self.job.setting,
-            train=job.training.changes(),
+            train=job.training.non_default_values(),
             task=job.task.name,
             task_hash=job.task.hash,
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=protocol_of(job.task).store(counts, drawn, job.supports_kept, job.method.uses_all_images),
+            episodes=protocol_of(job.task).to_stored_counts(
+                counts, drawn, job.supports_kept, job.method.uses_all_images
+            ),
             summary=summary_entry(counts.summary()),
-            solver=evaluated.described(),
+            solver=evaluated.describe_statistics(),
             pretraining=backbone.entry(),
             training=trained.entry() if trained else {},
             cost={

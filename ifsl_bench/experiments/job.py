@@ -20,10 +20,10 @@ from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import is_trainable, resolve_options
 from ifsl_bench.plugin.space import RATE_NAME
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN, MetaTraining, Side, Task
-from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
-from ifsl_bench.protocols.tasks.variants import Training
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE, MetaTraining, Side, Task
+from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_units_of_task
+from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.store.schema import file_name
 from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths
@@ -40,7 +40,7 @@ class Job:
     method_ref: MethodRef  # the method, and how another process finds it
     set_options: Mapping[str, Any]  # the options that the user set, converted, in the constructor's order
     task: Task
-    training: Training
+    training: TrainingChanges
     seed: int  # of meta-training, and of pretraining unless the task has one for all seeds
     episodes: int  # the number of test episodes, the first ones of the task's stream; it may exceed the task's own
     trials: int = 0  # how many settings are tried to choose from; 0 for the method as published
@@ -58,7 +58,7 @@ class Job:
     def row(self) -> Label:
         """The label of its row in tables: the method's name, with everything that is not the default."""
         name, *options = format_label(self.method, self.name, self.set_options, self.task)
-        options += [f"train.{key}={format_value(value)}" for key, value in self.training.changes().items()]
+        options += [f"train.{key}={format_value(value)}" for key, value in self.training.non_default_values().items()]
         if self.task.recipe is not None:
             recipe, *values = split_recipe(find_recipe(self.task.recipe).label)
             options += [f"recipe={recipe}", *(f"recipe.{value}" for value in values)]
@@ -94,7 +94,7 @@ class Job:
     @property
     def all_values(self) -> dict[str, Any]:
         """All values that a label has to tell apart."""
-        training = {f"train.{key}": value for key, value in self.training.changes().items()}
+        training = {f"train.{key}": value for key, value in self.training.non_default_values().items()}
         more = {
             "trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes, "recipe": self.task.recipe
         }  # fmt: skip
@@ -123,7 +123,7 @@ class Job:
     @property
     def schedule(self) -> MetaTraining:
         """The meta-training schedule: the method's or the task's, with the user's changes."""
-        return self.training.applied(self.published_schedule)
+        return self.training.apply_to(self.published_schedule)
 
     @property
     def published_schedule(self) -> MetaTraining:
@@ -158,10 +158,10 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
             calibrate.
     """
     _check_config(config)
-    training, trials, change = Training.parse(config.train), config.trials or 0, config.change
+    training, trials, change = TrainingChanges.parse(config.train), config.trials or 0, config.change
     methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in config.methods]
     jobs: list[Job] = []
-    tasks = dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in config.tasks))
+    tasks = dict.fromkeys(itertools.chain.from_iterable(load_tasks(name, change, home) for name in config.tasks))
     for plain, recipe in itertools.product(tasks, config.recipes or (None,)):
         task = plain if recipe is None else with_recipe(plain, recipe)
         count = task.evaluation.episodes if config.episodes is None else config.episodes
@@ -169,7 +169,7 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(config.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **config.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
-            if reason := protocol_of(task).refusal(task, chosen.method, job.options):
+            if reason := protocol_of(task).refusal_reason(task, chosen.method, job.options):
                 raise UserError(f"{job.label} {reason}")
             if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
                 raise UserError(
@@ -177,7 +177,7 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
                     "leave it out"
                 )
             # What --train and --tune do not concern is the same whatever they say, and has one label.
-            job = job if job.trains else replace(job, training=Training())
+            job = job if job.trains else replace(job, training=TrainingChanges())
             jobs.append(job if job.searched_names else replace(job, trials=0))
     return without_duplicates(jobs)
 
@@ -193,7 +193,7 @@ def with_recipe(task: Task, recipe: str) -> Task:
         UserError: no such recipe, or a backbone that is not trained here.
     """
     reference = find_recipe(recipe).reference
-    if reference == (task.pretraining.recipe or PLAIN):
+    if reference == (task.pretraining.recipe or PLAIN_RECIPE):
         return task
     if task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
         raise UserError(f"--recipe: the data of {task.name} are features, and recipe {recipe} trains on images")
@@ -217,9 +217,9 @@ def _check_config(config: RunConfig) -> None:
         raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
 
 
-def _check_task(task: Task, training: Training, episodes: int, config: RunConfig) -> None:
+def _check_task(task: Task, training: TrainingChanges, episodes: int, config: RunConfig) -> None:
     """Raise :class:`UserError` for views, episodes or calibration that a task does not have."""
-    spec, most, least = task.pretraining, most_of(task), protocol_of(task).fewest
+    spec, most, least = task.pretraining, most_units_of_task(task), protocol_of(task).fewest
     if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
         raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
     if type(episodes) is not int or not least <= episodes <= most:

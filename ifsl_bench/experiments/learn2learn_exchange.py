@@ -15,9 +15,9 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.plugin.learn2learn import load_learn2learn
-from ifsl_bench.protocols.sampling.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import Side, Task
-from ifsl_bench.protocols.tasks.task_files import find_one
+from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.protocols.tasks.variants import make_change
 from ifsl_bench.utils.errors import UserError
 
@@ -116,7 +116,7 @@ def to_learn2learn(
 
     # Tasks are made on the CPU, so that no worker of a DataLoader touches a GPU.
     work = replace(work or workspace(device="cpu"), device=torch.device("cpu"))
-    prepared = work.prepared(find_one(task, work.home, make_change(change or {})), "linear", int(seed))
+    prepared = work.prepared(load_task(task, work.home, make_change(change or {})), "linear", int(seed))
     prepared.check_digest()
     spec = prepared.task
     places = _row_order(spec, order)
@@ -132,7 +132,7 @@ def to_learn2learn(
         images = SideImages(prepared.dataset, spec.pools(side), convert)
         wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.by_label())
         sampler = prepared.sampler(side)  # without features, which no task asks for
-        if not isinstance(sampler, Sampler):
+        if not isinstance(sampler, EpisodeSampler):
             raise UserError(f"task {spec.name} is in sessions; take one in episodes")
         return EpisodeTasks(wrapped, sampler, places, counts[side])
 

@@ -39,7 +39,7 @@ from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import MetaTraining
-from ifsl_bench.protocols.tasks.variants import Training
+from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import quarantine
@@ -103,7 +103,7 @@ class MetaTrainer:
     loader: EpisodeLoader
     validate: Callable[[Method], float]
     spec: MetaTraining
-    training: Training
+    training: TrainingChanges
     seed: int
     facts: Mapping[str, Any]
     reporter: Reporter
@@ -209,7 +209,7 @@ class MetaTrainer:
             with thread_limits(few):
                 for step, batch in self._batches(first, last):
                     loss = self._step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
-                    rate = self.spec.schedule.at(step, self.spec.steps)
+                    rate = self.spec.schedule.rate_at(step, self.spec.steps)
                     stage.advance(1, **({"loss": loss, LEARNING_RATE: rate} if loss is not None else {}))
         accuracy = self.validate(self.method)
         stage.advance(0, **{"validation accuracy": accuracy})
@@ -225,7 +225,7 @@ class MetaTrainer:
             end = min(begin + group, last)
             block = self.loader.batch(begin * per_step, (end - begin) * per_step)
             for step in range(begin, end):
-                yield step, block.part((step - begin) * per_step, (step - begin + 1) * per_step)
+                yield step, block.episode_range((step - begin) * per_step, (step - begin + 1) * per_step)
 
     def _step(self, step: int, batch: Batch, solves: SolveCounts, read: bool) -> float | None:
         """Take one step and count the failures of its solves; return the loss if it is to be read."""
@@ -240,7 +240,7 @@ class MetaTrainer:
                 raise self._diverged(str(error), step) from error
             raise
         losses = [
-            F.cross_entropy(masked_logits(prediction, batch.masked).flatten(0, 1), labels.flatten())
+            F.cross_entropy(masked_logits(prediction, batch.masked_base).flatten(0, 1), labels.flatten())
             for prediction, labels in answers
         ]
         loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
@@ -252,7 +252,7 @@ class MetaTrainer:
             loss.backward()
         for prediction, _ in answers:
             solves.add(prediction)
-        self.optimiser.step(self.spec.schedule.at(step, self.spec.steps))
+        self.optimiser.step(self.spec.schedule.rate_at(step, self.spec.steps))
         value = loss.item() if read else None
         if value is not None and not np.isfinite(value):
             raise self._diverged(f"the loss is {value}", step)
@@ -326,7 +326,7 @@ def predict_by_session(
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
         count, novel = queries.features.shape[1], t * method.ways
         if numbers:
-            check_prediction(name, prediction, batch.masked, count, novel)
+            check_prediction(name, prediction, batch.masked_base, count, novel)
         else:
             check_shapes(name, prediction, episodes, count, classes + novel)
         yield prediction, batch.labels[met].unflatten(0, (episodes, -1))

@@ -26,7 +26,7 @@ from ifsl_bench.experiments.stages import pretrain_stage_of
 from ifsl_bench.experiments.training_curves import CurveLogs, CurveReporter
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths, write_bytes
@@ -64,7 +64,7 @@ def load_or_pretrain(
         UserError: whatever is wrong, in one line.
     """
     kind, home, reporter = parse_head_kind(head), home or Paths.locate(), reporter or Reporter()
-    chosen = first_of_shared_pretraining(find(task, home=home), task)
+    chosen = first_of_shared_pretraining(load_tasks(task, home=home), task)
     chosen = with_recipe(chosen, recipe) if recipe else chosen
     where = choose_device(device)
     if compiled and where.type == "cpu":
@@ -119,7 +119,7 @@ def export_weights(
         UserError: the weights are from elsewhere, not here or not whole; or the file is there already, or its folder
             is not.
     """
-    chosen, kind = first_of_shared_pretraining(find(task, home=home), task), parse_head_kind(head)
+    chosen, kind = first_of_shared_pretraining(load_tasks(task, home=home), task), parse_head_kind(head)
     chosen = with_recipe(chosen, recipe) if recipe else chosen
     if is_frozen(chosen.pretraining):
         raise UserError(

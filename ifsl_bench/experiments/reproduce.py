@@ -20,7 +20,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_files import is_plain
+from ifsl_bench.protocols.tasks.task_files import is_task_name
 from ifsl_bench.store import schema
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -77,7 +77,7 @@ class Reproduction:
     @property
     def line(self) -> str:
         """The comparison in one line."""
-        stored, drawn = self.stored, self.stored.protocol.counted(len(self.stored.episodes))
+        stored, drawn = self.stored, self.stored.protocol.format_count(len(self.stored.episodes))
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
         if self.identical:
             return f"{of}: identical, all counts of {drawn} (Acc. {stored.summary['acc']['mean']:.2f})"
@@ -115,7 +115,7 @@ def job_from_result(result: Result, home: Paths, task: str | None = None, method
             f"{result.label} on {result.task} cannot be run again here: {method_name!r} is a file, not the name of a "
             "method; where you trust it, say --method FILE.py:CLASS"
         )
-    if task is None and not is_plain(result.task):
+    if task is None and not is_task_name(result.task):
         raise UserError(
             f"{result.label} cannot be run again here: {result.task!r} is no task's name; where you trust that file, "
             "say --task FILE.toml"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ifsl_bench.data.datasets import is_made_here, is_prepared
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_files import find, own, packaged, packaged_task
-from ifsl_bench.protocols.tasks.variants import Change, make_change, split
+from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks, packaged_task, packaged_tasks
+from ifsl_bench.protocols.tasks.variants import Change, make_change, split_task_name
 from ifsl_bench.utils.errors import MOST_LISTED, UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 
@@ -39,7 +39,7 @@ class RunConfig:
         methods: names, globs and sets; a call may have classes too.
         tasks: names, globs and sets.
         options: of the methods, name -> value.
-        train: changes of meta-training, see :class:`ifsl_bench.protocols.tasks.variants.Training`.
+        train: changes of meta-training, see :class:`ifsl_bench.protocols.tasks.variants.TrainingChanges`.
         trials: how many settings of each method to choose from; 0 for the methods as published.
         seed: the first training seed.
         seeds: the number of seeds, or all of them.
@@ -218,7 +218,7 @@ def task_names(words: Iterable[str], home: Paths) -> list[str]:
 
     expanded: list[str] = []
     for name in words:
-        plain, change = split(name)
+        plain, change = split_task_name(name)
         changes = name[len(plain) :] if change.parts() else ""
         file, _, inside = plain.rpartition(".toml:")
         if plain == ALL_NAMES:
@@ -228,7 +228,7 @@ def task_names(words: Iterable[str], home: Paths) -> list[str]:
         elif plain in (sets := published_sets()):
             names = sets[plain][1]
         elif file and is_glob(inside):
-            tasks = [task.name for task in find(f"{file}.toml", home=home)]
+            tasks = [task.name for task in load_tasks(f"{file}.toml", home=home)]
             names = [f"{file}.toml:{fitting}" for fitting in _match_glob(inside, tasks, "task")]
         elif is_glob(plain) and not plain.endswith(".toml"):
             names = _match_glob(plain, [task.name for task in _all_tasks(home)], "task")
@@ -239,7 +239,7 @@ def task_names(words: Iterable[str], home: Paths) -> list[str]:
 
 
 def _all_tasks(home: Paths) -> list[Task]:
-    return list({**packaged(), **own(home)}.values())
+    return list({**packaged_tasks(), **own_tasks(home)}.values())
 
 
 def _has_data(task: Task, home: Paths) -> bool:
@@ -276,7 +276,7 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
     tasks: dict[Task, None] = {}
     for config in configs:
         with config.named_in_errors():
-            tasks |= dict.fromkeys(task for name in config.tasks for task in find(name, config.change, home))
+            tasks |= dict.fromkeys(task for name in config.tasks for task in load_tasks(name, config.change, home))
     return configs, list(tasks)
 
 

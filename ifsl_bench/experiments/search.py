@@ -27,8 +27,8 @@ from ifsl_bench.plugin.find_method import searched_options
 from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import accepts_options, default_options, grid_of, space_of, without_defaults
 from ifsl_bench.plugin.space import RATE_NAME, Space
-from ifsl_bench.protocols.calibration import Bias, best_bias, resamples
-from ifsl_bench.protocols.loader import MOST_UNCONVERGED, Evaluated, evaluate
+from ifsl_bench.protocols.calibration import Bias, best_bias, bootstrap_counts
+from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate
 from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.store.schema import Choice
@@ -252,8 +252,8 @@ class TrialRecord:
 
     @property
     def failed(self) -> str | None:
-        """The failure of its training, or of more than ``MOST_UNCONVERGED`` of its inner solves; else None."""
-        if self.unconverged > MOST_UNCONVERGED * self.episodes:
+        """The failure of its training, or of more than ``MOST_UNCONVERGED_SHARE`` of its inner solves; else None."""
+        if self.unconverged > MOST_UNCONVERGED_SHARE * self.episodes:
             return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
         return self.diverged or None
 
@@ -283,7 +283,7 @@ def name_of_best(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter
     return best
 
 
-def make_trial_record(evaluated: Evaluated) -> TrialRecord:
+def make_trial_record(evaluated: EvaluationResult) -> TrialRecord:
     """Return the trial of a setting whose validation episodes were evaluated; calibrated counts are with its bias."""
     counts, margins = evaluated.counts, evaluated.margins
     bias = None if margins is None else best_bias(margins)
@@ -306,7 +306,7 @@ def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str
     right = [trial.hits if not trial.failed else {} for trial in tried.values()]
     nothing = [-1] * tried[best].episodes  # a failed setting is worse than one without any hits
     joint = np.array([np.add(counts["base_joint"], counts["novel_joint"]) if counts else nothing for counts in right])
-    winners = (resamples(tried[best].episodes) @ joint.T).argmax(1)
+    winners = (bootstrap_counts(tried[best].episodes) @ joint.T).argmax(1)
     chosen, wins = list(tried).index(best), np.bincount(winners, minlength=len(tried))
     rivals = [place for place in np.argsort(-wins, kind="stable").tolist() if place != chosen]
     return {
@@ -380,7 +380,8 @@ class TrialStage(Stage):
 
     def __str__(self) -> str:
         task, steps = self.job.task, f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
-        return f"trial of {self.job}: {steps}{len(task.evaluation.halves[0]):,} validation {protocol_of(task).drawn}"
+        count = len(task.evaluation.validation_halves[0])
+        return f"trial of {self.job}: {steps}{count:,} validation {protocol_of(task).drawn}"
 
     def key(self, home: Paths) -> str:
         return f"{training_key(self.job, home)}-{self.job.training.select}"
@@ -421,7 +422,7 @@ class TrialStage(Stage):
         return tried
 
     def _evaluate_trial(self, work: Workspace, prepared: PreparedTask) -> TrialRecord:
-        job, episodes = self.job, self.job.task.evaluation.halves[0]
+        job, episodes = self.job, self.job.task.evaluation.validation_halves[0]
         try:
             method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
             loader = prepared.loader("val", device=work.place("evaluation").device)
@@ -440,7 +441,11 @@ class TrialStage(Stage):
         job, bias = self.job, self.compute(work).bias
         method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
         loader = pretrain_stage_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
-        alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
+        alone = (
+            None
+            if bias is None
+            else Bias(bias, len(job.task.evaluation.validation_halves[0]), np.empty(0), np.empty(0))
+        )
         return evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
 
 

@@ -146,7 +146,7 @@ class PretrainStage(Stage):
 
     def __str__(self) -> str:
         task, seed = self.task, self.task.pretraining_seed(self.seed)
-        recipe = f"recipe {find_recipe(task.trained_by).label}, " if task.trained_by else ""
+        recipe = f"recipe {find_recipe(task.recipe_reference).label}, " if task.recipe_reference else ""
         return f"pretraining {task.pretraining.backbone}, {recipe}{self.head} head, seed {seed}"
 
     def key(self, home: Paths, fingerprint: str = "?") -> str:
@@ -259,7 +259,9 @@ def training_key(job: Job, home: Paths) -> str:
         job: to train.
         home: where data are.
     """
-    training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
+    training = {
+        k: v for k, v in job.training.non_default_values().items() if k != "select"
+    }  # every state holds both models
     plan, backbone = msgspec.to_builtins(job.schedule), pretrain_stage_of(job).key(home)
     made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
     if job.task.novel_from:
@@ -363,7 +365,7 @@ class MetaTrainStage(Stage):
             work: where the job's data and features are.
             method: on the device where it is trained.
         """
-        _, episodes = self.job.task.evaluation.halves
+        _, episodes = self.job.task.evaluation.validation_halves
         loader = pretrain_stage_of(self.job).prepared(work).loader("val", device=self.place(work).device)
         return evaluate(method, self.job.name, loader, episodes, at_once=False).accuracy
 
@@ -382,7 +384,7 @@ class MetaTrainStage(Stage):
             "method": job.method_ref.file or job.name,
             **job.identity,
             "options": job.options,
-            "train": {key: value for key, value in job.training.changes().items() if key != "select"},
+            "train": {key: value for key, value in job.training.non_default_values().items() if key != "select"},
             "task": job.task.name,
             "pretraining": prepared.pretrained.key,
             "pretraining_sha256": prepared.pretrained.sha256,
@@ -391,7 +393,7 @@ class MetaTrainStage(Stage):
         }
         loader = prepared.episodes("train", place.device, job.training.views)
         if job.training.sessions > 1:
-            loader = loader.drawn_by(prepared.training_sampler(job.training.sessions, place.device))
+            loader = loader.with_sampler(prepared.training_sampler(job.training.sessions, place.device))
         for folder in model_folders(work.home.trained / training_key(job, work.home)):
             with hold_lock(folder, work.reporter.warn):
                 if self.is_ours(folder):  # looked up under the lock: another process may have made it

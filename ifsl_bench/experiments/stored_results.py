@@ -66,7 +66,7 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
             novel_fingerprint(job.task, home) or result.novel_fingerprint,
         ),
         "options": (result.own_settings()[0], {k: v for k, v in job.options.items() if k not in searched}),
-        "training": (result.own_settings()[1], job.training.changes()),
+        "training": (result.own_settings()[1], job.training.non_default_values()),
         "choice of options or checkpoint": (result.setting, job.setting),
         "calibration": (result.calibrated, job.calibrated),
         "settings to choose from": (tried, to_try),

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.plugin.learn2learn import load_learn2learn
-from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, EpisodeSampler
 from ifsl_bench.utils.errors import UserError
 
 Taskset: Any = load_learn2learn().data.Taskset
@@ -71,7 +71,7 @@ class EpisodeTasks(Taskset):
         count: how many tasks there are.
     """
 
-    def __init__(self, dataset: Any, sampler: Sampler, places: Tensor, count: int) -> None:
+    def __init__(self, dataset: Any, sampler: EpisodeSampler, places: Tensor, count: int) -> None:
         super().__init__(dataset, num_tasks=count)
         self.sampler, self.places = sampler, places
         self._block: tuple[int, EpisodeIndices] | None = None  # the last that was drawn, and its number

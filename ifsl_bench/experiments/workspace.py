@@ -36,11 +36,11 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import open_data
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.episode_protocol import EPISODES
+from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL
 from ifsl_bench.protocols.loader import Loader
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.sampling.episodes import Sampler, training_sampler
-from ifsl_bench.protocols.tasks.task import SUPPORT, Side, Task
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler, training_sampler
+from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, Side, Task
 from ifsl_bench.solvers.numba_code_cache import keep_in
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
@@ -235,7 +235,7 @@ class PreparedTask:
                 self._pools[name, views, device] = feature_pool(features, pool, self.base, device, self.pretrained.mean)
         return self._pools[name, views, device]
 
-    def sampler(self, side: Side, device: torch.device = HOST) -> Sampler | SequenceSampler:
+    def sampler(self, side: Side, device: torch.device = HOST) -> EpisodeSampler | SequenceSampler:
         """Return the sampler of a side's episodes or sequences.
 
         Args:
@@ -249,7 +249,7 @@ class PreparedTask:
             self.task, side, self.seed, self._starts, device, self._classes, self.order
         )
 
-    def training_sampler(self, sessions: int, device: torch.device = HOST) -> Sampler:
+    def training_sampler(self, sessions: int, device: torch.device = HOST) -> EpisodeSampler:
         """Return the sampler of training episodes with the novel classes of several sessions.
 
         See :func:`~ifsl_bench.protocols.sampling.episodes.training_sampler`.
@@ -285,10 +285,10 @@ class PreparedTask:
         task, sampler = self.task, self.sampler(side, device)
         novel, base, support = (
             self.pool(name, views, device) if name in task.pools(side) else None
-            for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT)
+            for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT_POOL)
         )
         assert novel is not None
-        protocol = EPISODES if side == "train" else protocol_of(task)
+        protocol = EPISODES_PROTOCOL if side == "train" else protocol_of(task)
         return protocol.loader(task, sampler, novel, base, support)
 
     def episodes(self, side: Side, device: torch.device = HOST, views: int = 1) -> EpisodeLoader:

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-POINTS = 51  # of the base-novel curve: quantiles of the validation margins, the ends included
-GRID = 4096  # biases that are tried for resamples of sequences, which have a million margins
-RESAMPLES = 100  # of the validation episodes: the standard deviation over so many is known to 7%
+MOST_CURVE_POINTS = 51  # of the base-novel curve: quantiles of the validation margins, the ends included
+GRID_QUANTILES = 4096  # biases that are tried for resamples of sequences, which have a million margins
+RESAMPLE_COUNT = 100  # of the validation episodes: the standard deviation over so many is known to 7%
 
 
-def resamples(episodes: int) -> np.ndarray:
-    """Return how often each validation episode is in each of :data:`RESAMPLES` bootstrap resamples, [RESAMPLES, n].
+def bootstrap_counts(episodes: int) -> np.ndarray:
+    """Return how often each of n validation episodes is in each bootstrap resample, [:data:`RESAMPLE_COUNT`, n].
 
     They are the same for all rows of a task, whose validation episodes are the same, so that what the choices of two
     rows have in common cancels in their difference. RandomState's numbers, unlike a Generator's, never change with the
     version of NumPy (NEP 19).
     """
-    drawn = np.random.RandomState(0).randint(episodes, size=(RESAMPLES, episodes))
+    drawn = np.random.RandomState(0).randint(episodes, size=(RESAMPLE_COUNT, episodes))
     return np.stack([np.bincount(resample, minlength=episodes) for resample in drawn])
 
 
@@ -67,7 +67,7 @@ class Margins:
         base, novel = sides[0][::-1].cumsum()[::-1][1:], sides[1].cumsum()[:-1]
         return np.stack([base, novel], 1)
 
-    def finite(self) -> np.ndarray:
+    def finite_margins(self) -> np.ndarray:
         """Return all margins that a bias can reach."""
         values = np.concatenate([self.base.ravel(), self.novel.ravel()])
         return values[np.isfinite(values)]
@@ -92,7 +92,7 @@ def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
         margins: of the n episodes.
         times: [m, n] how often an episode is in a sample.
     """
-    at, inverse = np.unique(margins.finite(), return_inverse=True)  # [M]
+    at, inverse = np.unique(margins.finite_margins(), return_inverse=True)  # [M]
     biases = np.zeros(len(times))
     episodes = [np.nonzero(np.isfinite(part))[0] for part in (margins.base, margins.novel)]  # of each finite margin
     places = np.split(inverse, [len(episodes[0])])
@@ -100,12 +100,14 @@ def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
         # Interval i is (at[i - 1], at[i]]: base queries from at[i] on are right, and novel ones below, up to at[i - 1].
         lost, gained = (np.bincount(p, often[e], len(at)) for p, e in zip(places, episodes, strict=True))
         if (there := np.flatnonzero(lost + gained)).size:
-            biases[sample] = _middle_of_best(at, np.concatenate([[0], np.cumsum(gained - lost)]), there[0], there[-1])
+            biases[sample] = _best_plateau_middle(
+                at, np.concatenate([[0], np.cumsum(gained - lost)]), there[0], there[-1]
+            )
     return biases
 
 
-def grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
-    """Return the best bias of each of m samples among :data:`GRID` quantiles of the margins, [m].
+def best_grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
+    """Return the best bias of each of m samples among :data:`GRID_QUANTILES` quantiles of the margins, [m].
 
     It works as :func:`best_biases`, in less time where margins are many.
 
@@ -113,7 +115,7 @@ def grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
         margins: of the n episodes.
         times: [m, n] how often an episode is in a sample.
     """
-    at = np.unique(np.quantile(margins.finite().astype(np.float64), np.linspace(0, 1, GRID)))
+    at = np.unique(np.quantile(margins.finite_margins().astype(np.float64), np.linspace(0, 1, GRID_QUANTILES)))
     episodes, intervals = len(margins.base), len(at) + 1
     sides = []
     for part in (margins.base, margins.novel):
@@ -125,7 +127,7 @@ def grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
     return np.asarray(at[(times @ right).argmax(1)])
 
 
-def _middle_of_best(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int) -> float:
+def _best_plateau_middle(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int) -> float:
     """Return the middle of the best plateau.
 
     Args:
@@ -145,17 +147,17 @@ def _middle_of_best(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int)
 
 
 def curve_biases(margins: Margins) -> np.ndarray:
-    """Return biases for the base-novel curve, ascending, at most :data:`POINTS`.
+    """Return biases for the base-novel curve, ascending, at most :data:`MOST_CURVE_POINTS`.
 
     They are quantiles of the margins, to six digits.
     """
-    at = margins.finite().astype(np.float64)
-    quantiles = np.quantile(at, np.linspace(0, 1, POINTS)) if len(at) else at
+    at = margins.finite_margins().astype(np.float64)
+    quantiles = np.quantile(at, np.linspace(0, 1, MOST_CURVE_POINTS)) if len(at) else at
     return np.unique([float(f"{bias:.6g}") for bias in quantiles])
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedHits:
     """Hits in n test episodes with a bias found on validation episodes.
 
     Attributes:
@@ -187,13 +189,13 @@ class Bias:
     points: np.ndarray  # [m] biases for the base-novel curve, ascending
     resampled: np.ndarray  # [RESAMPLES] the biases that are best on each resample of these episodes
 
-    def applied(self, test: Margins) -> Calibrated:
+    def apply_to_episodes(self, test: Margins) -> CalibratedHits:
         """Count the hits of test episodes with this bias."""
         curve = np.concatenate([self.points[:, None], test.hits(self.points)], 1)
         joint = test.joint_hits(self.value)
-        return Calibrated(self.value, self.validation_episodes, *joint, curve, self.resampled_hits(test))
+        return CalibratedHits(self.value, self.validation_episodes, *joint, curve, self.resampled_hits(test))
 
-    def applied_to_sequences(self, test: Margins, sessions: int) -> Calibrated:
+    def apply_to_sequences(self, test: Margins, sessions: int) -> CalibratedHits:
         """Return the resampled hits of sequences after each session; other hits are counted elsewhere.
 
         Args:
@@ -203,7 +205,7 @@ class Bias:
         none = np.empty(0, np.int64)
         parts = [part.reshape(len(part), sessions, -1) for part in (test.base, test.novel)]
         after = [self.resampled_hits(Margins(*(part[:, t] for part in parts))) for t in range(sessions)]
-        return Calibrated(self.value, self.validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
+        return CalibratedHits(self.value, self.validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
 
     def resampled_hits(self, test: Margins) -> np.ndarray:
         """Return the base and novel queries right with each of ``resampled``, over all test episodes, [m, 2]."""
@@ -221,17 +223,17 @@ def find_bias(validation: Margins, sequences: bool = False) -> Bias:
         sequences: whether these are sequences of sessions, which have no curve.
     """
     episodes = len(validation.base)
-    times, value = resamples(episodes), best_bias(validation)
+    times, value = bootstrap_counts(episodes), best_bias(validation)
     if sequences:
-        many = len(validation.finite()) > GRID
-        return Bias(value, episodes, np.empty(0), (grid_biases if many else best_biases)(validation, times))
+        many = len(validation.finite_margins()) > GRID_QUANTILES
+        return Bias(value, episodes, np.empty(0), (best_grid_biases if many else best_biases)(validation, times))
     return Bias(value, episodes, curve_biases(validation), best_biases(validation, times))
 
 
-def joined(parts: Sequence[Calibrated]) -> Calibrated:
+def join_calibrated_hits(parts: Sequence[CalibratedHits]) -> CalibratedHits:
     """Join test episodes in several parts, with one bias."""
     base, novel = (np.concatenate([getattr(part, name) for part in parts]) for name in ("base_joint", "novel_joint"))
     curve = parts[0].curve.copy()
     curve[:, 1:] = sum(part.curve[:, 1:] for part in parts)
     resampled = np.sum([part.resampled for part in parts], axis=0)
-    return Calibrated(parts[0].bias, parts[0].validation_episodes, base, novel, curve, resampled)
+    return CalibratedHits(parts[0].bias, parts[0].validation_episodes, base, novel, curve, resampled)

@@ -27,9 +27,9 @@ from ifsl_bench.plugin.method import (
 )
 from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, PoolHits
-from ifsl_bench.protocols.loader import Batch, Evaluated, Evaluator, Loader
+from ifsl_bench.protocols.loader import Batch, BatchEvaluator, EvaluationResult, Loader
 from ifsl_bench.protocols.metrics import COUNTS, Counts
-from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, Sampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, EpisodeSampler
 from ifsl_bench.solvers.numba_code_cache import kernels_loaded
 
 
@@ -45,7 +45,7 @@ def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Pr
     episodes, queries = batch.labels.shape
     prediction = ask_method(method, name, batch.support, batch.query)
     if numbers:
-        return check_prediction(name, prediction, batch.masked, queries, method.ways)
+        return check_prediction(name, prediction, batch.masked_base, queries, method.ways)
     return check_shapes(name, prediction, episodes, queries, batch.support.hidden.shape[1] + method.ways)
 
 
@@ -59,17 +59,17 @@ class EpisodeLoader(Loader):
             base class is in the softmax either: all base logits are -inf, though no class is hidden for that.
     """
 
-    def __init__(self, sampler: Sampler, novel: FeaturePool, base: FeaturePool | None) -> None:
+    def __init__(self, sampler: EpisodeSampler, novel: FeaturePool, base: FeaturePool | None) -> None:
         self.sampler, self.novel, self.base = sampler, novel, base or novel
         self.joint = base is not None
         self.ways, self.classes = sampler.shape.ways, sampler.base_classes
 
-    def drawn_by(self, sampler: Sampler) -> EpisodeLoader:
+    def with_sampler(self, sampler: EpisodeSampler) -> EpisodeLoader:
         """Return a loader of the same pools with another sampler."""
         return EpisodeLoader(sampler, self.novel, self.base if self.joint else None)
 
     @property
-    def each(self) -> int:
+    def bytes_per_item(self) -> int:
         """Bytes of an episode: features and logits."""
         shape = self.sampler.shape
         images = shape.base_queries + shape.ways * (shape.novel_queries + self.sampler.shots)
@@ -82,15 +82,15 @@ class EpisodeLoader(Loader):
     def episodes(self, count: int) -> Batch:
         return self.batch(0, count)
 
-    def evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> Evaluator:
+    def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
         return partial(self._evaluate, name, bias, keep_margins)
 
     def _evaluate(
         self, name: str, bias: Bias | None, keep_margins: bool, method: Method, batch: Batch, asked: slice
-    ) -> Evaluated:
+    ) -> EvaluationResult:
         """Evaluate those episodes of a block that are asked for."""
         spec = self.sampler.shape
-        outcome = hits(name, predict(method, name, batch, numbers=False), batch, spec.base_queries)
+        outcome = count_episode_hits(name, predict(method, name, batch, numbers=False), batch, spec.base_queries)
         if self.tally is not None:
             self._count_images(self.tally, batch, outcome, asked, bias)
         arrays = {key: value[asked] for key, value in outcome.counts.items()}
@@ -98,16 +98,18 @@ class EpisodeLoader(Loader):
         # A view would keep its batch.
         statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}
         if outcome.margins is None or outcome.pairs is None:
-            return Evaluated(counts, statistics)
+            return EvaluationResult(counts, statistics)
         margins = Margins(outcome.margins.base[asked], outcome.margins.novel[asked])
         counts = replace(counts, pairs=outcome.pairs[asked])
         if bias is None:
-            return Evaluated(counts, statistics, margins if keep_margins else None)
-        biased = bias.applied(margins)
+            return EvaluationResult(counts, statistics, margins if keep_margins else None)
+        biased = bias.apply_to_episodes(margins)
         counts = replace(counts, calibrated_base=biased.base_joint, calibrated_novel=biased.novel_joint)
-        return Evaluated(counts, statistics, None, biased)
+        return EvaluationResult(counts, statistics, None, biased)
 
-    def _count_images(self, tally: ImageTally, batch: Batch, outcome: Hits, asked: slice, bias: Bias | None) -> None:
+    def _count_images(
+        self, tally: ImageTally, batch: Batch, outcome: EpisodeHits, asked: slice, bias: Bias | None
+    ) -> None:
         """Count the queries of each image and its hits, apart in even and odd episodes."""
         assert batch.images is not None
         rows, novel = (x[asked].cpu().numpy() for x in (batch.images, batch.novel))
@@ -134,14 +136,14 @@ class EpisodeLoader(Loader):
                 sums["joint"] = sums["calibrated"]
             if asked.any():
                 pools[name] = PoolHits(np.diff(pool.starts), 1, asked, sums)
-        return ImageHits(pools, shares=False).fitting()
+        return ImageHits(pools, shares=False).fit_to_result()
 
-    def joint_answers(
+    def joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[Tensor, ...]]:
         for block in blocks:
             drawn, batch = self.sampler.sample(*block), self.batch(*block)
-            answer = masked_logits(predict(method, name, batch), batch.masked).argmax(-1)  # [E, Q]
+            answer = masked_logits(predict(method, name, batch), batch.masked_base).argmax(-1)  # [E, Q]
             yield drawn.index.unsqueeze(1), batch.labels, answer, drawn.classes, torch.ones_like(batch.novel)
 
     def batch(self, start: int, count: int) -> Batch:
@@ -152,16 +154,16 @@ class EpisodeLoader(Loader):
             count: how many episodes.
         """
         drawn = self.sampler.sample(start, count)
-        support, query = self._views(drawn)
+        support, query = self._view_rows(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         # A kernel gathers in one pass, and gives the same batches.
-        places = None if kernels_loaded(self.novel.features) else self._places(drawn.query_novel)
+        places = None if kernels_loaded(self.novel.features) else self._query_positions(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
             if places is None:
-                return self._by_kernel(name, support), self._by_kernel(name, query, drawn.query_novel)
-            return take_rows(getattr(self.novel, name), support), self._query(query, name, *places)
+                return self._gather_by_kernel(name, support), self._gather_by_kernel(name, query, drawn.query_novel)
+            return take_rows(getattr(self.novel, name), support), self._gather_queries(query, name, *places)
 
         if self.joint:
             support_logits, query_logits = gathered("base_logits")
@@ -179,17 +181,17 @@ class EpisodeLoader(Loader):
             start,
         )
 
-    def _views(self, drawn: EpisodeIndices) -> tuple[Tensor, Tensor]:
+    def _view_rows(self, drawn: EpisodeIndices) -> tuple[Tensor, Tensor]:
         """Return rows of the banks: each image in an augmented view, drawn for each episode."""
         views = self.novel.views
         if views == 1:
             return drawn.support, drawn.query
-        chosen = self.sampler.integers(drawn.index, 5, drawn.support.shape[1] + drawn.query.shape[1], views)
+        chosen = self.sampler.random_integers(drawn.index, 5, drawn.support.shape[1] + drawn.query.shape[1], views)
         support, query = chosen.split([drawn.support.shape[1], drawn.query.shape[1]], 1)
         images = torch.where(drawn.query_novel, self.novel.images, self.base.images)
         return drawn.support + support * self.novel.images, drawn.query + query * images
 
-    def _by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
+    def _gather_by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
         from ifsl_bench.solvers.numba_episodes import each, gather
 
@@ -203,7 +205,7 @@ class EpisodeLoader(Loader):
             raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
         return torch.from_numpy(out)
 
-    def _query(self, rows: Tensor, name: str, base_at: Tensor, novel_at: Tensor) -> Tensor:
+    def _gather_queries(self, rows: Tensor, name: str, base_at: Tensor, novel_at: Tensor) -> Tensor:
         """[E, Q, ...] of the two pools, each query from its own."""
         ours, theirs = getattr(self.novel, name), getattr(self.base, name)
         if self.novel is self.base:
@@ -214,7 +216,7 @@ class EpisodeLoader(Loader):
             out.index_copy_(0, at, pool.index_select(0, flat.index_select(0, at)))
         return out.view(*rows.shape, -1)
 
-    def _places(self, novel: Tensor) -> tuple[Tensor, Tensor]:
+    def _query_positions(self, novel: Tensor) -> tuple[Tensor, Tensor]:
         """The places of the base and the novel queries among all of a batch, [E * B] and [E * (Q - B)].
 
         Each episode has equally many of either, so nobody has to wait for their number, as with ``nonzero``.
@@ -245,10 +247,10 @@ def take_rows(bank: Tensor, rows: Tensor) -> Tensor:
     return bank.index_select(0, rows.flatten()).view(*rows.shape, -1)
 
 
-KINDS = (torch.float32, torch.float64)  # of logits that a kernel looks at
+KERNEL_DTYPES = (torch.float32, torch.float64)  # of logits that a kernel looks at
 
 
-class Hits(NamedTuple):
+class EpisodeHits(NamedTuple):
     """Hits, margins and pairs of E episodes.
 
     Attributes:
@@ -266,7 +268,7 @@ class Hits(NamedTuple):
     right: np.ndarray
 
 
-def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> Hits:
+def count_episode_hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> EpisodeHits:
     """Return the hits of an answer whose form has been checked.
 
     Args:
@@ -278,22 +280,26 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
     Raises:
         NonFinite: logits that are NaN or infinite, but for -inf of classes out of play.
     """
-    count = _by_kernel if kernels_loaded(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
+    count = (
+        _count_by_kernel
+        if kernels_loaded(prediction.logits) and prediction.logits.dtype in KERNEL_DTYPES
+        else _count_in_torch
+    )
     counts, statistics, margins, pairs, right, bad = count(prediction, batch, base_queries)
     check_finite(name, int(bad.sum()), len(batch))
     by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
-    return Hits(*by_name, margins, pairs, right) if base_queries else Hits(*by_name, None, None, right)
+    return EpisodeHits(*by_name, margins, pairs, right) if base_queries else EpisodeHits(*by_name, None, None, right)
 
 
-Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndarray, np.ndarray]
+HitArrays = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
+def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> HitArrays:
     """Counts in one pass over the logits, see `ifsl_bench.solvers.numba_episodes`."""
     from ifsl_bench.solvers.numba_backend import each
     from ifsl_bench.solvers.numba_episodes import count as count_hits
 
-    inputs = (prediction.logits, batch.masked, batch.labels, batch.novel)
+    inputs = (prediction.logits, batch.masked_base, batch.labels, batch.novel)
     logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)
     episodes, queries = labels.shape
     if (np.count_nonzero(novel, 1) != queries - base_queries).any():  # for the kernel would write elsewhere
@@ -305,13 +311,13 @@ def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Count
     return [*counts], to_host([*prediction.statistics.values()]), both, pairs, right, bad
 
 
-def _in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> Counted:
+def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> HitArrays:
     """An accelerator is waited for once.
 
     A novel class at -inf stays there with any bias, so that the margin of its queries is then +inf.
     """
     classes = batch.support.hidden.shape[1]
-    logits = masked_logits(prediction, batch.masked)  # [E, Q, K + N]
+    logits = masked_logits(prediction, batch.masked_base)  # [E, Q, K + N]
     base, base_at = logits[..., :classes].max(-1)  # [E, Q]
     novel, novel_at = logits[..., classes:].max(-1)
     alone = torch.where(batch.novel, novel_at + classes, base_at) == batch.labels
@@ -320,7 +326,7 @@ def _in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> Counte
     margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float().masked_fill(~alone, torch.nan)
     right = torch.stack([joint, alone])
     values = (
-        nonfinite_episodes(prediction, batch.masked),
+        nonfinite_episodes(prediction, batch.masked_base),
         margin,
         batch.novel,
         right,

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.protocols.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS, Counts
-from ifsl_bench.protocols.protocol import Feature, Hits, MetricColumn, Protocol, StoredCounts, odd_classes
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
+from ifsl_bench.protocols.metrics import BALANCE_METRICS, COUNTS, METRICS, OPTIONAL_COUNTS, Counts
+from ifsl_bench.protocols.protocol import Feature, HitCount, MetricColumn, Protocol, StoredCounts, class_draw_faults
 from ifsl_bench.protocols.tasks.task import Task
 
 if TYPE_CHECKING:
     from ifsl_bench.backbones.features import FeaturePool
     from ifsl_bench.protocols.episode_loader import EpisodeLoader
 
-COLUMNS = (
+METRIC_COLUMNS = (
     MetricColumn("acc", "Acc.", r"Acc. $\uparrow$", short=True, latex_short=True),
     MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=6),
     MetricColumn("delta", "Delta", r"$\Delta \uparrow$", short=True, latex_short=True, drop=2),
@@ -39,12 +39,12 @@ class EpisodeCounts(StoredCounts, frozen=True):
     What is missing, in regular few-shot learning or without validation episodes, is an empty list.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *MORE_COUNTS)
-    SHAPE: ClassVar[tuple[str, ...]] = ("base_queries", "novel_queries")
-    MARK: ClassVar[str] = "base_joint"
+    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *OPTIONAL_COUNTS)
+    SHAPE_FIELDS: ClassVar[tuple[str, ...]] = ("base_queries", "novel_queries")
+    MARKER_FIELD: ClassVar[str] = "base_joint"
 
-    base_queries: Hits
-    novel_queries: Hits
+    base_queries: HitCount
+    novel_queries: HitCount
     base_joint: list[int] | str
     base_alone: list[int] | str
     novel_joint: list[int] | str
@@ -57,14 +57,14 @@ class EpisodeCounts(StoredCounts, frozen=True):
     @property
     def protocol(self) -> Protocol:
         """Episodes with base queries, or without."""
-        return EPISODES if self.base_queries else REGULAR
+        return EPISODES_PROTOCOL if self.base_queries else REGULAR_PROTOCOL
 
     def __len__(self) -> int:
         return self.length("base_joint")
 
     def counts(self) -> Counts:
         """Return the counts as arrays."""
-        names = [*COUNTS, *(name for name in MORE_COUNTS if self.length(name))]
+        names = [*COUNTS, *(name for name in OPTIONAL_COUNTS if self.length(name))]
         arrays = {name: self.column(name) for name in names}
         return Counts(**arrays, base_queries=self.base_queries, novel_queries=self.novel_queries)
 
@@ -77,13 +77,13 @@ class Episodes(Protocol):
     """
 
     name: ClassVar[str] = "episodes"
-    fields = (*METRICS, *BALANCE)
-    hidden_fields = BALANCE
-    columns = COLUMNS
+    fields = (*METRICS, *BALANCE_METRICS)
+    hidden_fields = BALANCE_METRICS
+    columns = METRIC_COLUMNS
     stored = EpisodeCounts
 
     def __init__(self, with_base: bool) -> None:
-        self.metrics, self.more_metrics = (METRICS, BALANCE) if with_base else (METRICS[:1], ())
+        self.metrics, self.more_metrics = (METRICS, BALANCE_METRICS) if with_base else (METRICS[:1], ())
         both: tuple[Feature, ...] = ("episode", "choices")
         self.features = frozenset((*both, "tradeoff") if with_base else both)
 
@@ -99,21 +99,21 @@ class Episodes(Protocol):
 
         return EpisodeLoader(sampler, novel, base if task.has_base else None)
 
-    def shape_of(self, task: Task, count: int) -> tuple[dict[str, int], int]:
+    def expected_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
         spec = task.episode
         shape = {"base_queries": spec.base_queries, "novel_queries": spec.ways * spec.novel_queries}
         return shape, count * spec.ways
 
     def contradictions(self, counts: Counts, result: Any) -> Iterator[str]:
-        yield from _odd_counts(counts)
-        yield from odd_classes(result.episodes.column("classes"), len(counts))
-        yield from (f"calibration {reason}" for reason in _odd_calibration(counts, result.calibration))
+        yield from _count_faults(counts)
+        yield from class_draw_faults(result.episodes.column("classes"), len(counts))
+        yield from (f"calibration {reason}" for reason in _calibration_faults(counts, result.calibration))
         if result.choice:
             settings = sum(map(len, result.tuned.values()))
-            reasons = _odd_choice(counts, result.choice, settings, result.calibrated)
+            reasons = _choice_faults(counts, result.choice, settings, result.calibrated)
             yield from (f"choice {reason}" for reason in reasons)
 
-    def resampled(self, counts: Counts, calibration: Any, choice: Any) -> Counts | None:
+    def resampled_counts(self, counts: Counts, calibration: Any, choice: Any) -> Counts | None:
         """Return a result's hits over all test episodes with what each resample would have chosen.
 
         Pairs are multiplied by the number of episodes, as their share of all pairs is made of two sums.
@@ -134,7 +134,7 @@ class Episodes(Protocol):
         for name, values in counts.columns().items():
             sums[name] = np.asarray(resampled.get(name) or [values.sum(dtype=np.int64)], dtype=np.float64)
             if choice and name in choice.hits:
-                sums[name] = sums[name] + n * gains(choice, name)[choice.winners]
+                sums[name] = sums[name] + n * hit_gains(choice, name)[choice.winners]
         if calibration and calibration.applied:
             sums |= {"base_joint": sums["calibrated_base"], "novel_joint": sums["calibrated_novel"]}
         if "pairs" in sums:
@@ -143,10 +143,10 @@ class Episodes(Protocol):
         return Counts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)
 
 
-EPISODES, REGULAR = Episodes(with_base=True), Episodes(with_base=False)
+EPISODES_PROTOCOL, REGULAR_PROTOCOL = Episodes(with_base=True), Episodes(with_base=False)
 
 
-def gains(choice: Any, count: str) -> np.ndarray:
+def hit_gains(choice: Any, count: str) -> np.ndarray:
     """Return hits that each setting has more than the chosen one, a mean over episodes: of the test, if tried there.
 
     Args:
@@ -161,7 +161,7 @@ def gains(choice: Any, count: str) -> np.ndarray:
     return differences
 
 
-def _odd_counts(counts: Counts) -> Iterator[str]:
+def _count_faults(counts: Counts) -> Iterator[str]:
     """Yield why no method has these counts."""
     n, base, novel = len(counts), counts.base_queries, counts.novel_queries
     if novel < 1:
@@ -177,7 +177,7 @@ def _odd_counts(counts: Counts) -> Iterator[str]:
     if not base and (counts.novel_joint != counts.novel_alone).any():
         yield "joint hits differ from hits alone though the episodes have no base classes"
     limits = (2 * counts.base_alone * counts.novel_alone, counts.base_alone, counts.novel_alone)
-    for name, most in zip(MORE_COUNTS, limits, strict=True):
+    for name, most in zip(OPTIONAL_COUNTS, limits, strict=True):
         if (values := getattr(counts, name)) is None:
             continue
         if not base:
@@ -200,7 +200,7 @@ def _odd_counts(counts: Counts) -> Iterator[str]:
         yield "episodes.pairs has fewer than the joint hits of an episode make"
 
 
-def _odd_calibration(counts: Counts, calibration: Any) -> Iterator[str]:
+def _calibration_faults(counts: Counts, calibration: Any) -> Iterator[str]:
     """Yield why no method has these hits at these biases on the novel logits."""
     base, novel = counts.calibrated_base, counts.calibrated_novel
     if calibration is None or base is None or novel is None:
@@ -210,8 +210,8 @@ def _odd_calibration(counts: Counts, calibration: Any) -> Iterator[str]:
     curve, resampled = calibration.curve, (calibration.resampled_base, calibration.resampled_novel)
     if len({len(curve.bias), len(curve.base_joint), len(curve.novel_joint)}) > 1:
         yield "has a curve whose parts differ in length"
-    if {*map(len, resampled)} not in ({0}, {RESAMPLES}):
-        yield f"has other than {RESAMPLES} resamples"
+    if {*map(len, resampled)} not in ({0}, {RESAMPLE_COUNT}):
+        yield f"has other than {RESAMPLE_COUNT} resamples"
     joint = counts.base_joint, counts.novel_joint
     if calibration.applied and not all(map(np.array_equal, joint, (base, novel))):
         yield "is applied, and yet joint hits and calibrated ones differ"
@@ -231,12 +231,12 @@ def _odd_calibration(counts: Counts, calibration: Any) -> Iterator[str]:
         yield "has more hits than there are alone"
 
 
-def _odd_choice(counts: Counts, choice: Any, settings: int, calibrated: bool) -> Iterator[str]:
+def _choice_faults(counts: Counts, choice: Any, settings: int, calibrated: bool) -> Iterator[str]:
     """Yield why one of this number of settings was not chosen like this, for a result with these counts."""
     if max(choice.chosen, *choice.winners, *choice.rivals) >= settings:
         yield f"has a place that none of {settings} settings has"
     for hits, count in ((choice.hits, settings), (choice.test_hits, 1 + len(choice.rivals))):
-        if hits.keys() - {*COUNTS, *MORE_COUNTS} or any(len(each) != count for each in hits.values()):
+        if hits.keys() - {*COUNTS, *OPTIONAL_COUNTS} or any(len(each) != count for each in hits.values()):
             yield f"has hits of something else, or of other than {count} settings"
     if not bool(choice.rivals) <= choice.test_episodes <= len(counts):
         yield f"has {choice.test_episodes:,} test episodes, the result {len(counts):,}"

@@ -16,7 +16,7 @@ import numpy as np
 from ifsl_bench.utils.serialization import pack_array
 
 MOST_CHARACTERS = 9_500  # of packed arrays; with names and quotes 10 KB of a result file
-LEVELS = 255  # of stored shares
+SHARE_LEVELS = 255  # of stored shares
 
 
 class ImageTally:
@@ -61,7 +61,7 @@ class PoolHits:
         sizes: [C] images of each class.
         step: images in a group; the last group of a class may have fewer.
         asked: [H, G] how often each group was a query, in each of H parts of the episodes.
-        right: name -> [H, G] how often it was right; or, in sessions, the share of its queries in 1 / ``LEVELS``.
+        right: name -> [H, G] how often it was right; or, in sessions, the share of its queries in 1 / ``SHARE_LEVELS``.
     """
 
     sizes: np.ndarray
@@ -74,7 +74,7 @@ class PoolHits:
         """The number of groups of each class, [C]."""
         return -(-self.sizes // self.step)
 
-    def twice_the_step(self, shares: bool) -> PoolHits:
+    def merge_neighbours(self, shares: bool) -> PoolHits:
         """Return the hits of pairs of neighbouring groups of each class.
 
         Args:
@@ -95,7 +95,7 @@ class PoolHits:
         return np.cumsum(self.groups) - self.groups
 
     @property
-    def texts(self) -> dict[str, str]:
+    def packed_arrays(self) -> dict[str, str]:
         """The packed arrays, by name; ``asked`` is one of them."""
         return {name: pack_array(values.reshape(-1)) for name, values in {"asked": self.asked, **self.right}.items()}
 
@@ -115,7 +115,7 @@ class ImageHits:
     def shares_of(self, name: str) -> dict[str, np.ndarray]:
         """Return name -> the share of each image's queries that are right, [H, G]; NaN where it has none."""
         pool = self.pools[name]
-        most = np.where(pool.asked > 0, LEVELS if self.shares else pool.asked, np.nan)
+        most = np.where(pool.asked > 0, SHARE_LEVELS if self.shares else pool.asked, np.nan)
         return {what: right / most for what, right in pool.right.items()}
 
     def grouped(self, name: str, step: int) -> ImageHits:
@@ -127,32 +127,32 @@ class ImageHits:
         """
         pool = self.pools[name]
         while pool.step < step:
-            pool = pool.twice_the_step(self.shares)
+            pool = pool.merge_neighbours(self.shares)
         return ImageHits({**self.pools, name: pool}, self.shares)
 
-    def fitting(self) -> ImageHits:
+    def fit_to_result(self) -> ImageHits:
         """Return these hits with images grouped as little as :data:`MOST_CHARACTERS` allow."""
         pools, lengths = dict(self.pools), {}
         while True:
             for name, pool in pools.items():
                 if name not in lengths:
-                    lengths[name] = sum(map(len, pool.texts.values()))
+                    lengths[name] = sum(map(len, pool.packed_arrays.values()))
             largest = max(lengths, key=lambda name: lengths[name])
             if sum(lengths.values()) <= MOST_CHARACTERS or pools[largest].groups.max() == 1:
                 return ImageHits(pools, self.shares)
-            pools[largest] = pools[largest].twice_the_step(self.shares)
+            pools[largest] = pools[largest].merge_neighbours(self.shares)
             del lengths[largest]
 
 
-def of_sessions(
+def session_image_hits(
     sums: Mapping[str, np.ndarray], biased: bool, base_sizes: np.ndarray, novel_sizes: np.ndarray, ways: int
 ) -> ImageHits:
     """Return the shares of the queries of each image that are right, in sequences of T sessions.
 
     In the average accuracy a query after session t has the weight of one over all queries after it, and in gAcc the
-    weight that :func:`ifsl_bench.protocols.session_metrics._gacc` gives to its class. Each share is a mean with these
-    weights over sequences and sessions: ``acc`` and ``gacc``; ``first`` is of session 0, ``last`` of session T, and
-    ``calibrated`` is ``acc`` with the bias.
+    weight that :func:`ifsl_bench.protocols.session_metrics._generalized_accuracy` gives to its class. Each share is a
+    mean with these weights over sequences and sessions: ``acc`` and ``gacc``; ``first`` is of session 0, ``last`` of
+    session T, and ``calibrated`` is ``acc`` with the bias.
 
     Args:
         sums: over sequences: "base asked" [B], "base" [T + 1, B] right after each session, "novel asked" [T images] by
@@ -178,7 +178,7 @@ def of_sessions(
         there = np.broadcast_to(asked, right.shape) * weight[:, None]
         total = there.sum(0)
         share = np.divide((right * weight[:, None]).sum(0), total, out=np.zeros_like(total), where=total > 0)
-        return np.rint(LEVELS * share).astype(np.int64)[None]
+        return np.rint(SHARE_LEVELS * share).astype(np.int64)[None]
 
     base = {name: shares(sums[f"{kind}base"], base_asked, weight) for name, weight in weights.items()}
     base["first"] = shares(sums["base"], base_asked, np.eye(len(queries))[0])
@@ -190,4 +190,4 @@ def of_sessions(
         "base": PoolHits(base_sizes, 1, base_asked[None], base),
         "novel": PoolHits(novel_sizes, 1, novel_asked[-1:], novel),
     }
-    return ImageHits(pools, shares=True).fitting()
+    return ImageHits(pools, shares=True).fit_to_result()

@@ -20,25 +20,27 @@ from torch import Tensor
 from ifsl_bench.backbones.device import free_memory
 from ifsl_bench.plugin.method import Method, Query, Support
 from ifsl_bench.protocols import calibration
-from ifsl_bench.protocols.calibration import Bias, Calibrated, Margins
+from ifsl_bench.protocols.calibration import Bias, CalibratedHits, Margins
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
-from ifsl_bench.protocols.metrics import HitCounts, estimate
+from ifsl_bench.protocols.metrics import HitCounts, mean_with_interval
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.threads import cancel_at_exit, evaluation_threads, thread_limits, thread_share
 
-CPU_BYTES = 1 << 25  # on the CPU, where more at once are no faster: features and logits of a block
-SEQUENCE_BYTES = 51 << 20  # likewise, of sequences: they take more small steps
+EPISODE_BLOCK_BYTES = 1 << 25  # on the CPU, where more at once are no faster: features and logits of a block
+SEQUENCE_BLOCK_BYTES = 51 << 20  # likewise, of sequences: they take more small steps
 # Episodes at once.
-BLOCKS = (10_000, 5000, 2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)
-MOST_ON_CPU = 1000  # episodes at once
-PEAK = 4  # times as much as that a method takes at its peak
+BLOCK_SIZES = (10_000, 5000, 2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)
+MOST_EPISODES_ON_CPU = 1000  # episodes at once
+PEAK_FACTOR = 4  # times as much as that a method takes at its peak
 MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
-SHARE = 1 / 8  # of an accelerator's free memory: features and logits; the methods' peaks are about twice as much
-MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
+FREE_MEMORY_SHARE = (
+    1 / 8
+)  # of an accelerator's free memory: features and logits; the methods' peaks are about twice as much
+MOST_UNCONVERGED_SHARE = 0.001  # share of episodes above which a run says that solves failed
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """Counts, statistics and margins of n episodes.
 
     Attributes:
@@ -52,12 +54,12 @@ class Evaluated:
     counts: HitCounts
     statistics: dict[str, np.ndarray]
     margins: Margins | None = None
-    calibrated: Calibrated | None = None
+    calibrated: CalibratedHits | None = None
 
     @property
     def accuracy(self) -> float:
         """The mean over episodes, in percent."""
-        return estimate(self.counts.value("acc")).mean
+        return mean_with_interval(self.counts.value("acc")).mean
 
     @property
     def unconverged(self) -> int:
@@ -65,16 +67,16 @@ class Evaluated:
         return int(np.count_nonzero(self.statistics.get("solver_unconverged", 0)))
 
     def remarks(self) -> Iterator[str]:
-        """Yield a line where more than ``MOST_UNCONVERGED`` of the inner solves did not converge."""
-        if self.unconverged > MOST_UNCONVERGED * len(self.counts):
+        """Yield a line where more than ``MOST_UNCONVERGED_SHARE`` of the inner solves did not converge."""
+        if self.unconverged > MOST_UNCONVERGED_SHARE * len(self.counts):
             yield f"the inner solve of {self.unconverged} of {len(self.counts)} episodes did not converge"
 
-    def described(self) -> dict[str, dict[str, float]]:
+    def describe_statistics(self) -> dict[str, dict[str, float]]:
         """Return for each statistic mean, maximum and sum over finite values, and the number of others."""
-        return {name: _describe(values) for name, values in self.statistics.items()}
+        return {name: _summarise_statistic(values) for name, values in self.statistics.items()}
 
 
-def _describe(values: np.ndarray) -> dict[str, float]:
+def _summarise_statistic(values: np.ndarray) -> dict[str, float]:
     finite = values[np.isfinite(values)].astype(np.float64)
     return {
         "mean": float(finite.mean()) if len(finite) else 0.0,
@@ -85,7 +87,7 @@ def _describe(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def joined(parts: Sequence[Evaluated]) -> Evaluated:
+def join_results(parts: Sequence[EvaluationResult]) -> EvaluationResult:
     """Return the findings of ranges that follow one another, as one; none has margins, or all have."""
     first = parts[0]
     columns = [part.counts.columns() for part in parts]
@@ -96,17 +98,17 @@ def joined(parts: Sequence[Evaluated]) -> Evaluated:
             statistics.setdefault(name, []).append(values)
     margins = [part.margins for part in parts if part.margins is not None]
     calibrated = [part.calibrated for part in parts if part.calibrated is not None]
-    return Evaluated(
+    return EvaluationResult(
         replace(first.counts, **counts),  # type: ignore[type-var]
         {name: np.concatenate(values) for name, values in statistics.items()},
         Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel")))
         if margins
         else None,
-        calibration.joined(calibrated) if calibrated else None,
+        calibration.join_calibrated_hits(calibrated) if calibrated else None,
     )
 
 
-Evaluator = Callable[[Method, Any, slice], Evaluated]  # of those episodes of a batch that are asked for
+BatchEvaluator = Callable[[Method, Any, slice], EvaluationResult]  # of those episodes of a batch that are asked for
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,14 @@ class Batch:
     start: int = 0
 
     @property
-    def masked(self) -> Tensor:
+    def masked_base(self) -> Tensor:
         """[E, K] bool, base classes that have no logit: the hidden ones, or all."""
         return self.support.hidden if self.joint else torch.ones_like(self.support.hidden)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, start: int, stop: int) -> Batch:
+    def episode_range(self, start: int, stop: int) -> Batch:
         """Return episodes ``start`` to ``stop - 1`` of the batch.
 
         Args:
@@ -167,7 +169,7 @@ class Loader(ABC):
         tally: adds up the hits of each test image while evaluators run; None where they are not counted.
     """
 
-    cpu_bytes: ClassVar[int] = CPU_BYTES
+    cpu_bytes: ClassVar[int] = EPISODE_BLOCK_BYTES
     tally: ImageTally | None = None
     sampler: Any
     ways: int
@@ -185,7 +187,7 @@ class Loader(ABC):
 
     @property
     @abstractmethod
-    def each(self) -> int:
+    def bytes_per_item(self) -> int:
         """Bytes, roughly, of an episode or sequence: features and logits."""
 
     @abstractmethod
@@ -202,7 +204,7 @@ class Loader(ABC):
         """Return the first episodes, or session 1 of the first sequences as episodes, to check a contract on."""
 
     @abstractmethod
-    def evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> Evaluator:
+    def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
         """Return what evaluates batches, for a method or copies of it.
 
         Args:
@@ -224,7 +226,7 @@ class Loader(ABC):
         return None
 
     @abstractmethod
-    def joint_answers(
+    def joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield answers of a method among all classes; of sequences, those after the last session.
@@ -254,9 +256,11 @@ def batch_size(loader: Loader, method: Method) -> int:
         method: to evaluate.
     """
     free = free_memory(loader.device)
-    each = loader.each + method.class_bytes * loader.novel_classes
-    most = min(MOST_ON_CPU, loader.cpu_bytes // each) if free is None else int(SHARE * free) // each
-    return next((size for size in BLOCKS if size <= most), 1)
+    each = loader.bytes_per_item + method.class_bytes * loader.novel_classes
+    most = (
+        min(MOST_EPISODES_ON_CPU, loader.cpu_bytes // each) if free is None else int(FREE_MEMORY_SHARE * free) // each
+    )
+    return next((size for size in BLOCK_SIZES if size <= most), 1)
 
 
 @torch.no_grad()
@@ -273,7 +277,7 @@ def evaluate(
     keep_margins: bool = True,
     at_once: bool = True,
     called: str = "accuracy",
-) -> Evaluated:
+) -> EvaluationResult:
     """Count hits over these episodes of the loader's stream, or these sequences.
 
     Episodes are computed in blocks, which begin at multiples of their size, so that what is found in an episode does
@@ -297,15 +301,15 @@ def evaluate(
     whole, size = episodes.stop if whole is None else whole, batch_size(loader, method)
     first = episodes.start - episodes.start % size
     blocks = [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
-    parts: list[Evaluated] = []
-    evaluated = loader.evaluator(method, name, bias, keep_margins)
+    parts: list[EvaluationResult] = []
+    evaluated = loader.make_evaluator(method, name, bias, keep_margins)
 
-    def answered(method: Method, start: int, batch: Any) -> Evaluated:
+    def answered(method: Method, start: int, batch: Any) -> EvaluationResult:
         return evaluated(method, batch, slice(max(0, episodes.start - start), episodes.stop - start))
 
     with (
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
-        closing(_answers(method, loader, blocks, answered, at_once)) as answers,
+        closing(_evaluate_blocks(method, loader, blocks, answered, at_once)) as answers,
     ):
         right = done = 0.0
         for answer in answers:
@@ -313,19 +317,19 @@ def evaluate(
             right, done = right + answer.accuracy * len(answer.counts), done + len(answer.counts)
             mean = right / done  # where a block ends within an order, not yet that over orders
             if done == len(episodes):
-                parts = [joined(parts)]
+                parts = [join_results(parts)]
                 mean = parts[0].accuracy
             stage.advance(len(answer.counts), **{called: mean})
     return parts[0]
 
 
-def _answers(
+def _evaluate_blocks(
     method: Method,
     loader: Loader,
     blocks: list[tuple[int, int]],
-    answered: Callable[[Method, int, Any], Evaluated],
+    answered: Callable[[Method, int, Any], EvaluationResult],
     at_once: bool,
-) -> Generator[Evaluated]:
+) -> Generator[EvaluationResult]:
     """Yields ``answered(method, start, batch)`` of each block, a first episode and a length, in their order.
 
     On the CPU threads take a block each, with a copy of the method where its class declares that copies may run at
@@ -333,7 +337,7 @@ def _answers(
     do not depend on how many there are.
     """
     cpu = loader.device.type == "cpu"
-    copies = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
+    copies = _copies_for_threads(method, min(most_parallel_blocks(type(method)), len(blocks)) if cpu and at_once else 1)
     several, queue = len(copies), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with thread_limits(1, thread_share()) if cpu else nullcontext():
@@ -344,7 +348,7 @@ def _answers(
         queue.put(replica)
 
     @torch.no_grad()
-    def take(start: int, count: int) -> Evaluated:
+    def take(start: int, count: int) -> EvaluationResult:
         replica = queue.get()
         try:
             return answered(replica, start, loader.batch(start, count))
@@ -365,7 +369,7 @@ def _answers(
                 future.cancel()
 
 
-def _with_copies(method: Method, count: int) -> list[Method]:
+def _copies_for_threads(method: Method, count: int) -> list[Method]:
     """Return the method and copies of it, ``count`` in all; it alone where it cannot be copied, as with a lock."""
     try:
         return [method, *(copy.deepcopy(method) for _ in range(count - 1))]
@@ -373,7 +377,7 @@ def _with_copies(method: Method, count: int) -> list[Method]:
         return [method]
 
 
-def blocks_at_once(kind: type[Method]) -> int:
+def most_parallel_blocks(kind: type[Method]) -> int:
     """Return the number of blocks of a method's episodes that a CPU computes at once, at most."""
     return max(1, min(thread_share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
 
@@ -385,4 +389,4 @@ def block_bytes(kind: type[Method], in_sessions: bool) -> int:
         kind: the method's class.
         in_sessions: whether the blocks are of sequences of sessions, not of episodes.
     """
-    return blocks_at_once(kind) * PEAK * (SEQUENCE_BYTES if in_sessions else CPU_BYTES)
+    return most_parallel_blocks(kind) * PEAK_FACTOR * (SEQUENCE_BLOCK_BYTES if in_sessions else EPISODE_BLOCK_BYTES)

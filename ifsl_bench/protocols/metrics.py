@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.calibration import Margins
 
 COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
-MORE_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
+OPTIONAL_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
 METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
-BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
+BALANCE_METRICS = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
 Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
-C = TypeVar("C", bound="HitCounts")
+HitCountsT = TypeVar("HitCountsT", bound="HitCounts")
 
 
 class HitCounts(ABC):
@@ -65,14 +65,14 @@ class HitCounts(ABC):
         """Return each metric's mean and 95% interval over the units."""
         return summarise(self.per_episode(), self.quantile)
 
-    def compact(self: C) -> C:
+    def compact(self: HitCountsT) -> HitCountsT:
         """Return the counts in as few bytes as they need, for many results at once."""
         small: dict[str, Any] = {
             name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
         }
         return replace(self, **small)  # type: ignore[type-var]
 
-    def calibrated(self: C) -> C:
+    def calibrated(self: HitCountsT) -> HitCountsT:
         """Return the counts with the bias as the plain ones; raises :class:`KeyError` where there is no bias."""
         raise KeyError("calibrated_acc")
 
@@ -88,7 +88,7 @@ class HitCounts(ABC):
     def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
         """Return the weights with which the mean of a metric is a sum of shares of right queries.
 
-        The harmonic mean is made linear, see :func:`harmonic`.
+        The harmonic mean is made linear, see :func:`spread_harmonic_mean`.
 
         Args:
             metric: its name.
@@ -110,15 +110,15 @@ class HitCounts(ABC):
         """Return columns with a value for each episode, or for each sequence and session, for data frames."""
         return {"episode": np.arange(len(self)), **self.columns(), "acc": self.value("acc")}
 
-    def of_sequence(self, metric: str) -> np.ndarray:
+    def value_by_sequence(self, metric: str) -> np.ndarray:
         """Return a metric for each episode or sequence, [n], in percent."""
         return self.value(metric)
 
-    def triangle(self) -> np.ndarray:
+    def accuracy_triangle(self) -> np.ndarray:
         """Return, in sessions, accuracies after session t on the classes of session g, [n, T + 1, T + 1]."""
         raise NotImplementedError
 
-    def lazy(self: C) -> C:
+    def lazy_counts(self: HitCountsT) -> HitCountsT:
         """Return, in sessions, the counts of the model that never answers with a novel class."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class HitCounts(ABC):
         """Return a metric after each of T + 1 sessions, [n, T + 1], in percent; [n, 0] in episodes."""
         return np.empty((len(self), 0))
 
-    def over_orders(self, values: np.ndarray) -> np.ndarray:
+    def mean_by_order(self, values: np.ndarray) -> np.ndarray:
         """Return values [n, ...] averaged within each unit of intervals, [units, ...]."""
         return values
 
@@ -164,14 +164,14 @@ class Counts(HitCounts):
             "calibrated_acc": biased,
             "calibrated_delta": biased,
         }
-        return (*METRICS, *(name for name in BALANCE if there[name]))
+        return (*METRICS, *(name for name in BALANCE_METRICS if there[name]))
 
     def value(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` in each episode, [n], in percent.
 
         ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel alone, Delta their
-        mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts. ``harmonic`` is as :func:`harmonic`
-        has it; ``ausuc`` the area under the base-novel curve (Chao et al. 2016).
+        mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts. ``harmonic`` is as
+        :func:`spread_harmonic_mean` has it; ``ausuc`` is the area under the base-novel curve (Chao et al. 2016).
         """
         return 100 * self._share(metric)
 
@@ -189,7 +189,7 @@ class Counts(HitCounts):
         if metric == "delta":
             return (self._share("delta_a") + self._share("delta_b")) / 2
         if metric == "harmonic":
-            return harmonic(self._share("base_joint"), self._share("novel_joint"))
+            return spread_harmonic_mean(self._share("base_joint"), self._share("novel_joint"))
         if metric == "ausuc":
             return self.column("pairs") / (2 * base * novel)
         hits = self.column("calibrated_base"), self.column("calibrated_novel")
@@ -202,7 +202,7 @@ class Counts(HitCounts):
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the counts by name, [n], for all that there are."""
-        return {name: values for name in (*COUNTS, *MORE_COUNTS) if (values := getattr(self, name)) is not None}
+        return {name: values for name in (*COUNTS, *OPTIONAL_COUNTS) if (values := getattr(self, name)) is not None}
 
     def calibrated(self) -> Counts:
         if self.calibrated_base is None or self.calibrated_novel is None:
@@ -254,12 +254,12 @@ class Counts(HitCounts):
         validation. What is missing is NaN.
         """
         queries = {"base_queries": self.base_queries, "novel_queries": self.novel_queries}
-        counts = {name: self.columns().get(name, np.nan) for name in (*COUNTS, *MORE_COUNTS)}
+        counts = {name: self.columns().get(name, np.nan) for name in (*COUNTS, *OPTIONAL_COUNTS)}
         values = {"episode": np.arange(len(self)), **queries, **counts, "acc": self.value("acc")}
         return {name: np.broadcast_to(value, len(self)) for name, value in values.items()}
 
 
-def harmonic(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
+def spread_harmonic_mean(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
     """Return the harmonic mean of two means, spread over the episodes: [n], in the values' unit.
 
     An episode's own harmonic mean may be 0/0. So it is made linear at the means B and N (the delta method): an
@@ -296,7 +296,7 @@ class Estimate:
     interval: float
 
 
-def estimate(values: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Estimate:
+def mean_with_interval(values: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Estimate:
     """Return the mean of [n] values and the half-width 1.96 sqrt(s^2 / n + choices), s with n - 1.
 
     Args:
@@ -315,11 +315,11 @@ def summarise(per_episode: Mapping[str, np.ndarray], quantile: float = Z95) -> d
         per_episode: metric -> [n] values, in percent.
         quantile: in place of 1.96.
     """
-    return {name: estimate(values, quantile=quantile) for name, values in per_episode.items()}
+    return {name: mean_with_interval(values, quantile=quantile) for name, values in per_episode.items()}
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedDifference:
     """A difference between two methods on the same episodes."""
 
     mean: float  # mean of A - B over episodes, in percentage points
@@ -327,7 +327,7 @@ class Paired:
     p: float  # two-sided p-value of a paired t-test (Student's distribution, n - 1) that the mean is zero
 
 
-def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Paired:
+def paired_difference(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> PairedDifference:
     """Compare [n] and [n] values of the same episodes, in pairs.
 
     One episode has neither interval nor p-value: NaN.
@@ -343,8 +343,8 @@ def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float =
     difference = a - b
     n = len(difference)
     if n == 1:
-        return Paired(float(difference[0]), math.nan, math.nan)
+        return PairedDifference(float(difference[0]), math.nan, math.nan)
     mean, error = float(difference.mean()), math.sqrt(float(np.var(difference, ddof=1)) / n + choices)
     if error == 0:
-        return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)
-    return Paired(mean, quantile * error, 2 * float(stdtr(n - 1, -abs(mean) / error)))
+        return PairedDifference(mean, 0.0, 1.0 if mean == 0 else 0.0)
+    return PairedDifference(mean, quantile * error, 2 * float(stdtr(n - 1, -abs(mean) / error)))

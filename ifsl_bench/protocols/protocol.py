@@ -2,7 +2,7 @@
 
 :class:`~ifsl_bench.protocols.episode_protocol.Episodes` and :class:`~ifsl_bench.protocols.session_protocol.Sessions`
 implement it. Another one is a subclass of either or of :class:`Protocol`, made known with
-:func:`~ifsl_bench.protocols.registry.register`; a task file
+:func:`~ifsl_bench.protocols.registry.register_protocol`; a task file
 chooses it by name, ``protocol = "NAME"`` under ``[evaluation]``. Imports no torch, so that tables come at once.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 from msgspec import Meta
 
 from ifsl_bench.protocols.calibration import Bias, Margins, find_bias
-from ifsl_bench.protocols.sampling.draws import MOST_STEPS, ClassDraws
+from ifsl_bench.protocols.sampling.draws import MOST_DRAW_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
-from ifsl_bench.protocols.tasks.task_limits import EPISODES
+from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
     from ifsl_bench.protocols.loader import Loader
     from ifsl_bench.protocols.metrics import HitCounts
-    from ifsl_bench.protocols.sampling.episodes import Sampler
+    from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
-Hits = Annotated[int, Meta(ge=0, lt=1 << 31)]  # products of two fit into 64 bits
-READABLE = 5_000  # numbers of a file that stay numbers; more are packed
-MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
-Form = TypeVar("Form", bound="StoredCounts")
+HitCount = Annotated[int, Meta(ge=0, lt=1 << 31)]  # products of two fit into 64 bits
+MOST_READABLE_NUMBERS = 5_000  # numbers of a file that stay numbers; more are packed
+MOST_STORED_NUMBERS = 1 << 23  # of a column: more do not fit into a file
+StoredCountsT = TypeVar("StoredCountsT", bound="StoredCounts")
 
 
 class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,10 +55,10 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()
-    SHAPE: ClassVar[tuple[str, ...]] = ()
-    DRAWN: ClassVar[tuple[str, ...]] = ("classes",)
-    LONG: ClassVar[tuple[str, ...]] = ("classes",)
-    MARK: ClassVar[str]
+    SHAPE_FIELDS: ClassVar[tuple[str, ...]] = ()
+    DRAWN_COLUMNS: ClassVar[tuple[str, ...]] = ("classes",)
+    LONG_COLUMNS: ClassVar[tuple[str, ...]] = ("classes",)
+    MARKER_FIELD: ClassVar[str]
 
     @property
     @abstractmethod
@@ -80,24 +80,27 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def of(
-        cls: type[Form], counts: HitCounts, classes: ClassDraws | np.ndarray, more: dict[str, Any] | None = None
-    ) -> Form:
-        """Return the form of counts in a result file, short beyond :data:`READABLE` numbers.
+        cls: type[StoredCountsT],
+        counts: HitCounts,
+        classes: ClassDraws | np.ndarray,
+        more: dict[str, Any] | None = None,
+    ) -> StoredCountsT:
+        """Return the form of counts in a result file, short beyond :data:`MOST_READABLE_NUMBERS` numbers.
 
         Args:
             counts: as arrays.
             classes: the novel classes of each episode or order, [n, N], or how they are drawn.
             more: further fields.
         """
-        drawn = classes.array() if isinstance(classes, ClassDraws) else classes
+        drawn = classes.to_array() if isinstance(classes, ClassDraws) else classes
         columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
-        many = sum(map(len, columns.values())) > READABLE
+        many = sum(map(len, columns.values())) > MOST_READABLE_NUMBERS
         entries: dict[str, Any] = {
             name: pack_array(values) if many else values.tolist() for name, values in columns.items()
         }
-        if many and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
+        if many and isinstance(classes, ClassDraws) and classes.comparison_count <= MOST_DRAW_STEPS:
             entries["classes"] = str(classes)
-        return cls(**{name: getattr(counts, name) for name in cls.SHAPE}, **entries, **(more or {}))
+        return cls(**{name: getattr(counts, name) for name in cls.SHAPE_FIELDS}, **entries, **(more or {}))
 
     def length(self, name: str) -> int:
         """Return the number of numbers in a column."""
@@ -116,20 +119,22 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         column = getattr(self, name)
         if isinstance(column, str):
             if _is_drawn(name, column):
-                return ClassDraws.parse(column).array().reshape(-1)
-            return unpack_array(column, MOST_NUMBERS if name in self.LONG else EPISODES, COUNT_KINDS)
+                return ClassDraws.parse(column).to_array().reshape(-1)
+            return unpack_array(
+                column, MOST_STORED_NUMBERS if name in self.LONG_COLUMNS else MOST_EPISODES, COUNT_KINDS
+            )
         return np.asarray(column, dtype=np.int64)
 
-    def classes_drawn(self) -> np.ndarray:
+    def drawn_classes(self) -> np.ndarray:
         """Return the novel classes of each episode or order, int64 [n, N]."""
         return self.column("classes").reshape(self.counts().unit_count, -1)
 
     @property
     def shape(self) -> dict[str, int]:
         """What all episodes have in common."""
-        return {name: getattr(self, name) for name in self.SHAPE}
+        return {name: getattr(self, name) for name in self.SHAPE_FIELDS}
 
-    def same(self, columns: StoredCounts, names: Iterable[str]) -> bool:
+    def has_same_numbers(self, columns: StoredCounts, names: Iterable[str]) -> bool:
         """Return whether columns hold the same numbers, however they are written.
 
         Args:
@@ -213,11 +218,11 @@ class Protocol(ABC):
 
     # -- words
 
-    def counted(self, number: int) -> str:
+    def format_count(self, number: int) -> str:
         """Return a number of what a stream draws, in words: "400 sequences", "1 sequence"."""
         return f"{number:,} {self.drawn if number != 1 else self.drawn[:-1]}"
 
-    def shows(self, metric: str, row_metrics: Collection[str]) -> bool:
+    def shows_metric(self, metric: str, row_metrics: Collection[str]) -> bool:
         """Return whether readers are shown a metric.
 
         Args:
@@ -234,11 +239,11 @@ class Protocol(ABC):
     def describe(self, task: Task) -> tuple[str, str]:
         """Return a heading and a text on what a task draws, for ``ifsl-bench tasks NAME``."""
 
-    def curve(self, task: Task) -> range:
+    def curve_sessions(self, task: Task) -> range:
         """Return the sessions whose accuracies tables show one by one; empty where there are none."""
         return range(0)
 
-    def require(self, feature: Feature, name: str, what: str, join: str = "; ") -> None:
+    def require_feature(self, feature: Feature, name: str, what: str, join: str = "; ") -> None:
         """Raise :class:`UserError` where a figure or table does not apply.
 
         Args:
@@ -261,8 +266,8 @@ class Protocol(ABC):
         device: torch.device | str = "cpu",
         classes: Callable[[str], Sequence[str]] = lambda pool: (),
         order: np.ndarray | None = None,
-    ) -> Sampler | SequenceSampler:
-        """Return the sampler of a task's side, see :func:`.sampling.episodes.task_stream`.
+    ) -> EpisodeSampler | SequenceSampler:
+        """Return the sampler of a task's side, see :func:`.sampling.episodes.task_side_sampler`.
 
         Args:
             task: of this protocol.
@@ -273,9 +278,9 @@ class Protocol(ABC):
             classes: of a pool by name, what errors call its classes.
             order: [T N] labels of novel/test, as a published list orders them.
         """
-        from ifsl_bench.protocols.sampling.episodes import task_stream
+        from ifsl_bench.protocols.sampling.episodes import task_side_sampler
 
-        return task_stream(task, side, seed, starts, device, classes, order)
+        return task_side_sampler(task, side, seed, starts, device, classes, order)
 
     def class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
         """Return the order of the novel classes in a published list, [T N] labels; None where they are drawn.
@@ -305,7 +310,7 @@ class Protocol(ABC):
 
     # -- the contract and calibration
 
-    def refusal(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
+    def refusal_reason(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
         """Return why a method may not run on a task; None where it may.
 
         Args:
@@ -328,7 +333,7 @@ class Protocol(ABC):
             UserError: the method breaks the contract.
         """
 
-    def calibrates(self, task: Task, method: type[Method]) -> bool:
+    def has_calibration(self, task: Task, method: type[Method]) -> bool:
         """Return whether a bias on the novel logits is looked for on validation episodes.
 
         Args:
@@ -343,7 +348,7 @@ class Protocol(ABC):
 
     # -- count, store and summarise
 
-    def store(self, counts: Any, classes: Any, supports_kept: bool, every_image: bool) -> StoredCounts:
+    def to_stored_counts(self, counts: Any, classes: Any, supports_kept: bool, every_image: bool) -> StoredCounts:
         """Return the form of counts in a result file.
 
         Args:
@@ -355,7 +360,7 @@ class Protocol(ABC):
         return self.stored.of(counts, classes)
 
     @abstractmethod
-    def shape_of(self, task: Task, count: int) -> tuple[dict[str, int], int]:
+    def expected_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
         """Return the fields that the stored counts of a result on a task must have.
 
         Args:
@@ -373,9 +378,9 @@ class Protocol(ABC):
             counts: of the result, as arrays.
             result: its record, see :class:`ifsl_bench.store.schema.Result`.
         """
-        yield from odd_classes(result.episodes.column("classes"), counts.unit_count)
+        yield from class_draw_faults(result.episodes.column("classes"), counts.unit_count)
 
-    def resampled(self, counts: Any, calibration: Any, choice: Any) -> HitCounts | None:
+    def resampled_counts(self, counts: Any, calibration: Any, choice: Any) -> HitCounts | None:
         """Return the counts over all test episodes that each resample of the validation episodes would have led to.
 
         They are as if each resample were an episode, [RESAMPLES]; None where nothing was chosen, or where an older
@@ -388,8 +393,8 @@ class Protocol(ABC):
         """
         return None
 
-    def moved_by_choices(self, metric: str, biased: bool) -> str | None:
-        """Return the metric of :meth:`resampled` counts that a metric of a row follows.
+    def resampled_metric(self, metric: str, biased: bool) -> str | None:
+        """Return the metric of :meth:`resampled_counts` counts that a metric of a row follows.
 
         Args:
             metric: of the row.
@@ -401,7 +406,7 @@ class Protocol(ABC):
         return metric
 
 
-def odd_classes(classes: np.ndarray, episodes: int) -> Iterator[str]:
+def class_draw_faults(classes: np.ndarray, episodes: int) -> Iterator[str]:
     """Yield why these are not the novel classes of a number of episodes or orders.
 
     Args:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ifsl_bench.protocols.episode_protocol import EPISODES, REGULAR
+from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL, REGULAR_PROTOCOL
 from ifsl_bench.protocols.protocol import Protocol, StoredCounts
-from ifsl_bench.protocols.session_protocol import SESSIONS
+from ifsl_bench.protocols.session_protocol import SESSIONS_PROTOCOL
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import unknown_name_error
 
-_registered: dict[str, Protocol] = {"episodes": EPISODES, "regular": REGULAR, "sessions": SESSIONS}
+_registered: dict[str, Protocol] = {
+    "episodes": EPISODES_PROTOCOL,
+    "regular": REGULAR_PROTOCOL,
+    "sessions": SESSIONS_PROTOCOL,
+}
 
 
-def register(protocol: Protocol) -> None:
+def register_protocol(protocol: Protocol) -> None:
     """Make a protocol known to all commands of this process; one of the same name is replaced."""
     _registered[protocol.name] = protocol
 
@@ -37,7 +41,7 @@ def protocol_of(task: Task) -> Protocol:
     return _registered[name]
 
 
-def stored_form(fields: object) -> type[StoredCounts]:
+def stored_counts_type(fields: object) -> type[StoredCounts]:
     """Return the form of the counts that a result file has, by the names of their fields.
 
     Args:
@@ -45,10 +49,10 @@ def stored_form(fields: object) -> type[StoredCounts]:
     """
     names = fields.keys() if isinstance(fields, Mapping) else ()
     forms = [protocol.stored for protocol in _registered.values()]
-    return next((form for form in reversed(forms) if form.MARK in names), forms[0])
+    return next((form for form in reversed(forms) if form.MARKER_FIELD in names), forms[0])
 
 
-def titles() -> dict[str, str]:
+def metric_titles() -> dict[str, str]:
     """Return the heading of each metric of any protocol; of one of several protocols, the heading of the first."""
     columns = [column for protocol in reversed(protocols()) for column in protocol.columns]
     return {column.name: column.title for column in columns}

@@ -31,13 +31,16 @@ from ifsl_bench.plugin.method import (
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.episode_loader import take_images, take_rows
-from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, of_sessions
-from ifsl_bench.protocols.loader import SEQUENCE_BYTES, Batch, Evaluated, Evaluator, Loader
+from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, session_image_hits
+from ifsl_bench.protocols.loader import SEQUENCE_BLOCK_BYTES, Batch, BatchEvaluator, EvaluationResult, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
-from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_rows
+from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_indices
 from ifsl_bench.solvers.tree import leaves, rebuild, side_by_side, tree_map
 
-BASE_QUERIES, NOVEL_QUERIES = 25, 5  # of the episodes that stand for session 1: in all, and of each class
+FIRST_SESSION_BASE_QUERIES, FIRST_SESSION_NOVEL_QUERIES = (
+    25,
+    5,
+)  # of the episodes that stand for session 1: in all, and of each class
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class SequenceBatch:
         """The support sets of sessions 1 to T."""
         return [self._supports(rows, self.hidden) for rows in self.support_rows.unbind(1)]
 
-    def at_once(self) -> Support:
+    def sessions_as_episodes(self) -> Support:
         """Return the sessions of all sequences as E T episodes, the sessions of a sequence one after the other."""
         sessions = self.support_rows.shape[1]
         return self._supports(self.support_rows.flatten(0, 1), self.hidden.repeat_interleave(sessions, 0))
@@ -90,7 +93,7 @@ class SequenceBatch:
     def __len__(self) -> int:
         return len(self.hidden)
 
-    def together(self, sessions: int) -> Support:
+    def joined_supports(self, sessions: int) -> Support:
         """Return the supports of the first ``sessions`` sessions, as one episode of all their classes."""
         parts = self.supports[:sessions]
         labels = [part.labels + index * (int(part.labels.max()) + 1) for index, part in enumerate(parts)]
@@ -98,7 +101,7 @@ class SequenceBatch:
         features, joint, base_logits = (torch.cat(column, 1) for column in columns)
         return Support(features, joint, self.hidden, base_logits)
 
-    def every_image(self, at: int) -> Support:
+    def all_training_images(self, at: int) -> Support:
         """Return all training images of the novel classes of one sequence, as the supports of one episode.
 
         They are all images of these classes in the pool of supports, but for the sequence's queries where these are of
@@ -149,7 +152,7 @@ class SequenceLoader(Loader):
         rows = sampler.base_query
         self.base = Query(base.features[rows].unsqueeze(0), base.base_logits[rows].unsqueeze(0))
 
-    cpu_bytes: ClassVar[int] = SEQUENCE_BYTES
+    cpu_bytes: ClassVar[int] = SEQUENCE_BLOCK_BYTES
 
     @property
     def novel_classes(self) -> int:
@@ -164,29 +167,29 @@ class SequenceLoader(Loader):
         """Return whether each session is learned from the supports of all sessions so far."""
         return method.keeps_supports(method.__dict__.get("_made_with", {}))
 
-    def evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> Evaluator:
+    def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
         return partial(SessionEvaluator(method, name, self).evaluate, bias=bias, keep_margins=keep_margins)
 
     def image_hits(self, biased: bool) -> ImageHits | None:
         if self.tally is None or not self.tally.sums:
             return None
         base_sizes = np.bincount(self.sampler.base_labels.cpu().numpy(), minlength=self.classes)
-        return of_sessions(self.tally.sums, biased, base_sizes, np.diff(self.novel.starts), self.ways)
+        return session_image_hits(self.tally.sums, biased, base_sizes, np.diff(self.novel.starts), self.ways)
 
-    def joint_answers(
+    def joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[Tensor, ...]]:
         evaluator, spec = SessionEvaluator(method, name, self), self.sampler.shape
         for block in blocks:
             batch, drawn = self.batch(*block), self.sampler.sample(*block)
-            answer = evaluator.last(method, batch)
+            answer = evaluator.last_joint_labels(method, batch)
             novel = torch.arange(spec.classes, device=answer.device).repeat_interleave(self.sampler.queries)
             labels = torch.cat([batch.base_labels, self.classes + novel]).expand_as(answer)
             order = (drawn.index // spec.supports).unsqueeze(1)
             yield order, labels, answer, drawn.classes, torch.cat([batch.base_there, batch.novel_there], 1)
 
     @property
-    def each(self) -> int:
+    def bytes_per_item(self) -> int:
         """Bytes, roughly, of a sequence: queries with their logits, of which there are some copies."""
         shape, width = self.sampler.shape, self.novel.features.shape[1]
         novel = shape.classes * self.sampler.queries
@@ -218,10 +221,10 @@ class SequenceLoader(Loader):
     def episodes(self, count: int) -> Batch:
         """Return session 1 of the first sequences as episodes, with a few of its queries."""
         batch = self.batch(0, count)
-        of_class = min(NOVEL_QUERIES, self.sampler.queries)
+        of_class = min(FIRST_SESSION_NOVEL_QUERIES, self.sampler.queries)
         novel = torch.arange(self.ways * self.sampler.queries, device=batch.hidden.device)
         novel = novel.view(self.ways, -1)[:, :of_class].flatten()
-        base = torch.linspace(0, len(batch.base_labels) - 1, BASE_QUERIES).long().to(novel.device)
+        base = torch.linspace(0, len(batch.base_labels) - 1, FIRST_SESSION_BASE_QUERIES).long().to(novel.device)
         pairs = ((batch.base.features, batch.novel.features), (batch.base.base_logits, batch.novel.base_logits))
         query = Query(*(torch.cat([b[:, base].expand(count, -1, -1), n[:, novel]], 1) for b, n in pairs))
         ways = torch.arange(self.ways, device=novel.device).repeat_interleave(of_class) + self.classes
@@ -229,11 +232,13 @@ class SequenceLoader(Loader):
         return Batch(batch.supports[0], query, labels, labels >= self.classes)
 
 
-FAILED = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
-FEW = 400  # base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
+UNCONVERGED_STATISTIC = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
+QUERIES_PER_PRODUCT = (
+    400  # base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
+)
 
 
-class Answers(NamedTuple):
+class SequenceAnswers(NamedTuple):
     """Answers to the queries of E sequences, whatever is added to novel logits.
 
     The *margin* of a query after a session is its best base logit less its best logit among the novel classes met so
@@ -260,17 +265,17 @@ class Answers(NamedTuple):
     def margins(self) -> Margins:
         """Return margins that a bias on novel logits may move, after sessions 1 to T: [E, T B] and [E, T T M]."""
         base = self.base.masked_fill(~(self.base_right & self.base_there.unsqueeze(1)), torch.nan)
-        counted = self.novel_right & self.novel_there.unsqueeze(1) & _met(self.novel).unsqueeze(-1)
+        counted = self.novel_right & self.novel_there.unsqueeze(1) & _is_met(self.novel).unsqueeze(-1)
         novel = self.novel.masked_fill(~counted, torch.nan)
         return Margins(*(part.flatten(1).cpu().numpy() for part in (base, novel)))
 
 
-def _met(novel: Tensor) -> Tensor:
+def _is_met(novel: Tensor) -> Tensor:
     """Tells which sessions' classes have been met, [t, g] bool, of margins [E, t, g, M]."""
     return torch.ones(novel.shape[1:3], dtype=torch.bool, device=novel.device).tril()
 
 
-def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> SessionCounts:
+def count_session_hits(answers: SequenceAnswers, base_classes: int, ways: int, bias: float = 0.0) -> SessionCounts:
     """Count hits with a bias on all novel logits; of equal logits the base class is the answer.
 
     Args:
@@ -279,7 +284,7 @@ def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> 
         ways: novel classes of a session.
         bias: added to all novel logits.
     """
-    limit = _single(bias)
+    limit = _round_up_to_single(bias)
     base_taken = (answers.base >= limit) & answers.base_there.unsqueeze(1)  # [E, t, B], answered with a base class
     novel_there = answers.novel_there.unsqueeze(1)
     novel_taken = (answers.novel >= limit) & novel_there  # [E, t, g, M]
@@ -296,8 +301,8 @@ def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> 
         return part.cpu().numpy()
 
     return SessionCounts(
-        hits=array(square[:, *triangle_rows(sessions)]),
-        novel_as_base=array((novel_taken.sum(3) * _met(answers.novel)).sum(2)),
+        hits=array(square[:, *triangle_indices(sessions)]),
+        novel_as_base=array((novel_taken.sum(3) * _is_met(answers.novel)).sum(2)),
         base_as_novel=array(queries[:, :1] - base_taken.sum(2)),
         queries=array(queries),
         base_classes=base_classes,
@@ -305,14 +310,14 @@ def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> 
     ).compact()
 
 
-def _single(bias: float) -> float:
+def _round_up_to_single(bias: float) -> float:
     """The least single-precision number that is no less: single-precision margins are on the same side of both."""
     rounded = np.float32(bias)
     return float(rounded if rounded >= bias else np.nextafter(rounded, np.float32(np.inf)))
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredSequences:
     """The answers to E sequences.
 
     Attributes:
@@ -320,7 +325,7 @@ class Answered:
         state_bytes: of the state after the last session, of one sequence.
     """
 
-    answers: Answers
+    answers: SequenceAnswers
     statistics: dict[str, Tensor]
     state_bytes: int
 
@@ -352,7 +357,7 @@ class SessionEvaluator:
 
     def evaluate(
         self, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None, keep_margins: bool
-    ) -> Evaluated:
+    ) -> EvaluationResult:
         """Evaluate those sequences of a block that are asked for.
 
         Args:
@@ -362,29 +367,29 @@ class SessionEvaluator:
             bias: on the novel logits, to count hits with it too.
             keep_margins: of the queries, where there is no bias.
         """
-        answered = self.answered(method, batch)
-        answers = Answers(*(part[asked] for part in answered.answers))
+        answered = self.answer_sessions(method, batch)
+        answers = SequenceAnswers(*(part[asked] for part in answered.answers))
         statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
         supports = self.loader.sampler.shape.supports
         tally = self.loader.tally
         if tally is not None:
             self._count_images(tally, answers, batch.novel_rows[asked], bias)
-        counts = count(answers, self.classes, self.ways)
+        counts = count_session_hits(answers, self.classes, self.ways)
         counts = replace(counts, state_bytes=answered.state_bytes, supports=supports)
         if bias is None:
-            return Evaluated(counts, statistics, answers.margins() if keep_margins else None)
-        counts = counts.with_bias(count(answers, self.classes, self.ways, bias.value))
-        return Evaluated(counts, statistics, None, bias.applied_to_sequences(answers.margins(), self.sessions))
+            return EvaluationResult(counts, statistics, answers.margins() if keep_margins else None)
+        counts = counts.with_bias(count_session_hits(answers, self.classes, self.ways, bias.value))
+        return EvaluationResult(counts, statistics, None, bias.apply_to_sequences(answers.margins(), self.sessions))
 
-    def _count_images(self, tally: ImageTally, answers: Answers, rows: Tensor, bias: Bias | None) -> None:
+    def _count_images(self, tally: ImageTally, answers: SequenceAnswers, rows: Tensor, bias: Bias | None) -> None:
         """Count the queries of each image and its hits after each session; ``rows`` [E, T N q] are the novel ones."""
         images, there = self.loader.novel.images, answers.novel_there  # [E, T, M]
         session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
         tally.add("base asked", answers.base_there.sum(0).cpu().numpy())
         tally.count("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
-        counted = _met(answers.novel).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
+        counted = _is_met(answers.novel).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
         for kind, value in [("", 0.0), *([("calibrated ", bias.value)] if bias else [])]:
-            limit = _single(value)
+            limit = _round_up_to_single(value)
             base = (answers.base >= limit) & answers.base_right
             base = torch.cat([answers.first.unsqueeze(1), base], 1) & answers.base_there.unsqueeze(1)
             tally.add(f"{kind}base", base.sum(0, dtype=torch.int32).cpu().numpy())  # [T + 1, B]
@@ -393,7 +398,7 @@ class SessionEvaluator:
             sums.index_add_(0, rows.flatten(), right.mT.flatten(0, 1).int())
             tally.add(f"{kind}novel", sums.mT.cpu().numpy())  # [T, images]
 
-    def answered(self, method: Method, batch: SequenceBatch) -> Answered:
+    def answer_sessions(self, method: Method, batch: SequenceBatch) -> AnsweredSequences:
         """Return the method's answers after all sessions of a batch of sequences.
 
         Args:
@@ -405,10 +410,10 @@ class SessionEvaluator:
             NonFinite: logits that are NaN or +inf.
         """
         if isinstance(method, AdditiveClassifier) and not self.supports_kept and not method.uses_all_images:
-            return self._grown(method, batch)
-        return self._by_session(method, batch)
+            return self._answer_additive(method, batch)
+        return self._answer_by_session(method, batch)
 
-    def last(self, method: Method, batch: SequenceBatch) -> Tensor:
+    def last_joint_labels(self, method: Method, batch: SequenceBatch) -> Tensor:
         """Return the joint labels that are answered after the last session, [E, B + T N q]: base queries first.
 
         Args:
@@ -416,14 +421,14 @@ class SessionEvaluator:
             batch: of sequences.
 
         Raises:
-            UserError, NonFinite: as :meth:`answered`.
+            UserError, NonFinite: as :meth:`answer_sessions`.
         """
-        ((prediction, _),) = self._after_each(method, batch, self.sessions)
+        ((prediction, _),) = self._predictions_by_session(method, batch, self.sessions)
         bad = int(nonfinite_episodes(prediction, batch.hidden).sum())
         check_finite(self.name, bad, len(batch), "sequences of a batch")
         return masked_logits(prediction, batch.hidden).argmax(-1)
 
-    def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    def _best_base_logits(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Best base logits [E, B] before any session, and whether they are of the queries' own classes."""
         if not self.loader.sampler.hide:
             value, at = self._base.max(-1)
@@ -431,71 +436,80 @@ class SessionEvaluator:
         value, at = self._base.expand(len(batch), -1, -1).masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
         return value, at == batch.base_labels
 
-    def _novel_base(self, batch: SequenceBatch) -> Tensor:
+    def _best_base_logits_of_novel(self, batch: SequenceBatch) -> Tensor:
         """Best base logits of the novel queries, [E, T N q]."""
         if not self.loader.sampler.hide:
             return self._best[batch.novel_rows]
         logits = take_rows(self._novel, batch.novel_rows)
         return logits.masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
 
-    def _grown(self, method: AdditiveClassifier, batch: SequenceBatch) -> Answered:
+    def _answer_additive(self, method: AdditiveClassifier, batch: SequenceBatch) -> AnsweredSequences:
         count, sessions = len(batch), self.sessions
-        supports = batch.supports if method.uses_earlier_logits else [batch.at_once()]
+        supports = batch.supports if method.uses_earlier_logits else [batch.sessions_as_episodes()]
         with naming_errors(self.name, method, *supports, self._queries, self._pool, method.base):
-            learned = _learned(method, supports, (count, sessions))
+            learned = _learn_sessions(method, supports, (count, sessions))
             states = [session.state for session in learned]
-            logits, base = self._of_novel_classes(method, states, batch)
+            logits, base = self._novel_logits(method, states, batch)
         own = torch.arange(self.ways, device=logits.device).repeat_interleave(self.loader.sampler.queries)
         place = torch.arange(sessions, device=logits.device)
         value, at = logits.unflatten(-1, (sessions, -1))[:, place, :, place].max(2)  # of the own session
-        highest = _best_so_far(logits.amax(2)).unflatten(-1, (sessions, -1))  # [E, T, T, N q]
+        highest = _running_maximum(logits.amax(2)).unflatten(-1, (sessions, -1))  # [E, T, T, N q]
         before = torch.cat([torch.full_like(value[:1], -torch.inf), highest[:, place[:-1], place[1:]].movedim(0, 1)])
         right = ((at == own) & (value > before)).movedim(0, 1).unsqueeze(1)  # [E, 1, T, N q]
-        first, base_right = self._base_queries(batch)
-        novel_base = self._novel_base(batch).unflatten(1, (sessions, -1))
-        base = _best_so_far(base)
-        self._check((base[:, -1], highest[:, -1], first, novel_base), count)  # the best so far keep a NaN
-        self._check((base[:, 0], highest[:, 0]), count)  # and lose a -inf
-        answers = Answers(
+        first, base_right = self._best_base_logits(batch)
+        novel_base = self._best_base_logits_of_novel(batch).unflatten(1, (sessions, -1))
+        base = _running_maximum(base)
+        self._check_finite((base[:, -1], highest[:, -1], first, novel_base), count)  # the best so far keep a NaN
+        self._check_finite((base[:, 0], highest[:, 0]), count)  # and lose a -inf
+        answers = SequenceAnswers(
             base_right,
-            _margin(first.unsqueeze(1), base),
+            _single_margins(first.unsqueeze(1), base),
             base_right.unsqueeze(1),
             batch.base_there,
-            _margin(novel_base.unsqueeze(1), highest),
+            _single_margins(novel_base.unsqueeze(1), highest),
             right & (value.movedim(0, 1).unsqueeze(1) == highest),
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
-        return Answered(answers, _statistics([session.statistics for session in learned]), _bytes(states, count))
+        return AnsweredSequences(
+            answers,
+            _join_statistics([session.statistics for session in learned]),
+            _state_bytes_per_sequence(states, count),
+        )
 
-    def _of_novel_classes(
+    def _novel_logits(
         self, method: AdditiveClassifier, states: Sequence[State], batch: SequenceBatch
     ) -> tuple[Tensor, Tensor]:
         """Logits of novel queries [E, T, N, T N q]; the best of each session's classes of base queries [E, T, B]."""
         count, classes = len(batch), (self.sessions, self.ways)
         if not method.per_class_state:
             parts = (self._queries.features, self._queries.base_logits)
-            base, novel = Query(*(part.expand(count, -1, -1) for part in parts)), self._compared(batch.novel_rows)
+            base, novel = (
+                Query(*(part.expand(count, -1, -1) for part in parts)),
+                self._transformed_queries(batch.novel_rows),
+            )
             best = torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
             return torch.stack([method.class_logits(state, novel).mT for state in states], 1), best
         every = side_by_side(states)
         flat = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), every)
-        few, each = (FEW, 1) if self._cpu else (len(self._base), count)  # base queries, sequences
+        few, each = (QUERIES_PER_PRODUCT, 1) if self._cpu else (len(self._base), count)  # base queries, sequences
         best_of_base, of_novel = [], []
         for parts in zip(self._queries.features.split(few, 1), self._queries.base_logits.split(few, 1), strict=True):
             of_base = method.class_logits(flat, Query(*parts))[0].mT  # [E T N, few]
             best_of_base.append(of_base.unflatten(0, (count, *classes)).amax(2))
         for part in (slice(at, at + each) for at in range(0, count, each)):
-            state, novel = tree_map(itemgetter(part), every), self._compared(batch.novel_rows[part])
+            state, novel = tree_map(itemgetter(part), every), self._transformed_queries(batch.novel_rows[part])
             of_novel.append(method.class_logits(state, novel).mT)
         return torch.cat(of_novel).unflatten(1, classes), torch.cat(best_of_base, -1)
 
-    def _compared(self, rows: Tensor) -> Query:
+    def _transformed_queries(self, rows: Tensor) -> Query:
         """The novel queries [E, R] of a method, compared."""
         return Query(take_rows(self._pool.features[0], rows), take_rows(self._pool.base_logits[0], rows))
 
-    def _after_each(self, method: Method, batch: SequenceBatch, first: int = 1) -> Iterator[tuple[Prediction, State]]:
+    def _predictions_by_session(
+        self, method: Method, batch: SequenceBatch, first: int = 1
+    ) -> Iterator[tuple[Prediction, State]]:
         """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
-        whole = self._of_every_image(method, batch) if method.uses_all_images else None
+        whole = self._predict_from_all_images(method, batch) if method.uses_all_images else None
         step_by_step = whole is None and not self.supports_kept
         state: State = None
         for t in range(1, self.sessions + 1):
@@ -510,26 +524,26 @@ class SessionEvaluator:
                 if whole is not None:
                     prediction = Prediction(whole.logits[:, :queries, :classes], whole.statistics)
                 elif self.supports_kept:
-                    prediction = with_ways(method, t * self.ways)(batch.together(t), query)
+                    prediction = with_ways(method, t * self.ways)(batch.joined_supports(t), query)
                 else:
                     answer = call_method(Prediction, method.answer, state, query)
                     prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
             yield check_shapes(self.name, prediction, len(batch), queries, classes), state
 
-    def _by_session(self, method: Method, batch: SequenceBatch) -> Answered:
+    def _answer_by_session(self, method: Method, batch: SequenceBatch) -> AnsweredSequences:
         count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
         base, base_right, novel, novel_right = [], [], [], []
         statistics: list[Mapping[str, Tensor]] = []
         own = torch.arange(sessions * self.ways, device=batch.hidden.device)
         own = own.repeat_interleave(self.loader.sampler.queries)
-        for t, answered in enumerate(self._after_each(method, batch), 1):
+        for t, answered in enumerate(self._predictions_by_session(method, batch), 1):
             prediction, state = answered
             logits = prediction.logits
             statistics.append(prediction.statistics)
             best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
             best_novel, novel_at = logits[..., self.classes :].max(-1)
-            self._check((best, best_novel), count, f" after session {t}")
-            margin, split = _margin(best, best_novel), self._base.shape[0]
+            self._check_finite((best, best_novel), count, f" after session {t}")
+            margin, split = _single_margins(best, best_novel), self._base.shape[0]
             base.append(margin[:, :split])
             base_right.append(at[:, :split] == batch.base_labels)
             later = (0, (sessions - t) * each)
@@ -537,8 +551,8 @@ class SessionEvaluator:
             novel_right.append(torch.nn.functional.pad(novel_at[:, split:] == own[: t * each], later))
         # Session 0 is the classifier that is carried on, not one that the method never uses.
         says = type(method).base_logits is not Method.base_logits
-        answers = Answers(
-            self._base_queries(batch)[1] if says else base_right[0],
+        answers = SequenceAnswers(
+            self._best_base_logits(batch)[1] if says else base_right[0],
             torch.stack(base, 1),
             torch.stack(base_right, 1),
             batch.base_there,
@@ -547,50 +561,56 @@ class SessionEvaluator:
             batch.novel_there.unflatten(1, (sessions, -1)),
         )
         if method.uses_all_images:
-            return Answered(answers, _statistics(statistics), _bytes(_of_supports(batch.every_image(0)), 1))
+            return AnsweredSequences(
+                answers,
+                _join_statistics(statistics),
+                _state_bytes_per_sequence(_supports_as_state(batch.all_training_images(0)), 1),
+            )
         if self.supports_kept:
-            state = _of_supports(batch.together(sessions))
-        return Answered(answers, _statistics(statistics), _bytes(state, count))
+            state = _supports_as_state(batch.joined_supports(sessions))
+        return AnsweredSequences(answers, _join_statistics(statistics), _state_bytes_per_sequence(state, count))
 
-    def _of_every_image(self, method: Method, batch: SequenceBatch) -> Prediction:
+    def _predict_from_all_images(self, method: Method, batch: SequenceBatch) -> Prediction:
         """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
         query, every = batch.queries(self.sessions), []
         with naming_errors(self.name, method, query, method.base):
             for at in range(len(batch)):
                 of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
-                every.append(self._whole(batch.every_image(at), of_one))
+                every.append(self._whole(batch.all_training_images(at), of_one))
         numbers = {name: torch.cat([answer.statistics[name] for answer in every]) for name in every[0].statistics}
         return Prediction(torch.cat([answer.logits for answer in every]), numbers)
 
-    def _check(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
+    def _check_finite(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
         """Raises :class:`NonFinite` where the best logits of some sequence are NaN or infinite."""
         bad = torch.stack([~part.isfinite().flatten(1).all(1) for part in logits]).any(0)
         check_finite(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
 
 
-def _best_so_far(best: Tensor) -> Tensor:
+def _running_maximum(best: Tensor) -> Tensor:
     """The running maximum over sessions of [E, T, Q], in place; a NaN stays one."""
     for t in range(1, best.shape[1]):
         torch.maximum(best[:, t - 1], best[:, t], out=best[:, t])
     return best
 
 
-def _margin(base: Tensor, novel: Tensor) -> Tensor:
+def _single_margins(base: Tensor, novel: Tensor) -> Tensor:
     """Margins in single precision; +inf where all novel classes are at -inf, whatever the base classes are at."""
     return torch.where(novel == -torch.inf, torch.inf, base - novel).float()
 
 
-def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _join_statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The statistics of sequences, from the statistics of their sessions."""
     columns: dict[str, list[Tensor]] = {}
     for session in sessions:
         for name, value in session.items():
             columns.setdefault(name, []).append(value)
     stacked = {name: torch.stack(values) for name, values in columns.items()}
-    return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
+    return {name: x.amax(0) if name == UNCONVERGED_STATISTIC else x.mean(0) for name, x in stacked.items()}
 
 
-def _learned(method: AdditiveClassifier, supports: Sequence[Support], shape: tuple[int, int]) -> list[SessionOutput]:
+def _learn_sessions(
+    method: AdditiveClassifier, supports: Sequence[Support], shape: tuple[int, int]
+) -> list[SessionOutput]:
     """Learns each session of a batch of sequences.
 
     Args:
@@ -620,10 +640,10 @@ def _learned(method: AdditiveClassifier, supports: Sequence[Support], shape: tup
     return learned
 
 
-def _of_supports(support: Support) -> State:
+def _supports_as_state(support: Support) -> State:
     return support.features, support.labels
 
 
-def _bytes(state: State, sequences: int) -> int:
+def _state_bytes_per_sequence(state: State, sequences: int) -> int:
     """The bytes of one sequence's state."""
     return sum(x.numel() * x.element_size() for x in leaves(state) if x is not None) // sequences

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.protocols.calibration import Margins
-from ifsl_bench.protocols.metrics import HitCounts, harmonic, harmonic_slopes
+from ifsl_bench.protocols.metrics import HitCounts, harmonic_slopes, spread_harmonic_mean
 
 SEQUENCE_COUNTS = ("hits", "novel_as_base", "base_as_novel", "queries")
-CALIBRATED = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # where there is a bias
-OF_SESSIONS = (
+CALIBRATED_COUNTS = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # where there is a bias
+SESSION_METRICS = (
     "first", "last", "pd", "gain", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel"
 )  # fmt: skip
 
 # After every session; novel ones have no value (NaN) after session 0.
-AFTER = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
+METRICS_AFTER_SESSION = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
 # Of a sequence: those named like one of AFTER are its value after the last session, but for acc, gacc and learned.
-SUMMARY = ("first", "last", "pd", "gain", *AFTER)
+SUMMARY_METRICS = ("first", "last", "pd", "gain", *METRICS_AFTER_SESSION)
 
 
-def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
+def triangle_indices(sessions: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (t, g) of each column of :attr:`SessionCounts.hits`, of T sessions: t = 0..T, g = 0..t."""
     return np.tril_indices(sessions + 1)
 
@@ -41,7 +41,7 @@ class SessionCounts(HitCounts):
 
     Attributes:
         hits: [n, (T + 1) (T + 2) / 2] right queries after session t of the classes of session g <= t, in the order of
-            :func:`triangle_rows`: (0, 0), (1, 0), (1, 1), (2, 0), ...
+            :func:`triangle_indices`: (0, 0), (1, 0), (1, 1), (2, 0), ...
         novel_as_base: [n, T] novel queries answered with a base class, after sessions 1 to T.
         base_as_novel: [n, T] base queries answered with a novel class.
         queries: [n, T + 1] queries of the classes of each session.
@@ -96,63 +96,63 @@ class SessionCounts(HitCounts):
     @property
     def groups(self) -> np.ndarray:
         """The group of classes of each column of :attr:`hits`, g of (t, g)."""
-        return triangle_rows(self.sessions)[1]
+        return triangle_indices(self.sessions)[1]
 
     @cached_property
-    def _square(self) -> np.ndarray:
+    def _hit_matrix(self) -> np.ndarray:
         """[n, T + 1, T + 1] hits after session t of the classes of session g; 0 for g > t."""
         square = np.zeros((len(self), self.sessions + 1, self.sessions + 1), np.int64)
-        square[(slice(None), *triangle_rows(self.sessions))] = self.hits
+        square[(slice(None), *triangle_indices(self.sessions))] = self.hits
         return square
 
-    def triangle(self) -> np.ndarray:
+    def accuracy_triangle(self) -> np.ndarray:
         """Return accuracies after session t on the classes of session g, in percent, [n, T + 1, T + 1]; NaN for g > t.
 
         A column falls as its classes are forgotten; the diagonal has those just learned.
         """
-        share = 100 * self._square / self.queries[:, None].astype(np.int64)
+        share = 100 * self._hit_matrix / self.queries[:, None].astype(np.int64)
         share[:, ~np.tri(self.sessions + 1, dtype=bool)] = np.nan
         return share
 
     def after(self, metric: str) -> np.ndarray:
-        """Return one of :data:`AFTER` in each sequence after each session, [n, T + 1], in percent."""
-        return _AFTER[metric](self)
+        """Return one of :data:`METRICS_AFTER_SESSION` in each sequence after each session, [n, T + 1], in percent."""
+        return _METRIC_AFTER_SESSION[metric](self)
 
     @cached_property
-    def _values(self) -> dict[str, np.ndarray]:
+    def _value_cache(self) -> dict[str, np.ndarray]:
         """Answers that :meth:`value` has given: comparisons ask again and again."""
         return {}
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return ("acc", *OF_SESSIONS, *(("calibrated_acc",) if self.calibrated_hits is not None else ()))
+        return ("acc", *SESSION_METRICS, *(("calibrated_acc",) if self.calibrated_hits is not None else ()))
 
     def value(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
 
         Orders are the units that intervals are over: sequences of one order have their classes in common.
         """
-        if metric not in self._values:
-            self._values[metric] = self.over_orders(self.of_sequence(metric))
-        return self._values[metric]
+        if metric not in self._value_cache:
+            self._value_cache[metric] = self.mean_by_order(self.value_by_sequence(metric))
+        return self._value_cache[metric]
 
-    def over_orders(self, values: np.ndarray) -> np.ndarray:
+    def mean_by_order(self, values: np.ndarray) -> np.ndarray:
         """Return the mean over the sequences of each order, [orders, ...], of values [n, ...]."""
         first = np.arange(0, len(self), self.supports)
         sizes = np.diff(np.append(first, len(values)))
         return np.asarray(np.add.reduceat(values, first) / sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
-    def of_sequence(self, metric: str) -> np.ndarray:
-        """Return one of :data:`SUMMARY`, or ``calibrated_acc``, in each sequence, [n], in percent.
+    def value_by_sequence(self, metric: str) -> np.ndarray:
+        """Return one of :data:`SUMMARY_METRICS`, or ``calibrated_acc``, in each sequence, [n], in percent.
 
         ``first`` and ``last`` are A_0 and A_T, ``acc`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
         2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T. ``gain`` is the ``acc`` above
-        the ``acc`` of :meth:`lazy`.
+        the ``acc`` of :meth:`lazy_counts`.
         """
         if metric == "calibrated_acc":
-            return self.calibrated().of_sequence("acc")
+            return self.calibrated().value_by_sequence("acc")
         if metric == "gain":
-            return self.of_sequence("acc") - self.lazy().of_sequence("acc")
+            return self.value_by_sequence("acc") - self.lazy_counts().value_by_sequence("acc")
         if metric in ("first", "last", "acc", "pd"):
             acc = self.after("acc")
             return {"first": acc[:, 0], "last": acc[:, -1], "acc": acc.mean(1), "pd": acc[:, 0] - acc[:, -1]}[metric]
@@ -163,7 +163,7 @@ class SessionCounts(HitCounts):
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the name of a count -> its values in each sequence, [n, ...], for all that there are."""
-        names = (*SEQUENCE_COUNTS, *CALIBRATED)
+        names = (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS)
         return {name: values for name in names if (values := getattr(self, name)) is not None}
 
     def calibrated(self) -> SessionCounts:
@@ -174,17 +174,17 @@ class SessionCounts(HitCounts):
         """
         if self.calibrated_hits is None:
             raise KeyError("calibrated_acc")
-        return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED})
+        return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED_COUNTS})
 
     def with_bias(self, biased: SessionCounts) -> SessionCounts:
         """Return these counts, with the counts of ``biased`` as the calibrated ones."""
-        return replace(self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED})
+        return replace(self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED_COUNTS})
 
-    def lazy(self) -> SessionCounts:
+    def lazy_counts(self) -> SessionCounts:
         """Return the counts of a model that is the same in session 0 and never answers with a novel class."""
         first = self.hits[:, :1].astype(np.int64)
         novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
-        none: dict[str, Any] = dict.fromkeys(CALIBRATED)
+        none: dict[str, Any] = dict.fromkeys(CALIBRATED_COUNTS)
         hits, as_novel = np.where(self.groups == 0, first, 0), np.zeros_like(novel)
         return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
@@ -213,7 +213,7 @@ class SessionCounts(HitCounts):
         return weights.get(metric)
 
     def image_totals(self) -> dict[str, dict[str, int | None]]:
-        hits, queries = self._square.sum(0), self.queries.sum(0, dtype=np.int64)
+        hits, queries = self._hit_matrix.sum(0), self.queries.sum(0, dtype=np.int64)
         more = {"acc": None, "gacc": None, **({} if self.calibrated_hits is None else {"calibrated": None})}
         base, novel = int(hits[-1, 0]), int(hits[-1, 1:].sum())
         return {
@@ -228,8 +228,10 @@ class SessionCounts(HitCounts):
         """
         sequence, session = np.divmod(np.arange(len(self) * (self.sessions + 1)), self.sessions + 1)
         columns: dict[str, Any] = {"sequence": sequence, "order": sequence // self.supports, "session": session}
-        columns |= {name: self.after(name).reshape(-1) for name in AFTER}
-        return columns | {f"of_{group}": self.triangle()[:, :, group].reshape(-1) for group in range(self.sessions + 1)}
+        columns |= {name: self.after(name).reshape(-1) for name in METRICS_AFTER_SESSION}
+        return columns | {
+            f"of_{group}": self.accuracy_triangle()[:, :, group].reshape(-1) for group in range(self.sessions + 1)
+        }
 
 
 def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -237,9 +239,9 @@ def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
     return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
 
 
-def _novel(counts: SessionCounts) -> np.ndarray:
+def _novel_accuracy(counts: SessionCounts) -> np.ndarray:
     """The accuracy over all novel queries of the classes met so far, each query alike."""
-    return _percent(counts._square[:, :, 1:].sum(2), _novel_queries(counts))
+    return _percent(counts._hit_matrix[:, :, 1:].sum(2), _novel_queries(counts))
 
 
 def _novel_queries(counts: SessionCounts) -> np.ndarray:
@@ -248,21 +250,21 @@ def _novel_queries(counts: SessionCounts) -> np.ndarray:
     return queries - queries[:, :1]
 
 
-def _harmonic(counts: SessionCounts) -> np.ndarray:
-    """The harmonic mean of mean base and novel accuracy, spread over sequences as :func:`~.metrics.harmonic` does."""
+def _harmonic_accuracy(counts: SessionCounts) -> np.ndarray:
+    """Return the harmonic mean of mean base and novel accuracy, by :func:`~.metrics.spread_harmonic_mean`."""
     base, novel = counts.after("base"), counts.after("novel")
-    columns = [np.full(len(counts), np.nan), *map(harmonic, base.T[1:], novel.T[1:])]
+    columns = [np.full(len(counts), np.nan), *map(spread_harmonic_mean, base.T[1:], novel.T[1:])]
     return np.stack(columns, 1)
 
 
-def _gacc(counts: SessionCounts) -> np.ndarray:
+def _generalized_accuracy(counts: SessionCounts) -> np.ndarray:
     """Generalized accuracy (Tang et al., ECCV 2024, section 3), as the exact area.
 
     With a_g the accuracy after session t on the classes of session g, the mean that gives the base session the weight w
     is (w a_0 + a_1 + ... + a_t) / (w + t), and its mean over w from 0 to M = K / N is
     a_0 + (a_1 + ... + a_t - t a_0) ln(1 + M / t) / M.
     """
-    triangle, most = counts.triangle(), counts.base_classes / counts.ways
+    triangle, most = counts.accuracy_triangle(), counts.base_classes / counts.ways
     base, learned = triangle[:, :, 0], np.nansum(triangle[:, :, 1:], axis=2)
     session = np.arange(1, counts.sessions + 1)
     area = base.copy()
@@ -270,25 +272,25 @@ def _gacc(counts: SessionCounts) -> np.ndarray:
     return area
 
 
-def _novel_as_base(counts: SessionCounts) -> np.ndarray:
+def _novel_as_base_share(counts: SessionCounts) -> np.ndarray:
     """The share of the novel queries met so far that go to base classes."""
     taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
     return _percent(taken, _novel_queries(counts))
 
 
-def _base_as_novel(counts: SessionCounts) -> np.ndarray:
+def _base_as_novel_share(counts: SessionCounts) -> np.ndarray:
     """The share of base queries that go to novel classes; 0 after session 0."""
     taken = np.pad(counts.base_as_novel.astype(np.int64), ((0, 0), (1, 0)))
     return _percent(taken, np.repeat(counts.queries[:, :1].astype(np.int64), counts.sessions + 1, 1))
 
 
-_AFTER: dict[str, Callable[[SessionCounts], np.ndarray]] = {
-    "acc": lambda counts: _percent(counts._square.sum(2), counts.queries.astype(np.int64).cumsum(1)),
-    "base": lambda counts: counts.triangle()[:, :, 0],
-    "novel": _novel,
-    "harmonic": _harmonic,
-    "gacc": _gacc,
-    "learned": lambda counts: np.diagonal(counts.triangle(), axis1=1, axis2=2),
-    "novel_as_base": _novel_as_base,
-    "base_as_novel": _base_as_novel,
+_METRIC_AFTER_SESSION: dict[str, Callable[[SessionCounts], np.ndarray]] = {
+    "acc": lambda counts: _percent(counts._hit_matrix.sum(2), counts.queries.astype(np.int64).cumsum(1)),
+    "base": lambda counts: counts.accuracy_triangle()[:, :, 0],
+    "novel": _novel_accuracy,
+    "harmonic": _harmonic_accuracy,
+    "gacc": _generalized_accuracy,
+    "learned": lambda counts: np.diagonal(counts.accuracy_triangle(), axis1=1, axis2=2),
+    "novel_as_base": _novel_as_base_share,
+    "base_as_novel": _base_as_novel_share,
 }

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.protocols.calibration import RESAMPLES, Bias, Margins, find_bias
-from ifsl_bench.protocols.protocol import Feature, Hits, MetricColumn, Protocol, StoredCounts, odd_classes
-from ifsl_bench.protocols.session_metrics import CALIBRATED, OF_SESSIONS, SEQUENCE_COUNTS, SessionCounts, triangle_rows
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT, Bias, Margins, find_bias
+from ifsl_bench.protocols.protocol import Feature, HitCount, MetricColumn, Protocol, StoredCounts, class_draw_faults
+from ifsl_bench.protocols.session_metrics import (
+    CALIBRATED_COUNTS,
+    SEQUENCE_COUNTS,
+    SESSION_METRICS,
+    SessionCounts,
+    triangle_indices,
+)
 from ifsl_bench.protocols.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
     from ifsl_bench.protocols.sequence_loader import SequenceLoader
 
-COLUMNS = (
+METRIC_COLUMNS = (
     MetricColumn("acc", "Avg.", r"Avg. $\uparrow$", short=True, latex_short=True),
     MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=2),
     MetricColumn("gacc", "gAcc", r"gAcc $\uparrow$", short=True, drop=1),  # the average is mostly of base queries
@@ -32,7 +38,7 @@ COLUMNS = (
     MetricColumn("novel_as_base", "novel as base"),
     MetricColumn("base_as_novel", "base as novel"),
 )
-OF_BIAS = ("acc", "last", "pd", "gain", "base", "novel", "harmonic", "gacc")  # metrics that resamples are known of
+BIAS_METRICS = ("acc", "last", "pd", "gain", "base", "novel", "harmonic", "gacc")  # metrics that resamples are known of
 
 
 class SequenceCounts(StoredCounts, frozen=True):
@@ -45,16 +51,16 @@ class SequenceCounts(StoredCounts, frozen=True):
         every_image: whether it was even given all training images of their classes.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (*SEQUENCE_COUNTS, "classes", *CALIBRATED)
-    SHAPE: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
-    DRAWN: ClassVar[tuple[str, ...]] = ("classes", "queries")
-    LONG: ClassVar[tuple[str, ...]] = COLUMNS
-    MARK: ClassVar[str] = "hits"
+    COLUMNS: ClassVar[tuple[str, ...]] = (*SEQUENCE_COUNTS, "classes", *CALIBRATED_COUNTS)
+    SHAPE_FIELDS: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
+    DRAWN_COLUMNS: ClassVar[tuple[str, ...]] = ("classes", "queries")
+    LONG_COLUMNS: ClassVar[tuple[str, ...]] = COLUMNS
+    MARKER_FIELD: ClassVar[str] = "hits"
 
-    sessions: Hits
-    base_classes: Hits
-    ways: Hits
-    supports: Hits
+    sessions: HitCount
+    base_classes: HitCount
+    ways: HitCount
+    supports: HitCount
     state_bytes: int
     supports_kept: bool
     hits: list[int] | str
@@ -70,7 +76,7 @@ class SequenceCounts(StoredCounts, frozen=True):
     @property
     def protocol(self) -> Protocol:
         """Sessions."""
-        return SESSIONS
+        return SESSIONS_PROTOCOL
 
     @property
     def images_kept(self) -> str:
@@ -83,7 +89,7 @@ class SequenceCounts(StoredCounts, frozen=True):
         """Return the counts as arrays; raises :class:`ValueError` where a column has other than equally many."""
         arrays: dict[str, Any] = {
             name: self.column(name).reshape(len(self), -1)
-            for name in (*SEQUENCE_COUNTS, *CALIBRATED)
+            for name in (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS)
             if self.length(name)
         }
         shape = {name: getattr(self, name) for name in ("base_classes", "ways", "state_bytes", "supports")}
@@ -96,10 +102,10 @@ class Sessions(Protocol):
     name: ClassVar[str] = "sessions"
     drawn: ClassVar[str] = "sequences"
     units: ClassVar[str] = "orders"
-    metrics = ("acc", *OF_SESSIONS)
+    metrics = ("acc", *SESSION_METRICS)
     more_metrics = ("calibrated_acc",)
-    fields = hidden_fields = ("acc", "calibrated_acc", *OF_SESSIONS)
-    columns = COLUMNS
+    fields = hidden_fields = ("acc", "calibrated_acc", *SESSION_METRICS)
+    columns = METRIC_COLUMNS
     stored = SequenceCounts
     features: frozenset[Feature] = frozenset(("sessions", "forgetting", "variance", "lazy"))
     fewest: ClassVar[int] = 1  # a published list is one
@@ -116,7 +122,7 @@ class Sessions(Protocol):
         shots = f"{task.shots} shot{'s' * (task.shots > 1)}"
         return "sessions", f"{spec.count} sessions of {spec.ways} ways, {shots}; {drawn}"
 
-    def curve(self, task: Task) -> range:
+    def curve_sessions(self, task: Task) -> range:
         """Return the sessions, 0 to T."""
         assert task.sessions is not None
         return range(task.sessions.count + 1)
@@ -135,7 +141,7 @@ class Sessions(Protocol):
 
         return SequenceLoader(sampler, novel, base or novel, support)
 
-    def refusal(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
+    def refusal_reason(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
         keeps = method.uses_all_images or method.keeps_supports(options)
         if not keeps or task.sessions is None or task.sessions.memory == "supports":
             return None
@@ -154,7 +160,7 @@ class Sessions(Protocol):
         batch = loader.batch(0, count)
         check_sessions(name, method, batch.supports, loader.episodes(count).query)
 
-    def calibrates(self, task: Task, method: type[Method]) -> bool:
+    def has_calibration(self, task: Task, method: type[Method]) -> bool:
         """Return whether a bias is looked for: not for a method that each validation sequence would fit again.
 
         Args:
@@ -166,26 +172,26 @@ class Sessions(Protocol):
     def find_bias(self, margins: Margins) -> Bias:
         return find_bias(margins, sequences=True)
 
-    def store(self, counts: Any, classes: Any, supports_kept: bool, every_image: bool) -> SequenceCounts:
+    def to_stored_counts(self, counts: Any, classes: Any, supports_kept: bool, every_image: bool) -> SequenceCounts:
         more = {"state_bytes": counts.state_bytes, "supports_kept": supports_kept, "every_image": every_image}
         return SequenceCounts.of(counts, classes, more)
 
-    def shape_of(self, task: Task, count: int) -> tuple[dict[str, int], int]:
+    def expected_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
         spec = task.sessions
         assert spec is not None
         shape = {"sessions": spec.count, "ways": spec.ways, "supports": spec.supports}
         return shape, -(-count // spec.supports) * spec.classes
 
     def contradictions(self, counts: SessionCounts, result: Any) -> Iterator[str]:
-        yield from _odd_sequences(counts)
-        yield from odd_classes(result.episodes.column("classes"), counts.orders)
+        yield from _count_faults(counts)
+        yield from class_draw_faults(result.episodes.column("classes"), counts.orders)
         if (result.calibration is None) != (counts.calibrated_hits is None):
             yield "calibration and episodes.calibrated_hits are not both there"
         if result.calibration:
-            yield from (f"calibration {reason}" for reason in _odd_calibration(counts, result.calibration))
+            yield from (f"calibration {reason}" for reason in _calibration_faults(counts, result.calibration))
 
-    def resampled(self, counts: SessionCounts, calibration: Any, choice: Any) -> SessionCounts | None:
-        """Return hits over all test sequences with the bias of each resample; for :data:`OF_BIAS`.
+    def resampled_counts(self, counts: SessionCounts, calibration: Any, choice: Any) -> SessionCounts | None:
+        """Return hits over all test sequences with the bias of each resample; for :data:`BIAS_METRICS`.
 
         All novel hits are counted as hits of session 1.
 
@@ -196,24 +202,24 @@ class Sessions(Protocol):
         """
         if calibration is None or not calibration.resampled_base:
             return None
-        sessions, (_, group) = counts.sessions, triangle_rows(counts.sessions)
+        sessions, (_, group) = counts.sessions, triangle_indices(counts.sessions)
         both = calibration.resampled_base, calibration.resampled_novel
-        base, novel = (np.reshape(hits, (RESAMPLES, sessions)) for hits in both)
-        hits = np.zeros((RESAMPLES, len(group)), np.int64)
-        first = np.full((RESAMPLES, 1), counts.hits[:, 0].sum(dtype=np.int64))
+        base, novel = (np.reshape(hits, (RESAMPLE_COUNT, sessions)) for hits in both)
+        hits = np.zeros((RESAMPLE_COUNT, len(group)), np.int64)
+        first = np.full((RESAMPLE_COUNT, 1), counts.hits[:, 0].sum(dtype=np.int64))
         hits[:, group == 0], hits[:, group == 1] = np.concatenate([first, base], 1), novel
-        queries = np.tile(counts.queries.sum(0, dtype=np.int64), (RESAMPLES, 1))
+        queries = np.tile(counts.queries.sum(0, dtype=np.int64), (RESAMPLE_COUNT, 1))
         return SessionCounts(hits, np.zeros_like(base), np.zeros_like(base), queries, counts.base_classes, counts.ways)
 
-    def moved_by_choices(self, metric: str, biased: bool) -> str | None:
+    def resampled_metric(self, metric: str, biased: bool) -> str | None:
         moved = "acc" if metric == "calibrated_acc" else metric if biased else None
-        return moved if moved in OF_BIAS else None
+        return moved if moved in BIAS_METRICS else None
 
 
-SESSIONS = Sessions()
+SESSIONS_PROTOCOL = Sessions()
 
 
-def _odd_sequences(counts: SessionCounts) -> Iterator[str]:
+def _count_faults(counts: SessionCounts) -> Iterator[str]:
     """Yield why no method has these counts."""
     sessions, n = counts.sessions, len(counts)
     widths = {"hits": (sessions + 1) * (sessions + 2) // 2, "queries": sessions + 1}
@@ -235,11 +241,11 @@ def _odd_sequences(counts: SessionCounts) -> Iterator[str]:
                 yield f"episodes.{name} has more than there are queries, or a negative number"
 
 
-def _odd_calibration(counts: SessionCounts, calibration: Any) -> Iterator[str]:
+def _calibration_faults(counts: SessionCounts, calibration: Any) -> Iterator[str]:
     """Yield why no method has these hits with biases on the novel logits after each session."""
     for name, most in (("base", counts.queries[:, 0]), ("novel", counts.queries[:, 1:])):
         hits = getattr(calibration, f"resampled_{name}")
-        if len(hits) not in (0, RESAMPLES * counts.sessions):
-            yield f"has other than {RESAMPLES} resamples of {counts.sessions} sessions"
+        if len(hits) not in (0, RESAMPLE_COUNT * counts.sessions):
+            yield f"has other than {RESAMPLE_COUNT} resamples of {counts.sessions} sessions"
         elif max(hits, default=0) > most.sum(dtype=np.int64):
             yield f"has more {name} hits than there are {name} queries"

@@ -10,10 +10,10 @@ from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, lazy_rows
 from ifsl_bench.analysis.ranking import Difference, Ranked
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY, shown_label
-from ifsl_bench.protocols.metrics import METRICS, Estimate, Paired
+from ifsl_bench.protocols.metrics import METRICS, Estimate, PairedDifference
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.tasks.contamination import MARKS
+from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.table import Column
 
@@ -162,9 +162,11 @@ def task_columns(
     if full:
         hidden += [name for name in shown if name in ENDS]
     metrics = [
-        _metric(name, task, protocol.shows(name, row_metrics), ranked) for name in shown if not (full and name in ENDS)
+        _metric(name, task, protocol.shows_metric(name, row_metrics), ranked)
+        for name in shown
+        if not (full and name in ENDS)
     ]
-    metrics[2:2] = [_after(t, full) for t in protocol.curve(task)]
+    metrics[2:2] = [_after(t, full) for t in protocol.curve_sessions(task)]
     metrics += [_metric(name, task, False) for name in hidden]
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
@@ -218,9 +220,9 @@ def paper_columns(
     names = [
         column.name
         for column in protocol.columns
-        if column.latex and (full or column.latex_short) and protocol.shows(column.name, row_metrics)
+        if column.latex and (full or column.latex_short) and protocol.shows_metric(column.name, row_metrics)
     ]
-    curve = protocol.curve(task)
+    curve = protocol.curve_sessions(task)
     columns = [_metric(name, task, True) for name in names if not (curve and name in ENDS)]
     if curve:
         columns.sort(key=lambda column: column.name == "calibrated_acc")
@@ -235,7 +237,7 @@ def metric_names(protocol: Protocol) -> Column[str]:
     return Column("metric", lambda name: protocol.column(name).title, lambda name: {"metric": name})
 
 
-def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:
+def plus_minus(value: Estimate | PairedDifference | Difference, sign: str = "") -> str:
     """Return mean ± interval with two digits, or the mean alone where there is no interval.
 
     Args:
@@ -414,7 +416,7 @@ def remarks_of(row: SeedAggregate) -> list[str]:
     remarks = (
         "transductive" if row.transductive else "",
         f"keeps {row.images_kept}" if row.images_kept else "",
-        MARKS[row.novel_seen],
+        SEEN_MARKS[row.novel_seen],
         "knows the number of classes" if row.knows_classes else "",
     )
     return [remark for remark in remarks if remark]

@@ -22,8 +22,8 @@ from ifsl_bench.analysis.session_variance import (
 )
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import shown_label
-from ifsl_bench.protocols.metrics import Estimate, Paired
-from ifsl_bench.protocols.registry import protocol_of, titles
+from ifsl_bench.protocols.metrics import Estimate, PairedDifference
+from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.text_format import format_p_value, format_seeds
@@ -56,10 +56,10 @@ def comparison_table(comparison: Comparison) -> Table[str]:
             "b": comparison.b,
         }
 
-    def main(name: str) -> Difference | Paired:
+    def main(name: str) -> Difference | PairedDifference:
         return comparison.overall[name] if several or images else comparison.episodes[name]
 
-    def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
+    def half(values: Mapping[str, PairedDifference | Estimate], name: str) -> str:
         interval = values.get(name, NONE).interval
         return "" if math.isnan(interval) else f"± {interval:.2f}"
 
@@ -109,7 +109,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
 def _of_images(comparison: Comparison) -> list[str]:
     """Return what explains the interval over images, and in which numbers test images are held fixed."""
     inside = [name for name in comparison.episodes if name in comparison.over_images]
-    outside = ", ".join(titles()[name] for name in comparison.episodes if name not in inside)
+    outside = ", ".join(metric_titles()[name] for name in comparison.episodes if name not in inside)
     if not inside:
         return ["Test images are held fixed: not both results record the hits of single images."]
     note = "over images: over other test images of the same classes; trained models held fixed."
@@ -126,7 +126,7 @@ def _of_classes(comparison: Comparison) -> list[str]:
     )
     none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
     if none:
-        metrics = ", ".join(titles()[name] for name in none)
+        metrics = ", ".join(metric_titles()[name] for name in none)
         note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
     if comparison.count > MANY:
         note += " More episodes narrow the interval over episodes, but the number of classes limits this one."

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate, solve_notes
-from ifsl_bench.protocols.calibration import RESAMPLES
-from ifsl_bench.protocols.session_metrics import AFTER
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
+from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
 from ifsl_bench.reporting.table import Column, Table
@@ -29,7 +29,7 @@ def _notes(row: SeedAggregate) -> list[str]:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
     if "sessions" in row.protocol.features and any(map(row.has_bias, row.results)):
-        unmoved = [name for name in AFTER if row.protocol.moved_by_choices(name, biased=True) is None]
+        unmoved = [name for name in METRICS_AFTER_SESSION if row.protocol.resampled_metric(name, biased=True) is None]
         titles = [row.protocol.column(name).title for name in unmoved]
         which = "Intervals" if row.bias_unrecorded else f"Those of {', '.join(titles[:-1])} and {titles[-1]}"
         notes.append(f"{which} hold the bias on novel logits fixed, too.")
@@ -84,13 +84,13 @@ def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
         heading = "Acc." if name == "acc" else row.protocol.column(name).title
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
 
-    columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, AFTER)]
+    columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, METRICS_AFTER_SESSION)]
     return Table(columns, range(len(row.after())), f"{row.shown}, {title}", _notes(row)[1:], whole=True)
 
 
 def validated_on(task: Task) -> str:
     """Return the pools of classes that options, bias and checkpoints were chosen on."""
-    if task.hides("val"):
+    if task.hides_base_classes("val"):
         return "base/val, with hidden base classes in place of novel ones"
     return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.parts))
 
@@ -143,7 +143,9 @@ def _facts(result: Result) -> dict[str, list[str]]:
         facts["calibration"] = _calibration(result, result.calibration)
     if result.choice:
         again = np.not_equal(result.choice.winners, result.choice.chosen).sum()
-        facts["choice"] = f"{again} of {RESAMPLES} resamples of the validation episodes would have chosen other options"
+        facts["choice"] = (
+            f"{again} of {RESAMPLE_COUNT} resamples of the validation episodes would have chosen other options"
+        )
     lines = {key: [text] for key, text in facts.items()}
     for tried in result.tuned.values():
         best_first = sorted(tried, key=tried.__getitem__, reverse=True)
@@ -185,8 +187,8 @@ def _calibration(result: Result, calibration: Calibration) -> str:
     protocol = result.protocol
     found_on = f"{calibration.validation_episodes:,} validation {protocol.drawn}"
     text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
-    resampled = protocol.resampled(result.counts(), calibration, None)
-    moved = protocol.moved_by_choices("calibrated_acc", biased=False)
+    resampled = protocol.resampled_counts(result.counts(), calibration, None)
+    moved = protocol.resampled_metric("calibrated_acc", biased=False)
     if resampled is not None and moved is not None:
         spread = float(resampled.value(moved).std(ddof=1))
         text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.protocols.registry import titles
+from ifsl_bench.protocols.registry import metric_titles
 from ifsl_bench.reporting.table import Table, plain_table, render
 from ifsl_bench.store.data_frames import (
     EPISODE_COLUMNS,
@@ -130,7 +130,7 @@ class Results(UserList[Result]):
         for result in self:
             names = [name for name in ("acc", "calibrated_acc", "delta") if name in result.summary]
             row = {"task": result.task, "method": result.label, "seed": str(result.seed)}
-            row |= {titles()[name]: format_metric(result.summary[name]) for name in names}
+            row |= {metric_titles()[name]: format_metric(result.summary[name]) for name in names}
             rows.append(row | {"episodes": f"{len(result.episodes):,}"})
         more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
         return _html(plain_table(rows), MOST_HTML) + more

@@ -11,9 +11,9 @@ from ifsl_bench.analysis.ranking import Ranking, setting_of
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import Paper, papers
-from ifsl_bench.protocols.registry import protocol_of, titles
+from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.variants import split
+from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.columns import TableRow, entries_of, paper_columns, published_entries, remarks_of
 from ifsl_bench.reporting.leaderboard import WARNING
 from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
@@ -63,7 +63,7 @@ def _kind(task: Task) -> str:
     if protocol_of(task).one_task_a_table:
         return task.name
     definition = {k: v for k, v in task.definition().items() if k not in ("name", "shots")}
-    plain, change = split(task.name)
+    plain, change = split_task_name(task.name)
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
 
 
@@ -72,7 +72,7 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
     protocol = protocol_of(task)
     measured = [row for board in boards for row in board.measured]
     recipes = any(row.of_other_recipe for row in measured)
-    columns = paper_columns(task, full, rank, [name for name in titles() if having(measured, name)], recipes)
+    columns = paper_columns(task, full, rank, [name for name in metric_titles() if having(measured, name)], recipes)
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     stored, own = ({row.label for row in measured if (row.origin == STORED) is here} for here in (True, False))
@@ -109,7 +109,7 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
             rf"\caption{{{escaped(_caption(boards))}}}",
             rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(boards))}}}",
             r"\toprule",
-            *(_sessions_header(columns) if protocol.curve(task) else _header(boards, columns)),
+            *(_sessions_header(columns) if protocol.curve_sessions(task) else _header(boards, columns)),
             *body,
             r"\bottomrule",
             r"\end{tabular}",

@@ -213,7 +213,7 @@ def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedR
         Column(fields=lambda row: fixed),
         Column("method", lambda row: row.label, lambda row: {"method": row.label}, fold=14),
         first,
-        *map(after, protocol_of(board.task).curve(board.task)),
+        *map(after, protocol_of(board.task).curve_sessions(board.task)),
         *others,
         Column(
             "kind",

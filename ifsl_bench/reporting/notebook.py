@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ifsl_bench.analysis.comparison import compare as compare_rows
 from ifsl_bench.analysis.task_results import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
 from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables
@@ -206,7 +206,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
             warnings.warn(remark, stacklevel=2)
     for task in tasks:
         if not any(result.task == task for result in results_here):
-            find(task, home=folders)  # raises for an unknown one
+            load_tasks(task, home=folders)  # raises for an unknown one
     return Results(results_here)
 
 

@@ -90,7 +90,7 @@ def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
             if "sessions" in first.protocol.features:
                 fixed = fixed_in_intervals(board.rows, "the trained models", "the test images")
             notes.append(f"Intervals hold fixed {fixed}.")
-        if board.task.hides("val"):
+        if board.task.hides_base_classes("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
     usual = board.task.evaluation.episodes
     labels = zip(measured, names_of(measured), strict=True)

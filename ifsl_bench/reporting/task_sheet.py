@@ -9,7 +9,7 @@ from ifsl_bench.backbones.contract import corpora_of, is_frozen
 from ifsl_bench.data.preparing.catalogue import availability
 from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.tasks.contamination import MARKS, seen
+from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS, seen_in_pretraining
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN
 from ifsl_bench.utils.errors import UserError
@@ -44,11 +44,11 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     yield protocol_of(task).describe(task)
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
     yield "backbone", _backbone(task)
-    yield "seen", MARKS[seen(corpora_of(task.pretraining), task.novel_data, task.base_order)]
+    yield "seen", SEEN_MARKS[seen_in_pretraining(corpora_of(task.pretraining), task.novel_data, task.base_order)]
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation
-    hidden = f"; {HIDDEN}" if task.hides("val") else ""
+    hidden = f"; {HIDDEN}" if task.hides_base_classes("val") else ""
     yield (
         "evaluation",
         f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {protocol_of(task).drawn}{hidden}",

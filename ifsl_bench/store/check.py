@@ -20,9 +20,9 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
-from ifsl_bench.protocols.tasks.task_files import find, is_plain
-from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_of
-from ifsl_bench.protocols.tasks.variants import changed, split
+from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks
+from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_units_of_task
+from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
 from ifsl_bench.store.data_frames import format_metric
 from ifsl_bench.store.result_folder import unfit_reasons
 from ifsl_bench.store.schema import PATTERNS_IN_WORDS, Result, WrittenFields, contradiction, file_name, parse, read_raw
@@ -30,7 +30,7 @@ from ifsl_bench.utils.errors import UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
-    from ifsl_bench.protocols.sampling.episodes import Sampler
+    from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 
 MAX_FAULTS, MAX_FAULT_LENGTH = 50, 500  # that are printed of a file; one line is enough to refuse it
@@ -132,13 +132,13 @@ def _shorten_faults(failures: Sequence[str]) -> tuple[str, ...]:
 def _find_task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
     if name in tasks:
         return tasks[name]
-    if not is_plain(name):  # a path would be opened, and it is not the user who named it
+    if not is_task_name(name):  # a path would be opened, and it is not the user who named it
         raise UserError(f"{name!r} is no task's name, with or without changes such as +ways=10")
-    plain, change = split(name)
+    plain, change = split_task_name(name)
     if plain not in tasks:
-        (task,) = find(name, home=home)
+        (task,) = load_tasks(name, home=home)
     else:
-        task = changed(tasks[plain], change)
+        task = apply_change(tasks[plain], change)
         check_task(task, "with these changes")
     if task.name != name:
         raise UserError(f"{name!r} is called {task.name!r}")
@@ -183,7 +183,7 @@ def _definition_faults(result: Result, task: Task) -> Iterator[str]:
 def _digest_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare the digest with the pinned one, or with the digest of the episodes drawn again from the data."""
     count = len(result.episodes)
-    if count > most_of(task):  # which does not fit, and may be millions to draw
+    if count > most_units_of_task(task):  # which does not fit, and may be millions to draw
         return
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
@@ -200,12 +200,12 @@ def _class_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
         return
     with unverified_on_error("classes"):
         draws = _sampler(result, task, home).class_draws(count)
-        drawn = draws.array() if isinstance(draws, ClassDraws) else draws
+        drawn = draws.to_array() if isinstance(draws, ClassDraws) else draws
     if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 
-def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> Sampler | SequenceSampler:
+def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> EpisodeSampler | SequenceSampler:
     """Return the episodes of a side, drawn from the very data that a result was measured on."""
     from ifsl_bench.data.preparing.metadata import open_data
     from ifsl_bench.utils.progress import Reporter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
 from ifsl_bench.protocols.registry import metric_names
 from ifsl_bench.utils.errors import MissingDependencyError, one_line
 
@@ -19,7 +19,17 @@ Result = Any  # of ifsl_bench.store.schema, which imports this module
 
 
 # The columns of a row for each episode.
-EPISODE_COLUMNS = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")
+EPISODE_COLUMNS = (
+    "task",
+    "method",
+    "seed",
+    "episode",
+    "base_queries",
+    "novel_queries",
+    *COUNTS,
+    *OPTIONAL_COUNTS,
+    "acc",
+)
 INSTALL = 'pip install "ifsl_bench[pandas]"'
 SUFFIX_OF_PART = {"mean": "", "interval": "_interval"}  # of a metric in a summary -> what its column ends in
 COST_COLUMNS = ("training_seconds", "evaluation_seconds")

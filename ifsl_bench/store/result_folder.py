@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_limits import most_of
+from ifsl_bench.protocols.tasks.task_limits import most_units_of_task
 from ifsl_bench.store.schema import Result, parse, path_of, read
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import disk_errors
@@ -163,13 +163,16 @@ def unfit_reasons(task: Task, results: Sequence[Result]) -> dict[int, str]:
 def _episodes_fault(task: Task, result: Result) -> str | None:
     """Return why no episodes of the task are like a result's; None where they may be."""
     episodes, count = result.episodes, len(result.episodes)
-    if count > (most := most_of(task)):
+    if count > (most := most_units_of_task(task)):
         return f"it has {count:,} episodes; this task allows at most {most:,}"
-    shape, listed = protocol_of(task).shape_of(task, count)
+    shape, listed = protocol_of(task).expected_shape(task, count)
     for name, expected in shape.items():
         if (number := getattr(episodes, name, None)) != expected:
             return f"episodes.{name} is {number}, episodes of the task have {expected}"
-    used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
+    used, half = (
+        result.calibration and result.calibration.validation_episodes,
+        len(task.evaluation.validation_halves[0]),
+    )
     if used not in (None, half):
         return f"calibration.validation_episodes is {used}, the task has {half} for it"
     if (named := episodes.length("classes")) and named != listed:
@@ -202,6 +205,6 @@ def pairing_fault(a: Result, b: Result) -> str | None:
     for name, value in a.episodes.shape.items():
         if value != getattr(b.episodes, name):
             return f"the episodes differ ({name} {value} and {getattr(b.episodes, name)})"
-    if not a.episodes.same(b.episodes, a.episodes.DRAWN):
+    if not a.episodes.has_same_numbers(b.episodes, a.episodes.DRAWN_COLUMNS):
         return "the novel classes of their episodes differ"
     return None

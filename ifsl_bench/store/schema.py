@@ -25,13 +25,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ifsl_bench.protocols.calibration import RESAMPLES, Calibrated
-from ifsl_bench.protocols.image_counts import LEVELS, ImageHits, PoolHits
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT, CalibratedHits
+from ifsl_bench.protocols.image_counts import SHARE_LEVELS, ImageHits, PoolHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts
-from ifsl_bench.protocols.protocol import MOST_NUMBERS, Hits, Protocol, StoredCounts
-from ifsl_bench.protocols.registry import stored_form
-from ifsl_bench.protocols.tasks.contamination import SEEN
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN
+from ifsl_bench.protocols.protocol import MOST_STORED_NUMBERS, HitCount, Protocol, StoredCounts
+from ifsl_bench.protocols.registry import stored_counts_type
+from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
+from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
@@ -57,12 +57,12 @@ class Curve(Section, frozen=True):
     """A base-novel curve: ascending biases, and the queries that are right among all classes with each."""
 
     bias: list[float]
-    base_joint: list[Hits]
-    novel_joint: list[Hits]
+    base_joint: list[HitCount]
+    novel_joint: list[HitCount]
 
 
 class Calibration(Section, frozen=True):
-    """The bias found on validation episodes; see :class:`ifsl_bench.protocols.calibration.Calibrated`.
+    """The bias found on validation episodes; see :class:`ifsl_bench.protocols.calibration.CalibratedHits`.
 
     Attributes:
         bias: on the novel logits, of ``episodes.calibrated_base`` and ``calibrated_novel``.
@@ -79,11 +79,11 @@ class Calibration(Section, frozen=True):
     validation_episodes: Episodes
     curve: Curve
     applied: bool
-    resampled_base: list[Hits] = []
-    resampled_novel: list[Hits] = []
+    resampled_base: list[HitCount] = []
+    resampled_novel: list[HitCount] = []
 
     @classmethod
-    def of(cls, calibrated: Calibrated, applied: bool) -> Calibration:
+    def of(cls, calibrated: CalibratedHits, applied: bool) -> Calibration:
         """Make the section of a calibration; the hits of each episode are among the counts.
 
         Args:
@@ -121,11 +121,11 @@ class Choice(Section, frozen=True):
 
     validation_episodes: Episodes
     chosen: Index
-    winners: Annotated[list[Index], Meta(min_length=RESAMPLES, max_length=RESAMPLES)]
-    hits: dict[str, list[Hits]]
+    winners: Annotated[list[Index], Meta(min_length=RESAMPLE_COUNT, max_length=RESAMPLE_COUNT)]
+    hits: dict[str, list[HitCount]]
     rivals: list[Index] = []
     test_episodes: Index = 0
-    test_hits: dict[str, list[Hits]] = {}
+    test_hits: dict[str, list[HitCount]] = {}
 
 
 # -- hits of single images
@@ -164,7 +164,7 @@ class StoredImageHits(Section, frozen=True):
         """Make the section of some hits."""
         pools = {}
         for name, pool in hits.pools.items():
-            texts = pool.texts
+            texts = pool.packed_arrays
             pools[name] = StoredPoolHits(
                 sizes=pack_array(pool.sizes), step=pool.step, asked=texts.pop("asked"), right=texts
             )
@@ -178,10 +178,10 @@ class StoredImageHits(Section, frozen=True):
         """
         pools = {}
         for name, pool in self.pools.items():
-            sizes, parts = unpack_array(pool.sizes, MOST_NUMBERS, COUNT_KINDS), 1 if self.shares else 2
+            sizes, parts = unpack_array(pool.sizes, MOST_STORED_NUMBERS, COUNT_KINDS), 1 if self.shares else 2
             numbers = parts * int((-(-sizes // pool.step)).sum())
             texts = {"asked": pool.asked, **pool.right}
-            arrays = {key: unpack_array(text, MOST_NUMBERS, COUNT_KINDS) for key, text in texts.items()}
+            arrays = {key: unpack_array(text, MOST_STORED_NUMBERS, COUNT_KINDS) for key, text in texts.items()}
             if not numbers or any(len(values) != numbers for values in arrays.values()):
                 raise ValueError(f"{name} does not have {numbers:,} numbers throughout")
             right = {key: values.reshape(parts, -1) for key, values in arrays.items()}
@@ -261,7 +261,7 @@ class Result(Section, frozen=True):
             return str(self.pretraining["recipe"])
         key = str(self.pretraining.get("key"))
         features = re.search(rf"-({NO_BACKBONE}|{INCLUDED})-(linear|cosine)-seed\d+-\w+$", key)
-        return None if features or "backbone" in self.pretraining else PLAIN
+        return None if features or "backbone" in self.pretraining else PLAIN_RECIPE
 
     @property
     def chosen(self) -> set[str]:
@@ -290,7 +290,7 @@ class Result(Section, frozen=True):
 
     def classes(self) -> np.ndarray:
         """Return the novel classes of each episode or order, int64 [n, N]."""
-        return self.episodes.classes_drawn()
+        return self.episodes.drawn_classes()
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.result_row`."""
@@ -393,7 +393,7 @@ class PretrainingFields(Section, frozen=True):
     weights: Annotated[str, Meta(pattern=HEX64_OR_EMPTY_PATTERN)] = ""
     features: Any = None
     pretrained_on: list[str] = []
-    seen: Literal[tuple(SEEN)] = "no"  # type: ignore[valid-type]
+    seen: Literal[tuple(SEEN_LEVELS)] = "no"  # type: ignore[valid-type]
     centre: Literal["mean", "none"] = "none"
     recipe: Text = ""
     steps: Annotated[int, Meta(gt=0)] = 1
@@ -475,7 +475,7 @@ def keep_old(root: Path, result: Result) -> Path | None:
         return None
     with contextlib.suppress(CorruptFile):
         old, new = read(path).episodes, result.episodes
-        if old.shape == new.shape and old.same(new, new.COLUMNS):
+        if old.shape == new.shape and old.has_same_numbers(new, new.COLUMNS):
             return None
     return quarantine(path, "old")
 
@@ -546,13 +546,13 @@ def _odd_images(images: StoredImageHits, totals: Mapping[str, Mapping[str, int |
     for name, pool in hits.pools.items():
         if totals[name].keys() != {"asked", *pool.right}:
             yield f"{name} has {', '.join(pool.right)} beside asked, its counts have {', '.join(totals[name])}"
-        if any((values > (LEVELS if images.shares else pool.asked)).any() for values in pool.right.values()):
+        if any((values > (SHARE_LEVELS if images.shares else pool.asked)).any() for values in pool.right.values()):
             yield f"{name} has an image that is right more often than it is a query"
         for what, total in totals[name].items():
             shares = images.shares and what != "asked"
             values = pool.asked if what == "asked" else pool.right[what]
-            found = float((values * pool.asked).sum()) / LEVELS if shares else int(values.sum())
-            rounded = float(pool.asked.sum()) / LEVELS * pool.step.bit_length() if shares else 0
+            found = float((values * pool.asked).sum()) / SHARE_LEVELS if shares else int(values.sum())
+            rounded = float(pool.asked.sum()) / SHARE_LEVELS * pool.step.bit_length() if shares else 0
             if total is not None and abs(found - total) > rounded / 2:
                 yield f"{name} has {what} {found:,.0f} times in all, its counts give {total:,}"
 
@@ -598,7 +598,7 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA_VERSION} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         # Stored results have a probe, which nothing reads any more, until they are measured again.
-        kind = _result_with(stored_form(raw.get("episodes")))
+        kind = _result_with(stored_counts_type(raw.get("episodes")))
         checked = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, kind, strict=True)
         result = Result(**{name: getattr(checked, name) for name in Result.__struct_fields__})
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character

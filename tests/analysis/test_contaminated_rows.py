@@ -10,7 +10,7 @@ import pytest
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import notes_of, standing
 from ifsl_bench.reporting.table import render
@@ -21,7 +21,7 @@ from ifsl_bench.store import schema as result_file
 @pytest.fixture(scope="module")
 def board():
     """Four stored rows of glyphs-5shot: the best has seen the novel classes, the third may have."""
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     root = result_folder.packaged_root() / task.name
 
     def row(label, answer):

@@ -14,7 +14,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare, verdict
 from ifsl_bench.analysis.ranking import Ranking, RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.text_format import format_p_value
@@ -148,7 +148,7 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     for i, label in enumerate(names):
         for result in row(label, [15 - 0.4 * i, 15.1 - 0.4 * i, 15.2 - 0.4 * i], noise=i, n=2000).results:
             write(tmp_path / "stored", result)
-    task = packaged()["mini-5shot"]
+    task = packaged_tasks()["mini-5shot"]
 
     def ranks_and_places() -> tuple[dict[str, str], dict[str, tuple]]:
         places = load_board(task, stored_rows.root).ranking.places
@@ -205,7 +205,7 @@ def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
     assert not status, err
     assert document(out)[0]["interval_overall"] == pytest.approx(compare(*apart).overall["acc"].interval, abs=DIGITS)
     _, out, _ = call("compare", "r0", "r1", *arguments)
-    rows = load_board(packaged()["mini-5shot"], stored_rows.root)
+    rows = load_board(packaged_tasks()["mini-5shot"], stored_rows.root)
     moderated = rows.ranking.difference(rows.row("r0"), rows.row("r1"))
     assert document(out)[0]["interval_overall"] == pytest.approx(moderated.interval, abs=DIGITS)
 
@@ -227,7 +227,7 @@ def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, 
     tuned_gap, paper_gap = (Ranking(rows, setting=setting).difference(*tuned[:2]) for setting in ("tuned-12", "paper"))
     assert tuned_gap.interval != pytest.approx(paper_gap.interval, rel=0.05), "or this test would tell nothing"
     stored_rows(*rows)
-    board = load_board(packaged()["mini-5shot"], stored_rows.root).in_setting("tuned-12")
+    board = load_board(packaged_tasks()["mini-5shot"], stored_rows.root).in_setting("tuned-12")
     line = next(line for line in paper_tables([board]).splitlines() if line.startswith("t7, tuned"))
     assert r"\textbf" in line, "the best of the tuned rows may be the best of them"
 
@@ -249,7 +249,7 @@ def test_a_row_of_fewer_seeds_is_ranked_beside_the_others_and_moves_none_of_thei
 
 def test_a_row_that_was_trained_with_another_gradient_than_it_names_is_shown_without_a_rank(stored_rows):
     """Its numbers stay where they were, and the others' ranks are as if it were not there."""
-    task = packaged()["mini-5shot"]
+    task = packaged_tasks()["mini-5shot"]
     rows = [
         row(label, [mean] * 3, n=2000, noise=i) for i, (label, mean) in enumerate([("a", 16), ("b", 14), ("c", 12)])
     ]
@@ -281,7 +281,7 @@ def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(store
     assert [place.row.label for place in places] == ["best", "lucky", "other"]
     assert places[1].gap.mean < 0
     stored_rows(best, lucky)
-    text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
+    text = leaderboard([load_board(packaged_tasks()["mini-5shot"], stored_rows.root)], stored_rows.root)
     assert text.index(" best ") < text.index(" lucky "), "readers see it there too"
 
 

@@ -16,8 +16,8 @@ from ifsl_bench.backbones.features import Moments, base_classifier, class_moment
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.sampling.episodes import Sampler
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Reporter
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def few(hues, monkeypatch):
     """(home, task, dataset, pretraining) of colour images, 20 in base/val, in batches of eight."""
     monkeypatch.setattr(features_module, "BATCH", 8)
-    home, task = Paths.locate(hues / "home"), find("hues.toml")[0]
+    home, task = Paths.locate(hues / "home"), load_tasks("hues.toml")[0]
     dataset = open_or_build(home, task.dataset, Reporter())
     return home, task, dataset, pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
 
@@ -142,7 +142,7 @@ def test_views_in_episodes_stay_with_their_image(few):
     stacked[:, 1] = np.repeat([0, 1, 2], len(pool))
     features = feature_pool(stacked, pool, base, CPU)
     assert features.views == 3
-    sampler = Sampler(("x", "train", 0), task.episode, 1, pool.starts, pool.starts, hide=True)
+    sampler = EpisodeSampler(("x", "train", 0), task.episode, 1, pool.starts, pool.starts, hide=True)
     batch, drawn = EpisodeLoader(sampler, features, features).batch(0, 40), sampler.sample(0, 40)
     assert torch.equal(batch.support.features[..., 0].long(), drawn.support)
     assert torch.equal(batch.query.features[..., 0].long(), drawn.query)

@@ -23,9 +23,9 @@ from ifsl_bench.backbones.weights import read_tensors
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.registry import is_installed
-from ifsl_bench.protocols.tasks.contamination import seen, seen_facts
-from ifsl_bench.protocols.tasks.task_files import find, parse
-from ifsl_bench.protocols.tasks.variants import Change, changed, make_change
+from ifsl_bench.protocols.tasks.contamination import load_seen_table, seen_in_pretraining
+from ifsl_bench.protocols.tasks.task_files import load_tasks, parse_tasks
+from ifsl_bench.protocols.tasks.variants import Change, apply_change, make_change
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from tests.reporters import Messages
@@ -67,7 +67,7 @@ class Images:
 
 
 def glyphs(backbone, weights=None):
-    return find("glyphs-5shot", Change(backbone=backbone, weights=weights))[0]
+    return load_tasks("glyphs-5shot", Change(backbone=backbone, weights=weights))[0]
 
 
 @pytest.fixture
@@ -153,10 +153,10 @@ def test_weights_that_a_network_of_the_home_uses_stay_when_another_network_refus
 
 def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home, small):
     task, data = small[0], Images()
-    plain = changed(task, Change(centre="none"))
+    plain = apply_change(task, Change(centre="none"))
     assert plain.name == f"{task.name}+centre=none"
     assert plain.hash != task.hash
-    assert changed(task, Change(centre="mean")) is task, "what it does anyway has no name of its own"
+    assert apply_change(task, Change(centre="mean")) is task, "what it does anyway has no name of its own"
     centred, raw = (pretrain_frozen(home, variant, data, "linear", CPU, Messages()) for variant in (task, plain))
     assert centred.features_key == raw.features_key, "one bank for both"
     assert centred.key != raw.key
@@ -181,7 +181,7 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
 
 
 def test_centring_is_for_frozen_backbones_and_leaves_other_tasks_as_they_are():
-    usual = find("glyphs-5shot")[0]
+    usual = load_tasks("glyphs-5shot")[0]
     assert "centre" not in usual.definition()["pretraining"]
     assert "centre" not in usual.pretraining.definition()
     for centre in ("mean", "none"):
@@ -309,12 +309,12 @@ def test_what_a_backbone_was_pretrained_on(name, corpora):
     (("imagenet-1k",), "photos-of-mine", "may"),
 ])  # fmt: skip
 def test_what_may_have_been_seen(corpora, dataset, verdict):
-    assert seen(corpora, dataset) == verdict
+    assert seen_in_pretraining(corpora, dataset) == verdict
 
 
 def test_the_table_of_what_was_seen_names_corpora_that_it_describes_with_sources():
-    corpora = seen_facts()["corpora"]
-    for pair in seen_facts()["pairs"]:
+    corpora = load_seen_table()["corpora"]
+    for pair in load_seen_table()["pairs"]:
         assert set(pair["corpora"]) <= corpora.keys()
         assert pair["why"]
         assert pair["source"]
@@ -329,36 +329,36 @@ def test_every_name_of_timm_is_of_a_set_that_the_table_describes_and_a_strange_o
     from ifsl_bench.backbones.timm_zoo import corpora
 
     for name in timm.list_models(pretrained=True):
-        assert set(corpora(name)) <= seen_facts()["corpora"].keys()
+        assert set(corpora(name)) <= load_seen_table()["corpora"].keys()
     for tag in ("no_such_tag", "x_in1k", "clip_in1k", ""):
         assert corpora(f"resnet50.{tag}")[-1] == "unknown"
-        assert seen(corpora(f"resnet50.{tag}"), "glyphs") == "may"
+        assert seen_in_pretraining(corpora(f"resnet50.{tag}"), "glyphs") == "may"
 
 
 def test_another_backbone_is_another_task():
     plain, resnet_task, timm_task = glyphs(None), glyphs("resnet10"), glyphs("timm:test_resnet", "0123456789abcdef")
     assert resnet_task.name == "glyphs-5shot+backbone=resnet10"
     assert timm_task.name == "glyphs-5shot+backbone=timm:test_resnet+weights=0123456789abcdef"
-    assert find(timm_task.name)[0] == timm_task
+    assert load_tasks(timm_task.name)[0] == timm_task
     assert len({plain.hash, resnet_task.hash, timm_task.hash}) == 3
     assert timm_task.variant_of == "glyphs-5shot"
-    assert find("glyphs-5shot+backbone=resnet-small")[0] == plain
+    assert load_tasks("glyphs-5shot+backbone=resnet-small")[0] == plain
 
 
 @pytest.mark.parametrize("change", ["backbone=../up", "backbone=", "weights=xyz", "backbone=a/b"])
 def test_names_that_are_no_backbones_are_refused(change):
     with pytest.raises(UserError):
-        find(f"glyphs-5shot+{change}")
+        load_tasks(f"glyphs-5shot+{change}")
 
 
 def test_features_take_no_other_backbone(minimal_task):
     for backbone in ("none", "included"):
-        (task,) = parse(minimal_task.replace('"none"', f'"{backbone}"'), "x.toml")
+        (task,) = parse_tasks(minimal_task.replace('"none"', f'"{backbone}"'), "x.toml")
         assert task.pretraining.backbone == backbone
         assert check_backbone(task.pretraining) is None
-        assert changed(task, Change(backbone=backbone)) == task
+        assert apply_change(task, Change(backbone=backbone)) == task
         with pytest.raises(UserError, match="'resnet10' is for images, and the data are features"):
-            changed(task, Change(backbone="resnet10"))
+            apply_change(task, Change(backbone="resnet10"))
 
 
 def test_what_was_seen_is_asked_of_the_data_set_that_novel_classes_are_from(home, small, monkeypatch):
@@ -445,40 +445,40 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     digits = "0123456789abcdef"
 
     def marked(backbone, corpora):
-        task = find("mini-5shot", Change(backbone=backbone, weights=digits, pretrained_on=corpora))[0]
-        assert find(task.name)[0] == task
-        return seen(corpora_of(task.pretraining), task.novel_data)
+        task = load_tasks("mini-5shot", Change(backbone=backbone, weights=digits, pretrained_on=corpora))[0]
+        assert load_tasks(task.name)[0] == task
+        return seen_in_pretraining(corpora_of(task.pretraining), task.novel_data)
 
     for backbone in ("resnet12", "torchvision:resnet18"):
         answers = [
             marked(backbone, corpora) for corpora in (None, "base", "imagenet-1k", "base:photos-of-mine", "unknown")
         ]
         assert answers == ["may", "no", "yes", "may", "may"]
-    plain, declared = (find("mini-5shot", Change(weights=digits, pretrained_on=x))[0] for x in (None, "base"))
+    plain, declared = (load_tasks("mini-5shot", Change(weights=digits, pretrained_on=x))[0] for x in (None, "base"))
     assert declared.name == f"mini-5shot+weights={digits}+pretrained-on=base"
     assert declared.hash != plain.hash
     assert pretraining_key(declared, "f", "linear", 0) == pretraining_key(plain, "f", "linear", 5), "the same features"
     assert "pretrained_on" not in plain.definition()["pretraining"]
     of = f'[variants.mine]\nof = "mini-5shot"\nweights = "{digits}"\npretrained_on = "base"\ncentre = "none"'
-    (mine,) = parse(of, "x.toml")
+    (mine,) = parse_tasks(of, "x.toml")
     spec = mine.pretraining
     assert (spec.backbone, spec.weights, spec.pretrained_on, spec.centre) == ("resnet10", digits, "base", "none")
     with pytest.raises(UserError, match="pretrained-on must be"):
-        parse(of.replace('"base"', '"of base classes"'), "x.toml")
-    other_task = changed(declared, Change(weights="f" * 16))
+        parse_tasks(of.replace('"base"', '"of base classes"'), "x.toml")
+    other_task = apply_change(declared, Change(weights="f" * 16))
     assert other_task.pretraining.pretrained_on is None, "what is said of one file is not said of another"
     with pytest.raises(UserError, match="give it with --weights"):
-        check_backbone(find("mini-5shot", Change(pretrained_on="base"))[0].pretraining)
+        check_backbone(load_tasks("mini-5shot", Change(pretrained_on="base"))[0].pretraining)
     with pytest.raises(UserError, match=r"pretrained-on must be .* not 'Base classes'"):
         make_change({"pretrained-on": "Base classes"})
 
 
 def test_weights_are_not_for_features(minimal_task):
-    (task,) = parse(minimal_task.replace('"none"', '"none"\nweights = "0123456789abcdef"'), "x.toml")
+    (task,) = parse_tasks(minimal_task.replace('"none"', '"none"\nweights = "0123456789abcdef"'), "x.toml")
     with pytest.raises(UserError, match="is for features and takes no weights"):
         check_backbone(task.pretraining)
     with pytest.raises(UserError, match=r"pretraining\.pretrained_on 'all of it': base, a set such as imagenet-1k"):
-        parse(minimal_task.replace('"none"', '"none"\npretrained_on = "all of it"'), "x.toml")
+        parse_tasks(minimal_task.replace('"none"', '"none"\npretrained_on = "all of it"'), "x.toml")
 
 
 @with_timm

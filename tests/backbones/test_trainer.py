@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.backbones.trainer import Trainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def few(hues):
     """(home, task, dataset) of a short pretraining on colour images: 2 steps of batch 8."""
-    home, task = Paths.locate(hues / "home"), find("hues.toml")[0]
+    home, task = Paths.locate(hues / "home"), load_tasks("hues.toml")[0]
     return home, task, open_or_build(home, task.dataset, Reporter())
 
 
@@ -33,7 +33,7 @@ def few(hues):
 def frozen(clusters):
     """(home, task, dataset) of a classifier on frozen features, which is trained in no time."""
     home = Paths.locate(clusters / "home")
-    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    task = load_tasks(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
     return home, task, open_or_build(home, task.dataset, Reporter())
 
 
@@ -76,7 +76,7 @@ def test_keys_differ_with_everything_that_matters(few):
 
 def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
     """Stopped in the middle of an epoch, and again later: bit for bit the undisturbed weights."""
-    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    task = load_tasks(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
 
     def run(home, stops):
         dataset = open_or_build(Paths.locate(clusters / "home"), task.dataset, Reporter())

@@ -31,7 +31,7 @@ from ifsl_bench.experiments.pretraining import export_weights, mark_for_training
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import PretrainStage, pretrain_stage_of
 from ifsl_bench.experiments.workspace import workspace
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -44,7 +44,7 @@ TASK = "clusters.toml:clusters-1shot"
 
 def weights_of(home: Paths, log: io.StringIO | None = None, seed: int = 0):
     """The weights of the clusters' pretraining in a home."""
-    (task,) = find(TASK)
+    (task,) = load_tasks(TASK)
     dataset = open_or_build(home, task.dataset, Reporter())
     return pretrain(home, task, dataset, "linear", seed, CPU, LogReporter(log or io.StringIO()))
 
@@ -125,7 +125,7 @@ def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call
         status, out, err = call("pretrain", "--task", task, "--head", "cosine")
         assert status == 0, err
         assert out.startswith("tiny-features-included-cosine-seed0-")
-    stage = PretrainStage(find(task)[0], "cosine", 0)
+    stage = PretrainStage(load_tasks(task)[0], "cosine", 0)
     linear, head = stage.linear.key(home), stage.key(home)
     assert {child.name for child in home.pretrained.iterdir() if child.is_dir()} == {linear, head}, "none is put aside"
     for command, said in ((["weights", "export"], "export that: --head linear"), (["pretrain", "--anew"], "cannot be")):

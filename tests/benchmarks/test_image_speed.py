@@ -28,12 +28,12 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build_dataset
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 DEVICE = choose_device("auto")
-TASK = packaged()["tiny-pack-5shot"]
+TASK = packaged_tasks()["tiny-pack-5shot"]
 ROUNDS = 3
 
 

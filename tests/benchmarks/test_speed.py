@@ -20,11 +20,11 @@ from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.sampling.episodes import Sampler
-from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
+from ifsl_bench.protocols.sampling.sequences import SequencePools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
-from ifsl_bench.protocols.tasks.variants import Training
+from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.utils.progress import Reporter
 
 D = 512
@@ -59,7 +59,7 @@ def make_loader(classes: int, novel_classes: int, shots: int, hide: bool = False
     base = make_base(classes)
     novel = make_pool("novel", novel_classes, 100, base)
     queries = novel if hide else make_pool("base", classes, 100, base)
-    sampler = Sampler(("speed", "test", 0), EpisodeSpec(), shots, novel.starts, queries.starts, hide)
+    sampler = EpisodeSampler(("speed", "test", 0), EpisodeSpec(), shots, novel.starts, queries.starts, hide)
     return EpisodeLoader(sampler, novel, queries), base
 
 
@@ -67,7 +67,7 @@ def test_sampler_on_one_core(benchmark):
     """Goal 20,000 episodes (indices) a second; the peer draws one episode at a time with NumPy."""
     torch.set_num_threads(1)
     novel, base = np.arange(161) * 1200, np.arange(201) * 128
-    sampler = Sampler(("speed", "test", 0), EpisodeSpec(), 5, novel, base)
+    sampler = EpisodeSampler(("speed", "test", 0), EpisodeSpec(), 5, novel, base)
     benchmark(sampler.sample, 0, 2000)
     generator = np.random.default_rng(0)
 
@@ -112,7 +112,7 @@ def test_sequences(benchmark, name):
     base = make_base(classes)
     novel, queries = make_pool("novel", sessions * ways, 225, base), make_pool("base", classes, 36, base)
     shape = SessionSpec(count=sessions, ways=ways)
-    sampler = SequenceSampler(("speed", "test", 0), shape, shots, Pools(novel.starts, queries.starts))
+    sampler = SequenceSampler(("speed", "test", 0), shape, shots, SequencePools(novel.starts, queries.starts))
     chosen, options, *_ = find_method(name)
     loader, method = SequenceLoader(sampler, novel, queries), make_method(chosen.method, base, ways, options)
     benchmark.pedantic(evaluate, (method, name, loader, range(count)), rounds=3, warmup_rounds=1)
@@ -149,7 +149,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
 
     def train() -> None:
         folder, method = tmp_path / str(next(rounds)), kind(base, 5)
-        MetaTrainer(folder, method, "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter()).run()
+        MetaTrainer(folder, method, "lwof", loader, lambda _: 0.0, plan, TrainingChanges(), 0, {}, Reporter()).run()
 
     benchmark.pedantic(train, rounds=3, warmup_rounds=1)
     method = kind(base, 5)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ifsl_bench.cli.main import _guarded
 from ifsl_bench.cli.running import _typed
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.errors import unknown_name_error
 from ifsl_bench.utils.files import Paths
 
@@ -105,7 +105,9 @@ def test_methods_are_rows_of_one_line(call):
 def test_tasks_are_by_data_set_and_those_that_can_be_run_come_first(call, here):
     out = call("tasks")[1]
     titles = [line.partition(":")[0] for line in out.splitlines() if ": " in line and not line.startswith("Run")]
-    assert len(titles) == len(set(titles)) == len({task.dataset.name for task in packaged().values()} | set(titles))
+    assert (
+        len(titles) == len(set(titles)) == len({task.dataset.name for task in packaged_tasks().values()} | set(titles))
+    )
     first = [line for line in out.splitlines() if ": " in line][:2]
     assert not any("files" in line for line in first), "prepared, or made when first used"
     assert out.index("glyphs-5shot") < out.index("cub-5shot")

@@ -9,7 +9,7 @@ import torch
 
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -41,7 +41,7 @@ def test_a_run_finds_what_the_command_has_made(here, call):
 
 def test_a_result_says_of_how_many_processes_its_pretraining_was_unless_it_was_one(here):
     """Earlier versions pretrained in several processes, too."""
-    home, task = Paths.locate(here / "home"), find("clusters.toml:clusters-1shot")[0]
+    home, task = Paths.locate(here / "home"), load_tasks("clusters.toml:clusters-1shot")[0]
     dataset = open_or_build(home, task.dataset, Reporter())
     weights = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     folder = CheckpointFolder(home.pretrained / weights.key)

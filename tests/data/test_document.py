@@ -14,7 +14,7 @@ from ifsl_bench.cli import main as cli
 from ifsl_bench.data import datasets
 from ifsl_bench.data.sets import mini, tiered
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def ticked(text: str) -> set[str]:
 
 
 def test_every_data_set_every_task_and_a_command_for_each_importer_are_in_the_document():
-    tasks = packaged()
+    tasks = packaged_tasks()
     assert {*OURS, *tasks, *(task.dataset.name for task in tasks.values())} <= ticked(DOCUMENT)
     for name in OURS:
         shown = any(command.startswith(f"data prepare {name} --from ") for command in COMMANDS)
@@ -52,7 +52,7 @@ def test_commands_are_ones_that_there_are(command):
     if group.name == "prepare":
         assert context.params["name"] in {*OURS, *own}
     else:
-        tasks = {*packaged(), *(f"{name}-{kind}" for name in own for kind in ("1shot", "5shot", "sessions"))}
+        tasks = {*packaged_tasks(), *(f"{name}-{kind}" for name in own for kind in ("1shot", "5shot", "sessions"))}
         assert tasks >= {*context.params["tasks"]}
 
 
@@ -118,5 +118,5 @@ def test_all_files_of_a_form_are_named_in_its_section(title, files):
 
 def test_the_readme_lists_the_tasks_of_every_data_set():
     table = ticked(README[README.index("| task, each with `-1shot` and `-5shot` | data |") :].partition("\n\n")[0])
-    families = {task.dataset.name.partition("-imagenet")[0].partition("-64")[0] for task in packaged().values()}
+    families = {task.dataset.name.partition("-imagenet")[0].partition("-64")[0] for task in packaged_tasks().values()}
     assert {name for name in families if not name.endswith("-sessions")} <= table

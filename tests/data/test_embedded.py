@@ -20,7 +20,7 @@ from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.data.sets import embedded
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter, Reporter
@@ -67,9 +67,9 @@ def made(clusters_source, tmp_path_factory):
         patch.setattr(embedded, "FEATURES_FOLDER", root / "features")
         patch.setattr(pretrained, "PACKAGED", (root / "weights",))
         home = Paths.locate(shutil.copytree(clusters_source / "home", root / "home"))
-        (of,) = find(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
+        (of,) = load_tasks(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
         of = msgspec.structs.replace(of, pretraining=msgspec.structs.replace(of.pretraining, seed=0))
-        (task,) = find(f"{root / 'embedded.toml'}:embedded-1shot")
+        (task,) = load_tasks(f"{root / 'embedded.toml'}:embedded-1shot")
         fingerprint = embed(of, task, NOTICE, api.workspace(home.cache, device="cpu", reporter=Reporter()))
     return root, home, of, task, fingerprint
 

@@ -22,8 +22,8 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.arrays import npz_arrays
 from ifsl_bench.data.sets.feature_files import mean_cosine
 from ifsl_bench.data.suggested_tasks import infeasible_tasks
-from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.variants import Change, changed
+from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.protocols.tasks.variants import Change, apply_change
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import refused
 
@@ -361,11 +361,11 @@ def test_fewer_sessions_are_suggested_only_where_they_can_be_drawn(tmp_path, wri
     (line,) = (line for line in messages.said if "mine-sessions is left out" in line)
     options = re.search(r"--task mine-5shot --sessions 2 --ways (\d+) --queries (\d+)$", line)
     assert options, line
-    task = find("mine-5shot", home=home)[0]
+    task = load_tasks("mine-5shot", home=home)[0]
     ways, queries = int(options[1]), int(options[2])
     assert ways == 3
-    assert infeasible_tasks(dataset, [changed(task, Change(sessions=2, ways=ways, queries=queries))]) == []
-    assert len(infeasible_tasks(dataset, [changed(task, Change(sessions=2, ways=ways))])) == 1
+    assert infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways, queries=queries))]) == []
+    assert len(infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways))])) == 1
 
 
 def test_large_features_are_reported_before_a_classifier_fails_on_them(features_folder, home, messages):
@@ -386,9 +386,9 @@ def test_sessions_out_of_reach_name_options_that_suffice(tmp_path, write_feature
     assert "need 19 images of a novel class (5 shots + 14 queries)" in line
     assert "within reach with --queries 9; it is left out" in line
     assert "--task mine-5shot --sessions 2" in line
-    task = find("mine-5shot", home=home)[0]
-    assert infeasible_tasks(dataset, [changed(task, Change(sessions=2, queries=9))]) == []
-    assert len(infeasible_tasks(dataset, [changed(task, Change(sessions=2, queries=10))])) == 1
+    task = load_tasks("mine-5shot", home=home)[0]
+    assert infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=9))]) == []
+    assert len(infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=10))])) == 1
 
 
 def test_less_is_taken_where_it_suffices_or_is_allowed(features_folder, home, messages):
@@ -429,7 +429,7 @@ def test_a_data_set_of_features_has_tasks_and_they_run(features_folder, home, ca
     assert re.search(r"mine: \d+ features, .* features/s", err)
     assert "images" not in out + err
     assert "300, 301, 302 and 4 more" in out
-    (task,) = find("mine-5shot")
+    (task,) = load_tasks("mine-5shot")
     assert (task.shots, task.protocol, task.pretraining.backbone) == (5, "shared", "none")
     status, out, err = call("run", "--method", "imprint", "--task", "mine-5shot", "--dry-run")
     assert status == 0, err

@@ -13,7 +13,7 @@ from PIL import Image
 from ifsl_bench.data import suggested_tasks as own_task
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides
-from ifsl_bench.protocols.tasks.task_files import own
+from ifsl_bench.protocols.tasks.task_files import own_tasks
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
@@ -132,7 +132,7 @@ def test_thirty_classes_have_sessions_and_the_division_is_reported(tmp_path, hom
         "15 on base, 5 on novel/val, 10 on novel/test; novel/test has 10 in place of 6, for two sessions of 5" in line
         for line in messages.said
     )
-    sessions = own(home)["mine-sessions"].sessions
+    sessions = own_tasks(home)["mine-sessions"].sessions
     assert (sessions.count, sessions.ways) == (2, 5)
 
 

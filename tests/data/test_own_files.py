@@ -21,7 +21,7 @@ from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides, scan_class_folders, warn_of_ignored_files
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.data.suggested_tasks import infeasible_tasks
-from ifsl_bench.protocols.tasks.task_files import find, own
+from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import refused
 
@@ -175,7 +175,7 @@ def test_what_a_run_takes_is_measured_and_how_to_rehearse_it(photos, home, call)
     assert found, err
     total = int(found[1]) * {"s": 1, "minutes": 60}[found[2]]
     assert total == pytest.approx(int(found[3]) * float(found[4]), rel=0.3, abs=1.1)  # both are rounded
-    assert int(found[3]) == own(home)["mine-5shot"].pretraining.steps
+    assert int(found[3]) == own_tasks(home)["mine-5shot"].pretraining.steps
     assert "first pretrains" not in call(*arguments, "--quiet")[2]
 
 
@@ -183,7 +183,7 @@ def test_the_first_step_does_not_count_even_on_a_slow_machine(photos, home, mess
     dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
     steps, step = [], Trainer._step
     monkeypatch.setattr(Trainer, "_step", lambda self, *arguments: steps.append(step(self, *arguments)))
-    seconds_per_step(own(home)["mine-5shot"], dataset, torch.device("cpu"), most=0.0)
+    seconds_per_step(own_tasks(home)["mine-5shot"], dataset, torch.device("cpu"), most=0.0)
     assert len(steps) == 2
 
 
@@ -218,10 +218,10 @@ def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages
         path.write_text(text)
         prepare(home, "mine", photos, False, messages, own=SMALL)
         assert path.read_text() == text
-        assert find("mine-1shot", home=home)[0].dataset.fingerprint is None
+        assert load_tasks("mine-1shot", home=home)[0].dataset.fingerprint is None
     path.write_text(unpinned)
     other_data = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=20))  # its mean is not that of these
-    assert own(home)["mine-1shot"].dataset.fingerprint == other_data.fingerprint
+    assert own_tasks(home)["mine-1shot"].dataset.fingerprint == other_data.fingerprint
     assert (home.tasks / "mine.toml.old-0").read_text() == unpinned
 
 
@@ -268,7 +268,7 @@ def test_folders_called_after_sides_are_the_division(counts, of_pools, protocol,
     assert dataset.has("novel/train") == ("novel/train" in of_pools)
     told = ", ".join(f"{count} on {pool}" for pool, count in zip(["base", *of_pools[1:]], counts.values(), strict=True))
     assert any(f"divide the classes: {told}" in line for line in messages.said)
-    assert find("mine-5shot", home=home)[0].protocol == protocol
+    assert load_tasks("mine-5shot", home=home)[0].protocol == protocol
 
 
 @pytest.mark.parametrize(("base", "novel", "count"), [(20, 12, 2), (20, 55, 10), (20, 9, None), (60, 12, None)])
@@ -277,13 +277,13 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(base, no
     for side, folders in by_side({"train": 20, "val": 5, "test": novel}).items():
         written(tmp_path / "x", folders, base if side == "train" else 10)
     dataset = prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
-    tasks = {task.name: task for task in own(home).values()}
+    tasks = {task.name: task for task in own_tasks(home).values()}
     assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
     lines = [line for line in messages.said if "mine-sessions is out of reach" in line]
     few = [line for line in messages.said if "two sessions of 5 need 10 classes in novel/test, which has 9" in line]
     command = "--method ncm --task mine-5shot --sessions 2 --ways 4"
     assert [line.partition("run ")[2] for line in few] == [command] * (novel == 9)
-    assert not few or not infeasible_tasks(dataset, find("mine-5shot+ways=4+sessions=2", home=home))
+    assert not few or not infeasible_tasks(dataset, load_tasks("mine-5shot+ways=4+sessions=2", home=home))
     if count:
         assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)
     assert len(lines) == (base == 60)

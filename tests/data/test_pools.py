@@ -11,7 +11,7 @@ from ifsl_bench.data.pools import POOLS, open_dataset, verify_checksums
 from ifsl_bench.data.preparing.prepare import open_or_build, prepare
 from ifsl_bench.data.writer import build_dataset
 from ifsl_bench.protocols.tasks.task import DataSpec
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -107,7 +107,7 @@ def test_bad_pools_are_refused(tmp_path, labels, classes, message):
 def test_packaged_glyphs_are_the_ones_that_tasks_are_pinned_to(glyph_home):
     """The same bytes on every machine: the fingerprint in the task file is the one built here."""
     home = Paths.locate(glyph_home)
-    verify_checksums(open_or_build(home, packaged()["glyphs-1shot"].dataset, Reporter()))
+    verify_checksums(open_or_build(home, packaged_tasks()["glyphs-1shot"].dataset, Reporter()))
     with pytest.raises(UserError, match="pinned"):
         open_or_build(home, DataSpec(name="glyphs", fingerprint="0" * 64), Reporter())
 

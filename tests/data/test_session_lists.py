@@ -34,8 +34,8 @@ from ifsl_bench.data.published_splits import (
 from ifsl_bench.data.sets import cifar, cub, mini
 from ifsl_bench.data.source import Count
 from ifsl_bench.data.views import draw_base_classes, with_fewer_base_classes, with_other_base_classes
-from ifsl_bench.protocols.sampling.episodes import task_stream
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.sampling.episodes import task_side_sampler
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.store.schema import read as read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths
@@ -224,8 +224,8 @@ def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_pa
         assert "PNG files do not say what rows they were; make the data set from cifar-100-python.tar.gz" in err
         assert "Traceback" not in err
     with pytest.raises(UserError, match="which this copy of data set 'cifar100-sessions' cannot tell"):
-        open_data(packaged()["cifar100-sessions-published"], home, messages)
-    assert open_data(packaged()["cifar100-sessions"], home, messages).fingerprint == dataset.fingerprint
+        open_data(packaged_tasks()["cifar100-sessions-published"], home, messages)
+    assert open_data(packaged_tasks()["cifar100-sessions"], home, messages).fingerprint == dataset.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
         assert sum(each) == source.expected_contents()[1][pool].images
         return np.cumsum([0, *each])
 
-    for task in (packaged()[f"{name}-sessions"], packaged()[f"{name}-sessions-published"]):
+    for task in (packaged_tasks()[f"{name}-sessions"], packaged_tasks()[f"{name}-sessions-published"]):
         assert task.sessions is not None
         order = novel_class_order(task.novel_data, classes("novel")) if task.sessions.published else None
-        sampler = task_stream(task, "test", 0, starts, classes=classes, order=order)
+        sampler = task_side_sampler(task, "test", 0, starts, classes=classes, order=order)
         assert sampler.digest(task.evaluation.episodes) == task.digest
     drawn = sampler.sample(0, 1)
     sessions = [source.sessions()[classes("novel")[c]] for c in drawn.classes[0]]

@@ -21,7 +21,7 @@ from ifsl_bench.data.published_splits import read_rows, split_80_10_10
 from ifsl_bench.data.read.images import ImageSpec, decode_image
 from ifsl_bench.data.sets import tiered
 from ifsl_bench.data.source import Count
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
 
@@ -133,7 +133,7 @@ def test_partial_data_say_at_once_which_tasks_are_out_of_reach_and_what_would_do
     home_option = ("--home", str(home.cache))
     status, _, err = call("data", "prepare", "tiered-imagenet", "--from", str(folder), "--allow-partial", *home_option)
     assert status == 0, err
-    tasks = [t.name for t in packaged().values() if t.dataset.name == "tiered-imagenet" and not t.novel_from]
+    tasks = [t.name for t in packaged_tasks().values() if t.dataset.name == "tiered-imagenet" and not t.novel_from]
     run = ("run", "--method", "imprint", "--dry-run", *home_option, "--task")
     for name in tasks:
         (line,) = (line for line in err.splitlines() if f" {name} is out of reach: " in line)

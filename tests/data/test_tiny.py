@@ -17,7 +17,7 @@ from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import read_rows
 from ifsl_bench.data.sets import tiny
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
@@ -155,7 +155,7 @@ def test_the_real_pack(tmp_path):
     from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 
     dataset = prepare(Paths.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
-    task = packaged()["tiny-pack-1shot"]
+    task = packaged_tasks()["tiny-pack-1shot"]
     assert dataset.fingerprint == task.dataset.fingerprint
     assert dataset.partial
     counts = {name: (len(dataset.pool(name).classes), len(dataset.pool(name))) for name in POOLS}

@@ -17,8 +17,8 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
 from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.metrics import BALANCE
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.metrics import BALANCE_METRICS
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables
 from ifsl_bench.store.schema import contradiction, read
 from ifsl_bench.utils.errors import UserError
@@ -33,7 +33,7 @@ def task(clusters):
 
 def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, work):
     result = api.run("protonet", task, work=work)
-    (definition,) = find(task)
+    (definition,) = load_tasks(task)
     prepared = work.prepared(definition, "linear", 0)
     method = make_method(registry.get_method("protonet"), prepared.base, 5, {})
     half = evaluate(method, "protonet", prepared.loader("val"), range(10)).margins
@@ -46,7 +46,7 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
     assert result.episodes.calibrated_novel == novel.tolist()
     assert result.episodes.pairs == test.counts.pairs.tolist()
     assert not result.calibration.applied
-    assert set(BALANCE) < result.summary.keys()
+    assert set(BALANCE_METRICS) < result.summary.keys()
     for resample, drawn in enumerate(np.random.RandomState(0).randint(10, size=(100, 10))):
         bias = best_bias(Margins(half.base[drawn], half.novel[drawn]))
         assert result.calibration.resampled_base[resample] == (test.margins.base >= bias).sum()
@@ -61,7 +61,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         api.run("teen", "tiny-features-sessions", calibrate=calibrate, **of) for calibrate in (False, True)
     )
     calibration = plain.calibration
-    (definition,) = find("tiny-features-sessions")
+    (definition,) = load_tasks("tiny-features-sessions")
     prepared = work.prepared(definition, "linear", 0)
     method = make_method(registry.get_method("teen"), prepared.base, 5, {})
     margins = evaluate(method, "teen", prepared.loader("val"), range(50)).margins
@@ -76,7 +76,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         assert [hits[(rows == t) & (groups > 0)].sum() for t in range(1, 10)] == novel[resample].tolist()
     queries = plain.counts().queries.astype(int).cumsum(1).sum(0)
     accuracy = (100 * (base + novel) / queries[1:]).sum(1) / 10  # beside A_0, which no bias moves
-    orders = plain.counts().calibrated().of_sequence("acc").reshape(3, 4).mean(1)
+    orders = plain.counts().calibrated().value_by_sequence("acc").reshape(3, 4).mean(1)
     wide = stats.t.ppf(0.975, 2) * np.sqrt(orders.var(ddof=1) / 3 + accuracy.var(ddof=1))
     both_rows = [SeedAggregate("teen", "yours", (result,)) for result in (plain, applied)]
     summaries = [row.summary() for row in both_rows]
@@ -182,8 +182,8 @@ def test_few_validation_classes_cost_a_row_its_calibrated_numbers_alone(write_fe
     result = api.run("imprint", task, work=work)
     assert "no calibrated Acc., since validation episodes cannot be drawn" in capfd.readouterr().err
     assert result.calibration is None
-    assert set(BALANCE) & result.summary.keys() == {"harmonic", "ausuc"}
-    assert check_file(next((work.home.results / "clusters-1shot").iterdir()), {"clusters-1shot": find(task)[0]},
+    assert set(BALANCE_METRICS) & result.summary.keys() == {"harmonic", "ausuc"}
+    assert check_file(next((work.home.results / "clusters-1shot").iterdir()), {"clusters-1shot": load_tasks(task)[0]},
                       work.home).failures[1:] == ()  # fmt: skip
     with pytest.raises(UserError, match="novel/val"):
         api.run("imprint", task, calibrate=True, work=work)
@@ -202,6 +202,6 @@ def test_check_knows_calibrated_rows(task, work, installed, monkeypatch):
         (lambda v: v["calibration"].update(applied=False), "calibration has base hits that rise, or novel hits"),
     ):
         file.write_text(good)
-        report = check_file(altered(file, change), {"clusters-1shot": find(task)[0]}, work.home)
+        report = check_file(altered(file, change), {"clusters-1shot": load_tasks(task)[0]}, work.home)
         ours = [line for line in report.failures if line.startswith(("label", "calibration", "summary", "episodes"))]
         assert [message in line for line in ours[:1]] == [True] * bool(message), report.failures

@@ -14,8 +14,8 @@ from ifsl_bench.experiments.campaign_file import load_configs, parse_campaign
 from ifsl_bench.experiments.job import expand_configs
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks, method_names, task_names
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.tasks.task_files import find as task_of
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import load_tasks as task_of
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.protocols.tasks.variants import Change
 from ifsl_bench.store.published import published_sets
 from ifsl_bench.store.result_folder import packaged_root
@@ -255,7 +255,7 @@ def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_
 
 
 def test_fewer_steps_of_pretraining_stretch_its_schedule_and_its_running_averages():
-    whole, (few,) = packaged()["mini-5shot"], task_of("mini-5shot+pretraining-steps=300")
+    whole, (few,) = packaged_tasks()["mini-5shot"], task_of("mini-5shot+pretraining-steps=300")
     assert (few.name, few.variant_of) == ("mini-5shot+pretraining-steps=300", "mini-5shot")
     assert (few.pretraining.steps, few.pretraining.schedule.drops) == (300, (200, 250))
     assert few.pretraining.schedule.rate == whole.pretraining.schedule.rate

@@ -22,8 +22,8 @@ from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.variants import Change, make_change, split
+from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.protocols.tasks.variants import Change, make_change, split_task_name
 from ifsl_bench.store.result_folder import pairing_fault
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -94,7 +94,7 @@ def work(root) -> Workspace:
 
 
 def task_of(root: Path, name: str) -> Task:
-    (task,) = find(f"{root / 'tasks.toml'}:{name}")
+    (task,) = load_tasks(f"{root / 'tasks.toml'}:{name}")
     return task
 
 
@@ -130,10 +130,10 @@ def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, root, wo
 
 def test_names_hashes_and_pretrainings():
     name = "glyphs-5shot+ways=10+novel-from=tiny-pack"
-    assert split(name) == ("glyphs-5shot", Change(ways=10, novel_from="tiny-pack"))
-    (task,) = find("glyphs-5shot+novel-from=tiny-pack+ways=10")
+    assert split_task_name(name) == ("glyphs-5shot", Change(ways=10, novel_from="tiny-pack"))
+    (task,) = load_tasks("glyphs-5shot+novel-from=tiny-pack+ways=10")
     assert (task.name, task.variant_of, task.digest) == (name, "glyphs-5shot", None)
-    (plain,), (wide,) = find("glyphs-5shot"), find("glyphs-5shot+ways=10")
+    (plain,), (wide,) = load_tasks("glyphs-5shot"), load_tasks("glyphs-5shot+ways=10")
     assert len({task.hash, plain.hash, wide.hash}) == 3
     assert "novel_from" not in plain.definition()
     assert pretraining_key(task, "f", "linear", 0) == pretraining_key(plain, "f", "linear", 0)
@@ -152,7 +152,7 @@ def test_names_hashes_and_pretrainings():
 )
 def test_mistakes_in_names(name, said):
     with pytest.raises(UserError, match=said):
-        find(name)
+        load_tasks(name)
     with pytest.raises(UserError, match="must be the name of a data set, not 7"):
         make_change({"novel-from": 7})
 
@@ -215,7 +215,7 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
     again = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
     assert again.provenance["time"] == first.provenance["time"]
     (file,) = (home.results / "alpha-1shot+novel-from=beta").glob("lwof*.json")
-    (crossed_task,) = find(f"{task}+novel-from=beta")
+    (crossed_task,) = load_tasks(f"{task}+novel-from=beta")
     report = check_file(file, {crossed_task.name: crossed_task}, home)
     assert [failure for failure in report.failures if "files changed since commit" not in failure] == []
     make(home, "beta", sources={"novel/val": "gamma", "novel/test": "gamma"})

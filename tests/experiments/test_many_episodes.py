@@ -22,8 +22,8 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols.calibration import find_bias
-from ifsl_bench.protocols.loader import Evaluated, evaluate, joined
-from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS
+from ifsl_bench.protocols.loader import EvaluationResult, evaluate, join_results
+from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
@@ -39,9 +39,9 @@ def job_of(method, task, work, episodes, steps=False):
     return make_jobs(RunConfig([method], [task], {}, train, episodes=episodes), work.home)[0]
 
 
-def same(a: Evaluated, b: Evaluated) -> bool:
+def same(a: EvaluationResult, b: EvaluationResult) -> bool:
     """Bit by bit, NaN where the other is NaN."""
-    pairs = [(getattr(a.counts, name), getattr(b.counts, name)) for name in (*COUNTS, *MORE_COUNTS)]
+    pairs = [(getattr(a.counts, name), getattr(b.counts, name)) for name in (*COUNTS, *OPTIONAL_COUNTS)]
     pairs += [(a.statistics[name], b.statistics[name]) for name in a.statistics]
     if a.margins and b.margins:
         pairs += [(a.margins.base, b.margins.base), (a.margins.novel, b.margins.novel)]
@@ -83,11 +83,11 @@ def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name,
         method = make_method(kind, prepared.base, 5, meant)
     once = evaluate(method, name, loader, range(count))
     parts = [evaluate(method, name, loader, part, whole=count) for part in cuts(1, count)]
-    assert same(joined(parts), once)
+    assert same(join_results(parts), once)
     bias = find_bias(once.margins)
     counted = evaluate(method, name, loader, range(count), bias=bias)
     parts = [evaluate(method, name, loader, part, whole=count, bias=bias) for part in cuts(2, count)]
-    assert same(joined(parts), counted)
+    assert same(join_results(parts), counted)
     base, novel = once.margins.joint_hits(bias.value)
     assert np.array_equal(counted.counts.calibrated_base, base)
     assert np.array_equal(counted.counts.calibrated_novel, novel)
@@ -104,7 +104,7 @@ def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, 
 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.protocols.protocol.READABLE", 100)
+    monkeypatch.setattr("ifsl_bench.protocols.protocol.MOST_READABLE_NUMBERS", 100)
     monkeypatch.setattr("ifsl_bench.experiments.evaluate_stage.git_commit", lambda: "")
     result = api.run("imprint", task, episodes=100, work=work)
     assert result.label.endswith(".episodes=100")
@@ -129,5 +129,5 @@ def test_memory_grows_by_the_counts_of_an_episode_and_not_by_its_margins(task, w
             context.evaluate(range(episodes), bias, Reporter(), "")
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-        counts = 8 * (len(COUNTS) + len(MORE_COUNTS))
+        counts = 8 * (len(COUNTS) + len(OPTIONAL_COUNTS))
         assert (peaks[1] - peaks[0]) / 2000 < 3 * counts < 4 * queries

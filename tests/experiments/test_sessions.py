@@ -35,10 +35,10 @@ from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols import sequence_loader as session_answers
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
-from ifsl_bench.protocols.sequence_loader import Answers, SequenceLoader, SessionEvaluator, count
+from ifsl_bench.protocols.sampling.sequences import SequencePools, SequenceSampler
+from ifsl_bench.protocols.sequence_loader import SequenceAnswers, SequenceLoader, SessionEvaluator, count_session_hits
 from ifsl_bench.protocols.tasks.task import SessionSpec
-from ifsl_bench.protocols.tasks.task_files import find_one
+from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.solvers import minimise
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import UserError
@@ -67,8 +67,8 @@ def base() -> Base:
 def loader_of(base: Base, hide: bool = False, spec: SessionSpec = SPEC) -> SequenceLoader:
     novel = pool("novel/test", 9 if not hide else K, 12, base, 1)
     bases = novel if hide else pool("base/test", K, 7, base, 2)
-    spec = spec.hiding(K) if hide else spec
-    sampler = SequenceSampler(("t", "test", 0), spec, SHOTS, Pools(novel.starts, bases.starts), hide)
+    spec = spec.hiding_base_classes(K) if hide else spec
+    sampler = SequenceSampler(("t", "test", 0), spec, SHOTS, SequencePools(novel.starts, bases.starts), hide)
     return SequenceLoader(sampler, novel, bases)
 
 
@@ -106,7 +106,9 @@ METHODS = [
 @torch.no_grad()
 def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base, monkeypatch):
     """Each query of each sequence alone, after each session, argmax over all classes met so far."""
-    monkeypatch.setattr(session_answers, "FEW", 7)  # base queries come in several parts, the last a shorter one
+    monkeypatch.setattr(
+        session_answers, "QUERIES_PER_PRODUCT", 7
+    )  # base queries come in several parts, the last a shorter one
     method, loader = seeded_method(name, base), loader_of(base, hide)
     batch = loader.batch(0, 4)
     counts = evaluate(method, name, loader, range(4)).counts
@@ -145,7 +147,7 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
     if not isinstance(method, AdditiveClassifier):
         pytest.skip("it is asked session by session anyway")
     batch, sessions = loader.batch(0, 6), SessionEvaluator(method, name, loader, False)
-    once, steps = sessions.answered(method, batch), sessions._by_session(method, batch)
+    once, steps = sessions.answer_sessions(method, batch), sessions._by_session(method, batch)
     for part in ("first", "base_right", "base_there", "novel_there"):
         a, b = (getattr(output.answers, part) for output in (once, steps))
         assert torch.equal(a.expand_as(b), b), part
@@ -173,11 +175,11 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
     whole = evaluate(method, FECAM, loader, range(6)).counts
     (every,) = made_at_once
     assert every == 6 * 6 * 8 * D * D
-    most, of_sequence = 4 * loader.each, every // 6
+    most, of_sequence = 4 * loader.bytes_per_item, every // 6
     monkeypatch.setattr(SequenceLoader, "cpu_bytes", most)
     parts = evaluate(method, FECAM, loader, range(6)).counts
     assert sum(made_at_once[1:]) == every
-    assert all(of_block // of_sequence * loader.each + of_block <= most for of_block in made_at_once[1:])
+    assert all(of_block // of_sequence * loader.bytes_per_item + of_block <= most for of_block in made_at_once[1:])
     assert (parts.hits == whole.hits).all()
 
 
@@ -249,14 +251,14 @@ def test_the_upper_bound_is_fitted_once_to_the_same_images_in_any_order(base, mo
     fits, module = [], importlib.import_module("ifsl_bench.methods.upper_bound")
     monkeypatch.setattr(module, "minimise", lambda *args: fits.append(args) or minimise(*args))
     method, batch = seeded_method("upper-bound", base, ways=6), loader_of(base).batch(0, 2)
-    support, query = batch.every_image(0), Query(*(part[:1] for part in vars(batch.queries(3)).values()))
+    support, query = batch.all_training_images(0), Query(*(part[:1] for part in vars(batch.queries(3)).values()))
     logits = method(support, query).logits
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     rows = torch.cat([torch.nonzero(support.labels[0] == n)[:, 0] for n in order])
     shuffled = replace(support, features=support.features[:, rows], labels=order.argsort()[support.labels[:, rows]])
     assert torch.equal(method(shuffled, query).logits, logits[..., [*range(K), *(K + order).tolist()]])
     assert len(fits) == 1
-    method(batch.every_image(1), query)
+    method(batch.all_training_images(1), query)
     assert len(fits) == 2, "other images"
     hidden = torch.zeros_like(support.hidden)
     hidden[0, 1] = True
@@ -280,7 +282,7 @@ def test_lr_that_keeps_supports_solves_for_all_novel_classes_anew(base):
     batch, counts = loader.batch(0, 1), evaluate(method, "lr", loader, range(1)).counts
     labels = labels_of(batch, loader)
     for t in (1, 2, 3):
-        support = batch.together(t)
+        support = batch.joined_supports(t)
         x, y, fixed = (part[0].numpy() for part in (support.features, support.labels, support.base_logits))
 
         def joint(w: np.ndarray, rows: np.ndarray, base_logits: np.ndarray, count: int = 2 * t) -> np.ndarray:
@@ -557,7 +559,7 @@ def test_sequences_are_no_place_for_infinite_logits_or_for_writing(logits, messa
     }
     method, loader = make_method(type("X", (LooksBack,), {logits: changes[logits]}), base, 2, {}), loader_of(base)
     with pytest.raises(UserError, match=message):
-        SessionEvaluator(method, "m", loader, False).answered(method, loader.batch(0, 4))
+        SessionEvaluator(method, "m", loader, False).answer_sessions(method, loader.batch(0, 4))
 
 
 class Rounds(Stepwise):
@@ -587,24 +589,24 @@ def test_rounding_that_differs_between_batches_is_no_breach(base):
 def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
     method, loader = seeded_method("ncm", base), loader_of(base)
     with torch.no_grad():
-        answers = SessionEvaluator(method, "ncm", loader, False).answered(method, loader.batch(0, 6)).answers
+        answers = SessionEvaluator(method, "ncm", loader, False).answer_sessions(method, loader.batch(0, 6)).answers
     best = best_bias(answers.margins())
 
     def right(bias: float) -> int:
-        counts = count(answers, K, 2, bias)
+        counts = count_session_hits(answers, K, 2, bias)
         return int(counts.hits.sum()) - int(counts.hits[:, 0].sum())
 
     margins = np.concatenate([part.ravel() for part in (answers.base, answers.novel)])
     tried = np.unique(margins)
     assert right(best) == max(right(float(b)) for b in [*tried, *np.nextafter(tried, np.inf)])
-    many = count(answers, K, 2, 1e9)
+    many = count_session_hits(answers, K, 2, 1e9)
     assert many.base_as_novel.max() == 0 or (many.novel_as_base == 0).all()
 
 
 def test_counts_with_ties_and_missing_queries():
     """The base class is the answer of equal logits; queries that are not there count nowhere."""
     zero = torch.zeros(1, 1, 2)
-    answers = Answers(
+    answers = SequenceAnswers(
         first=torch.tensor([[True, True]]),
         base=zero,
         base_right=torch.tensor([[[True, True]]]),
@@ -613,7 +615,7 @@ def test_counts_with_ties_and_missing_queries():
         novel_right=torch.ones(1, 1, 1, 3, dtype=torch.bool),
         novel_there=torch.tensor([[[True, True, False]]]),
     )
-    counts = count(answers, K, 2)
+    counts = count_session_hits(answers, K, 2)
     assert counts.hits.tolist() == [[1, 1, 1]]
     assert counts.queries.tolist() == [[1, 2]]
     assert counts.novel_as_base.tolist() == [[1]]
@@ -656,7 +658,7 @@ def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
 
 
 def test_second_head_is_of_the_linear_backbone():
-    task, work = find_one("tiny-features-sessions"), workspace(device="cpu")
+    task, work = load_task("tiny-features-sessions"), workspace(device="cpu")
     linear = work.prepared(task, "linear", 0)
     rows = np.array(linear.features("base/test"))
     weights = linear.pretrained.features_sha256
@@ -690,7 +692,7 @@ def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
     method, loader = seeded_method("lr", base), loader_of(base)
     whole = evaluate(method, "lr", loader, range(6), whole=6)
     parts = [evaluate(method, "lr", loader, part, whole=6) for part in (range(3), range(3, 5), range(5, 6))]
-    result = evaluation.joined(parts)
+    result = evaluation.join_results(parts)
     for name, values in whole.counts.columns().items():
         assert (result.counts.columns()[name] == values).all(), name
     assert all((result.statistics[name] == values).all() for name, values in whole.statistics.items())

@@ -24,8 +24,8 @@ from ifsl_bench.plugin.method import Method, Prediction, Support
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule
-from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.variants import Training
+from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import LogReporter
 
@@ -54,8 +54,8 @@ class NoisyScale(Scale):
 
 
 def job(clusters, method=Scale, task="clusters-5shot", train=None, options=None, seed=0):
-    loaded_task = find(f"{clusters / 'clusters.toml'}:{task}")[0]
-    return Job(MethodRef("scale", method), options or {}, loaded_task, Training.parse(train or {}), seed, 60)
+    loaded_task = load_tasks(f"{clusters / 'clusters.toml'}:{task}")[0]
+    return Job(MethodRef("scale", method), options or {}, loaded_task, TrainingChanges.parse(train or {}), seed, 60)
 
 
 def work(clusters, reporter=None, home="home"):
@@ -94,7 +94,7 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
     training_job = job(clusters, kind, "clusters-5shot+ways=4", training)
     training_job = replace(training_job, method_ref=MethodRef(name, kind))
     method, _, _, bench = train(clusters, training_job)
-    batch = bench.loader("train").drawn_by(bench.training_sampler(sessions)).batch(0, 3)
+    batch = bench.loader("train").with_sampler(bench.training_sampler(sessions)).batch(0, 3)
     support, query, classes = batch.support, batch.query, batch.support.hidden.shape[1]
     assert support.labels.shape == (3, sessions * ways * shots)
     fresh, losses = stages.make_untrained_method(training_job, bench.work).train(), []
@@ -118,7 +118,7 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
 )
 def test_training_on_more_sessions_than_there_is_data_for_names_the_most(clusters, novel, base, most):
     """Sessions of 2 classes, with 10 base queries each from every second image of 3 base classes."""
-    (task,) = find(f"{clusters / 'clusters.toml'}:clusters-5shot")
+    (task,) = load_tasks(f"{clusters / 'clusters.toml'}:clusters-5shot")
     task = msgspec.structs.replace(task, episode=EpisodeSpec(ways=2, novel_queries=2, base_queries=10))
     sizes = {"novel/train": [9] * novel, "base/val": [base] * 3}
 
@@ -220,11 +220,16 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, monkeypatc
 
 
 def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters, monkeypatch):
-    task = find(f"{clusters / 'clusters.toml'}:clusters-5shot")[0]
+    task = load_tasks(f"{clusters / 'clusters.toml'}:clusters-5shot")[0]
     # A step size at which every Neumann series grows; the counts do not depend on where training stopped.
     options = {"learner": "lr", "rate": 1e3, "steps": 5}
     lr_job = Job(
-        MethodRef("attractor", registry.get_method("attractor")), options, task, Training(episodes_per_step=2), 0, 60
+        MethodRef("attractor", registry.get_method("attractor")),
+        options,
+        task,
+        TrainingChanges(episodes_per_step=2),
+        0,
+        60,
     )
     interrupted(monkeypatch, 3)
     log = io.StringIO()
@@ -238,7 +243,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     }  # fmt: skip
     assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
     options = {"learner": "lr", "gradient": "implicit"}
-    exact = Job(MethodRef("attractor", registry.get_method("attractor")), options, task, Training(), 0, 60)
+    exact = Job(MethodRef("attractor", registry.get_method("attractor")), options, task, TrainingChanges(), 0, 60)
     solves = run_unstored(exact, place).training["solves"]
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
 
@@ -260,10 +265,10 @@ def test_divergence_is_said(clusters, late, said):
 
 def test_schedule_of_the_method_wins_and_steps_stretch_it():
     lwof = registry.get_method("lwof")
-    plan = Training().applied(lwof.schedule)
-    assert [plan.schedule.at(s, plan.steps) for s in (5999, 6000, 8000)] == pytest.approx([1e-3, 1e-4, 1e-5])
+    plan = TrainingChanges().apply_to(lwof.schedule)
+    assert [plan.schedule.rate_at(s, plan.steps) for s in (5999, 6000, 8000)] == pytest.approx([1e-3, 1e-4, 1e-5])
     assert plan.steps == 10_000
-    short = Training(steps=100).applied(lwof.schedule)
+    short = TrainingChanges(steps=100).apply_to(lwof.schedule)
     assert (short.steps, short.schedule.drops, short.validate_every) == (100, (60, 80), 10)
 
 
@@ -281,7 +286,7 @@ def test_schedule_of_the_method_wins_and_steps_stretch_it():
 )
 def test_training_options_are_checked(given, message):
     with pytest.raises(UserError, match=message):
-        Training.parse(given)
+        TrainingChanges.parse(given)
 
 
 def test_adam_is_pytorchs():

@@ -32,7 +32,7 @@ from ifsl_bench.plugin.options import default_options
 from ifsl_bench.plugin.space import RATE_NAME, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.columns import entries_of
 from ifsl_bench.store.schema import file_name, path_of, read
 from ifsl_bench.utils.errors import UserError
@@ -134,7 +134,7 @@ def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there()
 
 
 def test_every_method_that_has_something_to_choose_declares_where():
-    task = find("glyphs-5shot")[0]
+    task = load_tasks("glyphs-5shot")[0]
     for name in registry.registered_entry_points(registry.METHOD_GROUP):
         kind = registry.load_plugin(registry.METHOD_GROUP, name).value
         if kind is None:
@@ -183,8 +183,8 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
     for spelled, (point, trial_job) in zip(tried, all_of(job, work.home), strict=True):
         method = stages.MetaTrainStage(trial_job).compute(work).method.eval()
         loader, hits = stages.pretrain_stage_of(trial_job).prepared(work).loader("val"), 0
-        episodes = job.task.evaluation.halves[0]
-        assert (episodes, job.task.evaluation.halves[1]) == (range(10), range(10, 20))
+        episodes = job.task.evaluation.validation_halves[0]
+        assert (episodes, job.task.evaluation.validation_halves[1]) == (range(10), range(10, 20))
         for i in episodes:  # one at a time
             batch = loader.batch(i, 1)
             with torch.no_grad():
@@ -350,7 +350,7 @@ def searched(clusters_source, tmp_path_factory):
         value = json.loads((work.home.results / result.task / f"{result.label}.seed-1.json").read_text())
         value["provenance"] |= {"command": "ifsl-bench run", "commit": COMMIT}  # whatever the state of this checkout
         values[result.label] = value
-    return work.home, values, {listed_task.name: listed_task for listed_task in find(str(root / "clusters.toml"))}
+    return work.home, values, {listed_task.name: listed_task for listed_task in load_tasks(str(root / "clusters.toml"))}
 
 
 def checked(searched, folder, label, change=lambda value: None):

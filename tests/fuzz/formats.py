@@ -32,7 +32,7 @@ from ifsl_bench.data.read.images import BadImage, ImageSpec, decode_image
 from ifsl_bench.data.read.pickles import load_pickle
 from ifsl_bench.data.sets.feature_files import _check_labels, _load_features, _read_features_and_labels
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides
-from ifsl_bench.protocols.tasks.task_files import find, parse
+from ifsl_bench.protocols.tasks.task_files import load_tasks, parse_tasks
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter
@@ -364,9 +364,9 @@ def tomls() -> Sequence[bytes]:
 
 def read_toml(path: Path) -> None:
     path = path.rename(path.with_suffix(".toml"))
-    tasks = find(str(path))
+    tasks = load_tasks(str(path))
     text = path.read_text(encoding="utf-8")
-    assert [task.hash for task in parse(text, str(path))] == [task.hash for task in tasks]
+    assert [task.hash for task in parse_tasks(text, str(path))] == [task.hash for task in tasks]
 
 
 FORMATS = {

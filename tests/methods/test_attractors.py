@@ -14,7 +14,7 @@ from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import LBFGS, Network, NetworkLearner, measured, ridge_prior, to_prior
 from ifsl_bench.solvers.network import activations
 from ifsl_bench.solvers.tree import tree_map
@@ -228,7 +228,9 @@ def test_initial_values(learner):
     assert not list(make(0).buffers())
     assert not torch.equal(a.offset[0], b.offset[0])
     for plugin in (Attractor, StaticAttractor):
-        first, second = (plugin.defaults(task) for name in ("glyphs-1shot", "glyphs-5shot") for task in find(name))
+        first, second = (
+            plugin.defaults(task) for name in ("glyphs-1shot", "glyphs-5shot") for task in load_tasks(name)
+        )
         assert (first, second) == ({"gamma": 0.1}, {})
 
 

@@ -15,7 +15,7 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render
 from ifsl_bench.store.schema import read
@@ -116,7 +116,7 @@ def task(clusters):
 
 @pytest.mark.parametrize(("name", "side"), [("regular", "test"), ("regular", "train"), ("regular-shared", "train")])
 def test_episodes_have_no_base_images(clusters, task, name, side):
-    bench = PreparedTask(find(task(name))[0], "linear", 0, api.workspace(clusters / "home", device="cpu"))
+    bench = PreparedTask(load_tasks(task(name))[0], "linear", 0, api.workspace(clusters / "home", device="cpu"))
     loader = bench.loader(side)
     batch = loader.batch(3, 9)
     assert batch.labels.shape == (9, 25)
@@ -131,9 +131,9 @@ def test_episodes_have_no_base_images(clusters, task, name, side):
     if name == "regular-shared":
         hidden.scatter_(1, drawn.classes, True)
     assert torch.equal(batch.support.hidden, hidden)
-    assert batch.masked.all()
-    assert batch.part(2, 4).masked.all()
-    pool = bench.dataset.pool(find(task(name))[0].pool(side, "novel"))
+    assert batch.masked_base.all()
+    assert batch.episode_range(2, 4).masked_base.all()
+    pool = bench.dataset.pool(load_tasks(task(name))[0].pool(side, "novel"))
     assert np.array_equal(batch.support.features.numpy(), pool.images[drawn.support.numpy()])
     assert np.array_equal(batch.query.features.numpy(), pool.images[drawn.query.numpy()])
     way = np.take_along_axis(drawn.classes.numpy(), batch.labels.numpy() - 8, 1)
@@ -152,7 +152,7 @@ def test_a_run_from_training_to_the_table(task, name, method, work):
     assert result.summary["acc"]["mean"] > 50
     path = next((work.home.results / name).glob("*.json"))
     assert read(path) == result
-    board = load_board(find(task(name))[0], work.home.results)
+    board = load_board(load_tasks(task(name))[0], work.home.results)
     for style in FORMATS:
         text = render([task_table(board, full=True)], style)
         mean = result.summary["acc"]["mean"]
@@ -164,7 +164,7 @@ def test_a_run_from_training_to_the_table(task, name, method, work):
 def test_accuracy_is_that_of_a_plain_loop(clusters, task, work):
     """ProtoNet by hand: the nearest of five means."""
     result = api.run("protonet", task("regular"), work=work)
-    drawn = PreparedTask(find(task("regular"))[0], "linear", 0, work).sampler("test").sample(0, 60)
+    drawn = PreparedTask(load_tasks(task("regular"))[0], "linear", 0, work).sampler("test").sample(0, 60)
     images = open_dataset(clusters / "home" / "data" / "clusters").pool("novel/test").images
     for e in range(60):
         means = images[drawn.support[e].numpy()].reshape(5, 5, -1).mean(1)

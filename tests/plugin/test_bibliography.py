@@ -11,7 +11,7 @@ from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, cite_task, paper_label, papers_of_method
 from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers, suite_methods
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.page.references import citation_of_paper
 from ifsl_bench.store.published import paper_titles
 from ifsl_bench.utils.errors import UserError
@@ -72,7 +72,12 @@ def test_rows_of_papers_alone(call):
 
 
 def test_sources_of_published_rows_are_cited(call):
-    others = {*display_rows(), *PRINTED_ALONE, *registry.registered_entry_points(registry.METHOD_GROUP), *packaged()}
+    others = {
+        *display_rows(),
+        *PRINTED_ALONE,
+        *registry.registered_entry_points(registry.METHOD_GROUP),
+        *packaged_tasks(),
+    }
     assert not others & set(paper_titles()), "one would hide the other"
 
     def words(text):
@@ -86,9 +91,9 @@ def test_sources_of_published_rows_are_cited(call):
         assert not printed_title or " ".join(words(title)).startswith(" ".join(words(printed_title[1])))
 
 
-@pytest.mark.parametrize("name", sorted(packaged()))
+@pytest.mark.parametrize("name", sorted(packaged_tasks()))
 def test_every_task_has_its_data_and_the_protocol(name):
-    task = packaged()[name]
+    task = packaged_tasks()[name]
     text = cite_task(task)
     assert "1810.07218" in text, "the protocol's paper"
     of_data = [paper for paper in papers("tasks") if task.dataset.name in paper.of]

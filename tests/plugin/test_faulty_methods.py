@@ -17,7 +17,7 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Prediction
 from ifsl_bench.plugin.options import check_method, make_method, space_of
 from ifsl_bench.plugin.rules import check_contract
-from ifsl_bench.protocols.loader import Evaluated
+from ifsl_bench.protocols.loader import EvaluationResult
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.utils.errors import UserError
 from tests.plugin.test_options import Every
@@ -180,7 +180,7 @@ def test_a_method_that_needs_images_of_base_classes_says_so(tmp_path, call):
 def test_a_solve_that_ends_at_nan_has_not_converged():
     counts = Counts(*(np.zeros(3, np.int64) for _ in range(4)), base_queries=1, novel_queries=1)
     failed = np.array([0.0, np.nan, 1.0])
-    evaluation = Evaluated(counts, {"solver_unconverged": failed}, None)
+    evaluation = EvaluationResult(counts, {"solver_unconverged": failed}, None)
     assert evaluation.unconverged == 2
     assert list(evaluation.remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
     solves = SolveCounts({})

@@ -27,7 +27,7 @@ from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.learn2learn import INSTALL, load_learn2learn
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 
 ROOT = Path(__file__).parents[2]
 REGULAR = '\n[variants.clusters-regular-5shot]\nof = "clusters-5shot"\nregular = true\n'
@@ -60,7 +60,7 @@ def split(X, y, shots: int):
 @pytest.mark.parametrize("name", ["clusters-1shot", "clusters-shared-5shot", "clusters-regular-5shot"])
 def test_tasks_are_our_episodes(learn2learn, clusters, work, name, order):
     """Held against what our methods are given of the same episodes; learn2learn's examples know their order, too."""
-    task = find(named(clusters, name))[0]
+    task = load_tasks(named(clusters, name))[0]
     of_sides = ifsl_bench.to_learn2learn(named(clusters, name), seed=3, order=order, work=work)
     for side, ours in {"train": "train", "validation": "val", "test": "test"}.items():
         tasks = getattr(of_sides, side)
@@ -120,7 +120,7 @@ def test_tasks_go_to_spawned_workers_and_never_to_a_gpu(learn2learn, clusters, w
 def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(learn2learn, glyph_home):
     work, name = api.workspace(glyph_home, device="cpu"), f"{glyph_home.parent / 'few.toml'}:few-1shot"
     tasks = ifsl_bench.to_learn2learn(name, work=work).test
-    bench = PreparedTask(find(name)[0], "linear", 0, work)
+    bench = PreparedTask(load_tasks(name)[0], "linear", 0, work)
     novel, base = bench.dataset.pool("novel/test"), bench.dataset.pool("base/test")
     drawn = bench.sampler("test").sample(4, 1)
     (x, _), (q, _) = split(*tasks[4], 1)
@@ -319,7 +319,7 @@ def test_a_broken_learn2learn_is_not_called_missing(unloaded, monkeypatch, tmp_p
 def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_can(clusters, work, monkeypatch):
     api.run("imprint", named(clusters, "clusters-5shot"), work=work)
     (path,) = work.home.results.glob("*/imprint.seed-0.json")
-    tasks = {task.name: task for task in find(str(clusters / "clusters.toml"))}
+    tasks = {task.name: task for task in load_tasks(str(clusters / "clusters.toml"))}
     before = check_file(path, tasks, work.home)
     assert not before.unverified
     monkeypatch.setattr(registry.get_method("imprint"), "requires", {"a_package_that_nobody_has": "pip install it"})

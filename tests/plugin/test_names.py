@@ -10,7 +10,7 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.errors import UserError
 
 SOURCE = """
@@ -106,9 +106,9 @@ def test_a_task_of_ones_own_may_not_have_a_packaged_tasks_name(minimal_task, tmp
 
 def find_in(text, path):
     path.write_text(text)
-    return find(str(path))
+    return load_tasks(str(path))
 
 
 def test_a_packaged_file_by_its_path_is_the_packaged_task():
     file = resources.files("ifsl_bench.tasks") / "glyphs.toml"
-    assert find(f"{file}:glyphs-5shot") == find("glyphs-5shot")
+    assert load_tasks(f"{file}:glyphs-5shot") == load_tasks("glyphs-5shot")

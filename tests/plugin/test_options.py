@@ -16,10 +16,10 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import options_of, resolve_options
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.errors import UserError
 
-(TASK,) = find("glyphs-5shot")
+(TASK,) = load_tasks("glyphs-5shot")
 
 
 class Every(Method):

@@ -8,7 +8,7 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import notes_of
 from ifsl_bench.reporting.table import render
@@ -55,7 +55,7 @@ def test_only_a_class_that_says_so_may_look_at_other_queries(run):
 @pytest.fixture(scope="module")
 def board():
     """Three stored rows of glyphs-5shot; the best and the last are said to be transductive."""
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     root = result_folder.packaged_root() / task.name
 
     def row(label, transductive):

@@ -18,7 +18,7 @@ from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.plugin.display_names import display_rows
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
@@ -124,7 +124,9 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
     """Verdicts from ``compare``, SciPy's Student distribution and plain loops over Holm's steps."""
     p: dict[tuple, float] = {}
     requirements: dict[str, tuple[list, list]] = {}
-    loaded = {task: load_board(find(task)[0], packaged_root()) for claim in claims.values() for task in claim.tasks}
+    loaded = {
+        task: load_board(load_tasks(task)[0], packaged_root()) for claim in claims.values() for task in claim.tasks
+    }
     for name, claim in claims.items():
         requirements[name] = assertions, refutations = [], []
         for task in claim.tasks:
@@ -217,7 +219,9 @@ def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     (judgement,) = evaluate({"x": claim}, Paths(packaged_root(), packaged_root()))
     assert "with 95% interval over orders and seeds." in summary([judgement])
     (evidence,) = judgement.evidence
-    (row,) = (row for row in load_board(*find("tiny-features-sessions"), packaged_root()).rows if row.label == "lr")
+    (row,) = (
+        row for row in load_board(*load_tasks("tiny-features-sessions"), packaged_root()).rows if row.label == "lr"
+    )
     gaps = []
     for ncm, lr in zip(evidence.a.results, row.results, strict=True):
         hits, queries = lr.counts().hits[:, :1].astype(int), lr.counts().queries.astype(int)

@@ -24,7 +24,7 @@ from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.stages import MetaTrainStage, make_untrained_method
 from ifsl_bench.plugin.method import FEW
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from tests.product import test_pretend as pretend
@@ -157,7 +157,7 @@ def test_the_command_pretrains(glyph_home, options):
 def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_home):
     """A thousandth is lost where cuDNN rounds the convolutions' numbers to TF32."""
     home = Paths.locate(glyph_features_home)
-    task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
+    task = load_tasks(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
     dataset = open_or_build(home, task.dataset, Reporter())
     trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     ours = np.array(compute_features(home, task, dataset, trained, "base/val", CPU, Reporter()))

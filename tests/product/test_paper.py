@@ -14,7 +14,7 @@ import pytest
 from ifsl_bench.analysis.published_comparison import pairs_of
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.data.published_splits import read_columns
-from ifsl_bench.protocols.tasks.task_files import find, packaged
+from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.comparison_tables import published_comparison_tables
 from ifsl_bench.store.result_folder import packaged_root
 
@@ -26,7 +26,7 @@ FEW = ("--task", "tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2
 def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
     for task in ("mini-pack-1shot", "mini-pack-5shot"):
-        (table,) = published_comparison_tables([load_board(find(task)[0], packaged_root())])
+        (table,) = published_comparison_tables([load_board(load_tasks(task)[0], packaged_root())])
         (order,) = (note for note in table.notes if note.startswith("Pairs of rows"))
         assert order.partition(" (")[0] in page
 
@@ -44,7 +44,7 @@ def printed(tmp_path, monkeypatch):
 
 
 def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(printed, call):
-    board = load_board(find("glyphs-5shot")[0], packaged_root())
+    board = load_board(load_tasks("glyphs-5shot")[0], packaged_root())
     pairs = {pair.row.label: pair for pair in pairs_of(board)}
     assert list(pairs) == ["lr", "lwof", "imprint", "protonet"]
     mean = np.mean([result.summary["acc"]["mean"] for result in board.row("lr").results])
@@ -70,7 +70,7 @@ def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call
         target = tmp_path / "results" / "glyphs-5shot+pretraining-steps=800" / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         raw = json.loads(path.read_text())
-        task = find("glyphs-5shot+pretraining-steps=800")[0]
+        task = load_tasks("glyphs-5shot+pretraining-steps=800")[0]
         target.write_text(json.dumps({**raw, "task": task.name, "task_hash": task.hash}))
     (pair,) = pairs_of(load_board(task, tmp_path / "results"))
     assert (pair.row.label, pair.verdict) == ("lr", None)
@@ -95,11 +95,13 @@ def write_tiered(path: Path) -> None:
 def test_the_whole_campaign_runs_on_a_few_photographs_from_the_users_files_to_the_table(call, tmp_path, monkeypatch):
     if not FIXTURE.exists():
         pytest.skip("the photographs in ILSVRC-2012's layout are not here")
-    task = packaged()["tiered-5shot"]  # what no option of the command makes smaller:
+    task = packaged_tasks()["tiered-5shot"]  # what no option of the command makes smaller:
     slow = msgspec.structs.replace(task.pretraining.schedule, rate=1e-3)  # or one step's features are huge
     step = msgspec.structs.replace(task.pretraining, batch=16, schedule=slow)
     episodes = msgspec.structs.replace(task.evaluation, validation_episodes=6)
-    monkeypatch.setitem(packaged(), task.name, msgspec.structs.replace(task, pretraining=step, evaluation=episodes))
+    monkeypatch.setitem(
+        packaged_tasks(), task.name, msgspec.structs.replace(task, pretraining=step, evaluation=episodes)
+    )
     photographs = tmp_path / "tiered.zip"
     write_tiered(photographs)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
@@ -115,7 +117,7 @@ def test_the_whole_campaign_runs_on_a_few_photographs_from_the_users_files_to_th
     assert all(line.startswith("  mlp") for line in failed), err
     assert len(list((tmp_path / "home" / "results").glob("*/*.json"))) == 9 - len(failed)
     name = "tiered-5shot+queries=2+pretraining-steps=1"
-    pairs = pairs_of(load_board(find(name)[0], tmp_path / "home" / "results"))
+    pairs = pairs_of(load_board(load_tasks(name)[0], tmp_path / "home" / "results"))
     assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a"} <= {pair.paper.label for pair in pairs}
     assert {pair.verdict for pair in pairs} == {None}, "a variant, on a part of the data"
     assert f"{name}, measured here beside what is printed" in out

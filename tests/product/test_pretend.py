@@ -31,7 +31,7 @@ from ifsl_bench.plugin.episode_contract import is_from_search, logits_differ
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocols.loader import batch_size, evaluate
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import numba_code_cache
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
@@ -286,7 +286,7 @@ def test_a_step_of_meta_training_keeps_to_its_budget(name):
 
 def _prepared(folder, task, device="meta"):
     work = api.workspace(folder / "home", device=device)
-    return work.prepared(find(f"{folder / 'clusters.toml'}:{task}")[0], "linear", 0)
+    return work.prepared(load_tasks(f"{folder / 'clusters.toml'}:{task}")[0], "linear", 0)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
@@ -458,7 +458,7 @@ def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call
 
 def pretrained_on(device: torch.device, glyph_home: Path, rate: float) -> tuple[list[torch.Tensor], np.ndarray]:
     """Weights and features on eight classes of a short pretraining at this rate, in a home of its own."""
-    task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
+    task = load_tasks(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
     schedule = msgspec.structs.replace(task.pretraining.schedule, rate=rate)
     spec = msgspec.structs.replace(task.pretraining, steps=4, schedule=schedule)
     task = msgspec.structs.replace(task, pretraining=spec)
@@ -494,7 +494,7 @@ def pretraining(backbone: str, batch: int, steps: int, folder: Path) -> None:
         shape=(84, 84, 3), fingerprint="0", manifest={"pools": {"base/train": described}}, has=lambda name: False,
         check_images=lambda name: None, pool=lambda name: pool,
     )  # fmt: skip
-    task = find("mini-5shot")[0]
+    task = load_tasks("mini-5shot")[0]
     spec = msgspec.structs.replace(task.pretraining, backbone=backbone, batch=batch, steps=steps)
     task = msgspec.structs.replace(task, pretraining=spec)
     pretrain(Paths.locate(folder), task, dataset, "linear", 0, DEVICE, Reporter())

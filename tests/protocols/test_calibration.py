@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from ifsl_bench.protocols.calibration import (
-    GRID,
-    POINTS,
-    RESAMPLES,
+    GRID_QUANTILES,
+    MOST_CURVE_POINTS,
+    RESAMPLE_COUNT,
     Margins,
     best_bias,
     best_biases,
+    best_grid_biases,
+    bootstrap_counts,
     curve_biases,
     find_bias,
-    grid_biases,
-    resamples,
 )
-from ifsl_bench.protocols.metrics import Counts, estimate, harmonic
+from ifsl_bench.protocols.metrics import Counts, mean_with_interval, spread_harmonic_mean
 
 NAN, INF = np.nan, np.inf
 
@@ -65,8 +65,8 @@ def test_biases_of_a_grid_are_nearly_as_good_as_the_best_of_all():
     base, novel = generator.normal(1, 1, (12, 4000)), generator.normal(-0.5, 1, (12, 3000))
     base[generator.random(base.shape) < 0.3] = NAN
     base[0, 0], novel[0, 0] = INF, -INF
-    margins, times = Margins(base.astype(np.float32), novel.astype(np.float32)), resamples(12)
-    pairs = zip(grid_biases(margins, times), best_biases(margins, times), times, strict=True)
+    margins, times = Margins(base.astype(np.float32), novel.astype(np.float32)), bootstrap_counts(12)
+    pairs = zip(best_grid_biases(margins, times), best_biases(margins, times), times, strict=True)
     hits = np.array([[np.dot(often, sum(margins.joint_hits(b))) for b in biases] for *biases, often in pairs])
     assert (hits[:, 0] <= hits[:, 1]).all()
     assert (hits[:, 0] > 0.999 * hits[:, 1]).all()
@@ -76,10 +76,10 @@ def test_biases_of_a_grid_are_nearly_as_good_as_the_best_of_all():
 @pytest.mark.parametrize("values", [20, 10**6])
 def test_no_bias_of_the_grid_is_better_than_the_one_chosen(values):
     """All quantiles are counted one by one, with many ties and with few."""
-    margins, times = some(5, 12, values, base=600, novel=500), resamples(12)
-    grid = np.unique(np.quantile(margins.finite().astype(np.float64), np.linspace(0, 1, GRID)))
+    margins, times = some(5, 12, values, base=600, novel=500), bootstrap_counts(12)
+    grid = np.unique(np.quantile(margins.finite_margins().astype(np.float64), np.linspace(0, 1, GRID_QUANTILES)))
     hits = times @ np.stack([sum(margins.joint_hits(bias)) for bias in grid], 1)  # [RESAMPLES, GRID]
-    chosen = np.searchsorted(grid, grid_biases(margins, times))
+    chosen = np.searchsorted(grid, best_grid_biases(margins, times))
     assert (hits[np.arange(len(times)), chosen] == hits.max(1)).all()
 
 
@@ -102,7 +102,7 @@ def test_no_bias_is_better_than_the_one_chosen_and_it_is_in_the_middle(seed):
         elif run:
             plateaus.append(run)
             run = []
-    at = np.sort(margins.finite())
+    at = np.sort(margins.finite_margins())
     ends = [(max(at[at < r[0]], default=at[0]), r[-1] if r[-1] in at else min(at[at > r[-1]], default=at[-1]))
             for r in plateaus]  # fmt: skip
     low, high = max(ends, key=lambda e: e[1] - e[0])
@@ -142,11 +142,11 @@ def test_the_biases_of_resamples_are_those_of_their_episodes_one_after_the_other
 
 
 def test_resamples_are_draws_with_replacement_and_the_same_for_everybody():
-    times = resamples(300)
-    assert times.shape == (RESAMPLES, 300)
+    times = bootstrap_counts(300)
+    assert times.shape == (RESAMPLE_COUNT, 300)
     assert (times.sum(1) == 300).all()
     # The sd of 300 values, 4 of its standard errors.
-    assert times.mean(0).std() == pytest.approx(np.sqrt(1 / RESAMPLES), rel=0.16)
+    assert times.mean(0).std() == pytest.approx(np.sqrt(1 / RESAMPLE_COUNT), rel=0.16)
     assert times[0, :10].tolist() == [1, 0, 1, 1, 1, 1, 0, 0, 0, 1], "pinned: rows of all versions are paired"
 
 
@@ -164,7 +164,7 @@ def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hit
     validation, test = some(seed), some(seed + 100)
     shifted = [Margins(m.base - 1.5, m.novel - 1.5) for m in (validation, test)]
     assert np.array_equal(shifted[1].pairs(), test.pairs())
-    first, second = find_bias(validation).applied(test), find_bias(shifted[0]).applied(shifted[1])
+    first, second = find_bias(validation).apply_to_episodes(test), find_bias(shifted[0]).apply_to_episodes(shifted[1])
     assert second.bias == first.bias - 1.5
     assert np.array_equal(first.base_joint, second.base_joint)
     assert np.array_equal(first.novel_joint, second.novel_joint)
@@ -174,25 +174,25 @@ def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hit
 
 def test_the_curve_goes_through_quantiles_of_the_validation_margins():
     validation, test = some(0, 50, 1000), some(1, 60, 1000)
-    calibration = find_bias(validation).applied(test)
+    calibration = find_bias(validation).apply_to_episodes(test)
     biases = curve_biases(validation)
-    at = np.sort(validation.finite())
-    assert len(biases) == POINTS
+    at = np.sort(validation.finite_margins())
+    assert len(biases) == MOST_CURVE_POINTS
     # Biases are kept in single precision, with a rounding of 6e-8, through a difference of logits.
     assert (biases[0], biases[25], biases[-1]) == pytest.approx((at[0], np.median(at), at[-1]), rel=1e-5)
-    assert calibration.curve.shape == (POINTS, 3)
+    assert calibration.curve.shape == (MOST_CURVE_POINTS, 3)
     for bias, base, novel in calibration.curve:
         assert base == (test.base >= bias).sum()
         assert novel == (test.novel < bias).sum()
     assert calibration.validation_episodes == 50
-    assert len(find_bias(Margins(*np.full((2, 3, 2), NAN))).applied(test).curve) == 0
+    assert len(find_bias(Margins(*np.full((2, 3, 2), NAN))).apply_to_episodes(test).curve) == 0
 
 
 def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_method():
     generator = np.random.default_rng(0)
     b = generator.binomial(25, 0.8, 400) / 25
     n = np.clip(b - 0.3 + generator.normal(0, 0.1, 400), 0, 1)
-    harmonic_mean = estimate(harmonic(b, n))
+    harmonic_mean = mean_with_interval(spread_harmonic_mean(b, n))
     mean = np.array([b.mean(), n.mean()])
 
     def of(x: np.ndarray) -> float:
@@ -205,7 +205,7 @@ def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_me
     resampled = [of(np.array([b[i].mean(), n[i].mean()])) for i in generator.integers(0, 400, (2000, 400))]
     # Four standard errors of a deviation of 2,000.
     assert harmonic_mean.interval == pytest.approx(1.96 * np.std(resampled), rel=0.06)
-    assert harmonic(np.zeros(3), np.zeros(3)).tolist() == [0, 0, 0]
+    assert spread_harmonic_mean(np.zeros(3), np.zeros(3)).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.protocols.sampling.draws import ClassDraws, seed_of, stream_key
-from ifsl_bench.protocols.sampling.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.utils.errors import UserError
 
@@ -75,7 +75,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_the_slow_version(case):
     stream, spec, shots, novel, base, hide, parity = case
-    drawn = Sampler(stream, spec, shots, novel, base, hide, parity).sample(7, 60)
+    drawn = EpisodeSampler(stream, spec, shots, novel, base, hide, parity).sample(7, 60)
     for e in range(60):
         classes, support, query = slow_episode(stream, spec, shots, novel, base, hide, parity, 7 + e)
         assert drawn.classes[e].tolist() == classes
@@ -88,7 +88,7 @@ def test_draws_are_uniform():
     """Chi-square of classes, support images, base images and of the order of queries over many episodes."""
     base = np.arange(0, 41, 8)
     novel = np.arange(0, 85, 12)
-    drawn = Sampler(("u", "test", 0), EpisodeSpec(base_queries=10), 5, novel, base).sample(0, 20_000)
+    drawn = EpisodeSampler(("u", "test", 0), EpisodeSpec(base_queries=10), 5, novel, base).sample(0, 20_000)
     position = drawn.query_novel.float().mean(0).numpy() * 20_000
     counts = {
         "classes": np.bincount(drawn.classes[:, 0].numpy(), minlength=7),
@@ -106,7 +106,7 @@ def test_draws_are_uniform():
 
 def test_known_digest():
     """Episodes must never change silently: stored results rest on them."""
-    sampler = Sampler(("known", "test", 0), EpisodeSpec(), 5, SIZES_NOVEL, SIZES_BASE)
+    sampler = EpisodeSampler(("known", "test", 0), EpisodeSpec(), 5, SIZES_NOVEL, SIZES_BASE)
     assert sampler.digest(100) == "d2474ce47200bf4567ebbdac47e92ab6a833d301bcc6a0fa39d143e74689e1d6"
 
 
@@ -124,9 +124,9 @@ def test_known_digest():
 def test_impossible_episodes_are_refused(change, message):
     arguments = {"novel": SIZES_NOVEL, "base": SIZES_BASE, **change}
     with pytest.raises(UserError, match=message) as refused:
-        Sampler(("t", "test", 0), EpisodeSpec(), 5, **arguments)
+        EpisodeSampler(("t", "test", 0), EpisodeSpec(), 5, **arguments)
     if least := re.search(r"--shots (\d+) --queries (\d+)", str(refused.value)):
-        Sampler(("t", "test", 0), EpisodeSpec(novel_queries=int(least[2])), int(least[1]), **arguments)
+        EpisodeSampler(("t", "test", 0), EpisodeSpec(novel_queries=int(least[2])), int(least[1]), **arguments)
 
 
 @pytest.mark.parametrize(("ways", "classes"), [(1, 1), (5, 5), (5, 108), (20, 45), (200, 300)])
@@ -134,8 +134,8 @@ def test_classes_follow_from_a_line_of_text(ways, classes):
     stream = ("some-task", "test", ways)
     draws = ClassDraws.parse(str(ClassDraws(100, ways, classes, stream_key(*stream))))
     key = seed_of("episodes", *stream) - (1 << 62)
-    assert draws.array().tolist() == [shuffle_head(words(key, i, 1, ways), classes) for i in range(100)]
+    assert draws.to_array().tolist() == [shuffle_head(words(key, i, 1, ways), classes) for i in range(100)]
     spec, rows = EpisodeSpec(ways=ways, novel_queries=1, base_queries=5), np.arange(classes + 1) * 2
-    sampler = Sampler(stream, spec, 1, rows, SIZES_BASE)
+    sampler = EpisodeSampler(stream, spec, 1, rows, SIZES_BASE)
     assert sampler.class_draws(100) == draws
-    assert np.array_equal(sampler.sample(0, 100).classes.numpy(), draws.array())
+    assert np.array_equal(sampler.sample(0, 100).classes.numpy(), draws.to_array())

@@ -15,9 +15,9 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.image_counts import LEVELS, MOST_CHARACTERS, ImageHits, ImageTally, PoolHits
+from ifsl_bench.protocols.image_counts import MOST_CHARACTERS, SHARE_LEVELS, ImageHits, ImageTally, PoolHits
 from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.sampling.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import numba_code_cache
 from ifsl_bench.store.schema import contradiction, read
@@ -53,7 +53,7 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
         for doubles in (pool("novel/test", 9, 12, base, 1), pool("base/test", K, 7, base, 2))
     )
     spec = EpisodeSpec(ways=2, novel_queries=3, base_queries=5)
-    sampler = Sampler(("t", "test", 0), spec, 2, novel.starts, of_base.starts)
+    sampler = EpisodeSampler(("t", "test", 0), spec, 2, novel.starts, of_base.starts)
     method = Nearest(base, 2)
     expected = {
         name: {what: np.zeros((2, pool.images), int) for what in ("asked", "joint", "alone", "calibrated")}
@@ -123,7 +123,7 @@ def test_sessions_weigh_the_hits_of_each_image_as_the_average_does(name, base, b
             weight = weights[what][:, None]
             sums = (weight * of_bias).sum(0), (weight * asked[of_pool]).sum(0)
             expected = np.divide(*sums, out=np.zeros_like(sums[0]), where=sums[1] > 0)
-            assert np.abs(values[0] / LEVELS - expected).max() <= 0.5 / LEVELS + 1e-9
+            assert np.abs(values[0] / SHARE_LEVELS - expected).max() <= 0.5 / SHARE_LEVELS + 1e-9
         assert (found.right["acc"] != found.right["last"]).any()
     biased = evaluated(method, loader, range(count), biased=True)
     np.testing.assert_array_equal(biased.pools["base"].right["acc"], hits.pools["base"].right["calibrated"])
@@ -135,13 +135,13 @@ def test_groups_of_neighbours_are_of_one_class_and_add_up():
     asked = generator.integers(0, 9, (2, 17))
     right = generator.binomial(asked, 0.4)
     whole = PoolHits(sizes, 1, asked, {"joint": right})
-    four = whole.twice_the_step(shares=False).twice_the_step(shares=False)
+    four = whole.merge_neighbours(shares=False).merge_neighbours(shares=False)
     assert four.groups.tolist() == [2, 1, 2, 1]
     parts = [slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 10), slice(10, 14), slice(14, 17)]
     for ours, theirs in ((four.asked, asked), (four.right["joint"], right)):
         assert ours.T.tolist() == [theirs[:, part].sum(1).tolist() for part in parts]
-    shares = PoolHits(sizes, 1, asked[:1], {"acc": generator.integers(0, LEVELS + 1, (1, 17))})
-    found = shares.twice_the_step(shares=True).right["acc"][0]
+    shares = PoolHits(sizes, 1, asked[:1], {"acc": generator.integers(0, SHARE_LEVELS + 1, (1, 17))})
+    found = shares.merge_neighbours(shares=True).right["acc"][0]
     first = np.average(shares.right["acc"][0, :2], weights=asked[0, :2])
     assert abs(found[0] - first) <= 0.5
 
@@ -151,8 +151,10 @@ def test_many_images_are_grouped_until_they_fit():
     asked = generator.poisson(8, (2, 200_000))
     right = {name: generator.binomial(asked, 0.6) for name in ("joint", "alone", "calibrated")}
     small = PoolHits(np.full(10, 20), 1, asked[:, :200], {name: values[:, :200] for name, values in right.items()})
-    hits = ImageHits({"base": PoolHits(np.full(160, 1250), 1, asked, right), "novel": small}, shares=False).fitting()
-    length = {name: sum(map(len, pool.texts.values())) for name, pool in hits.pools.items()}
+    hits = ImageHits(
+        {"base": PoolHits(np.full(160, 1250), 1, asked, right), "novel": small}, shares=False
+    ).fit_to_result()
+    length = {name: sum(map(len, pool.packed_arrays.values())) for name, pool in hits.pools.items()}
     assert sum(length.values()) <= MOST_CHARACTERS < 2.5 * sum(length.values())
     assert hits.pools["novel"].step == 1 < hits.pools["base"].step
     assert hits.pools["base"].right["joint"].sum() == right["joint"].sum()

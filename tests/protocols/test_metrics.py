@@ -6,29 +6,29 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.metrics import METRICS, Counts, estimate, paired, summarise
+from ifsl_bench.protocols.metrics import METRICS, Counts, mean_with_interval, paired_difference, summarise
 
 
 def test_paired_is_scipys_paired_t_test():
     generator = np.random.default_rng(0)
     a = generator.normal(0.05, 1, 500)
     b = generator.normal(0.0, 1, 500) + 0.5 * a
-    result, expected = paired(a, b), stats.ttest_rel(a, b)
+    result, expected = paired_difference(a, b), stats.ttest_rel(a, b)
     assert result.p == pytest.approx(expected.pvalue, rel=1e-9)  # the rounding of t, 1e-15, times its square
     assert result.mean == pytest.approx((a - b).mean())
     assert result.interval == pytest.approx(1.96 * stats.sem(a - b))
-    assert paired(a, a).p == 1.0
-    far = paired(a + 1, b)
+    assert paired_difference(a, a).p == 1.0
+    far = paired_difference(a + 1, b)
     assert far.p == pytest.approx(stats.ttest_rel(a + 1, b).pvalue, rel=1e-6), "the far tail too, where t is above 15"
     assert 0 < far.p < 1e-50
-    two = paired(a[:2], b[:2])
+    two = paired_difference(a[:2], b[:2])
     assert two.p == pytest.approx(stats.ttest_rel(a[:2], b[:2]).pvalue), "one degree of freedom"
 
 
 def test_estimate():
     values = np.array([1.0, 2.0, 4.0])
-    assert estimate(values).mean == pytest.approx(7 / 3)
-    assert estimate(values).interval == pytest.approx(1.96 * stats.sem(values))
+    assert mean_with_interval(values).mean == pytest.approx(7 / 3)
+    assert mean_with_interval(values).interval == pytest.approx(1.96 * stats.sem(values))
 
 
 def test_metrics_by_hand():

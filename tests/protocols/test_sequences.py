@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ifsl_bench.protocols.sampling.draws import seed_of
-from ifsl_bench.protocols.sampling.sequences import Pools, SequenceSampler
+from ifsl_bench.protocols.sampling.sequences import SequencePools, SequenceSampler
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.utils.errors import UserError
 from tests.protocols.test_episodes import shuffle_head, words
@@ -28,11 +28,11 @@ SPEC = SessionSpec(count=3, ways=2, orders=6, supports=3)
 STREAM = ("t-sessions", "test", 0)
 ORDER = np.array([3, 1, 6, 0, 2, 5])
 CASES = {
-    "drawn": {"pools": Pools(NOVEL, BASE)},
-    "odd": {"pools": Pools(NOVEL, BASE), "parity": "odd"},
-    "hidden": {"pools": Pools(NOVEL, NOVEL), "hide": True},
-    "apart": {"pools": Pools(NOVEL, BASE, SUPPORT)},
-    "listed": {"pools": Pools(NOVEL, BASE, SUPPORT), "order": ORDER},
+    "drawn": {"pools": SequencePools(NOVEL, BASE)},
+    "odd": {"pools": SequencePools(NOVEL, BASE), "parity": "odd"},
+    "hidden": {"pools": SequencePools(NOVEL, NOVEL), "hide": True},
+    "apart": {"pools": SequencePools(NOVEL, BASE, SUPPORT)},
+    "listed": {"pools": SequencePools(NOVEL, BASE, SUPPORT), "order": ORDER},
 }
 SHOTS = 5
 
@@ -81,13 +81,15 @@ def test_equal_to_the_slow_version(name):
 
 
 def test_an_order_comes_with_several_support_sets():
-    sampler = SequenceSampler(STREAM, SPEC, SHOTS, Pools(NOVEL, BASE))
+    sampler = SequenceSampler(STREAM, SPEC, SHOTS, SequencePools(NOVEL, BASE))
     drawn = sampler.sample(0, SPEC.sequences)
     orders = drawn.classes.view(SPEC.orders, SPEC.supports, -1)
     assert (orders == orders[:, :1]).all()
     assert len(orders[:, 0].unique(dim=0)) == SPEC.orders
     assert len(drawn.support.flatten(1).unique(dim=0)) == SPEC.sequences
-    assert (orders[:, 0].numpy() == sampler.class_draws(SPEC.sequences).array()).all(), "the NumPy version of the draws"
+    assert (orders[:, 0].numpy() == sampler.class_draws(SPEC.sequences).to_array()).all(), (
+        "the NumPy version of the draws"
+    )
     for e in range(SPEC.sequences):
         assert len(set(drawn.classes[e].tolist())) == 6
         images = torch.cat([drawn.support[e].flatten(), drawn.query[e].flatten()]).tolist()
@@ -110,14 +112,14 @@ def test_digest():
 
 def test_validation_takes_fewer_sessions_where_classes_are_few():
     spec = SessionSpec(count=8, ways=5)
-    assert spec.within(22).count == 4, "of tiny-features' 22 classes"
-    assert spec.within(1000) == spec
-    assert spec.hiding(60).count == 4, "60 base and 40 novel classes: 24 of 60 may hide"
-    assert SessionSpec(count=10, ways=10).hiding(100).count == 5, "CUB"
+    assert spec.limited_to_classes(22).count == 4, "of tiny-features' 22 classes"
+    assert spec.limited_to_classes(1000) == spec
+    assert spec.hiding_base_classes(60).count == 4, "60 base and 40 novel classes: 24 of 60 may hide"
+    assert SessionSpec(count=10, ways=10).hiding_base_classes(100).count == 5, "CUB"
 
 
 NAMES = tuple("abcdefg")
-NAMED = Pools(NOVEL, BASE, names=("novel/test", "base/test", "novel/support"), novel_classes=NAMES)
+NAMED = SequencePools(NOVEL, BASE, names=("novel/test", "base/test", "novel/support"), novel_classes=NAMES)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,6 @@ def test_what_cannot_be_drawn_is_said_in_one_line(spec, pools, message):
 
 
 def test_hidden_classes_leave_base_classes():
-    pools = Pools(starts(*[20] * 6), starts(*[20] * 6))
+    pools = SequencePools(starts(*[20] * 6), starts(*[20] * 6))
     with pytest.raises(UserError, match=r"hide 6 of 6 base classes, and none is left; --sessions 1 would do here"):
         SequenceSampler(STREAM, SPEC, SHOTS, pools, hide=True)

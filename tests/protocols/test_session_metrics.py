@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import integrate
 
-from ifsl_bench.protocols.sequence_loader import Answers, count
-from ifsl_bench.protocols.session_metrics import AFTER, SUMMARY, SessionCounts
+from ifsl_bench.protocols.sequence_loader import SequenceAnswers, count_session_hits
+from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION, SUMMARY_METRICS, SessionCounts
 
 K, N, T, E = 7, 2, 3, 5
 B, EACH = 70, 15  # base queries, and queries of each novel class
@@ -55,13 +55,15 @@ def counts_of(logits, labels) -> SessionCounts:
     mask = labels >= 0
     base_right = (at == labels)[:, :B]
     of_novel = [part[..., B:].unflatten(-1, (T, -1)) for part in (margin, right, mask)]
-    return count(Answers(base_right, margin[..., :B], base_right.unsqueeze(1), mask[:, :B], *of_novel), K, N)
+    return count_session_hits(
+        SequenceAnswers(base_right, margin[..., :B], base_right.unsqueeze(1), mask[:, :B], *of_novel), K, N
+    )
 
 
 def test_metrics_are_those_of_a_plain_loop(predictions):
     pairs, counts = answers_of(*predictions), counts_of(*predictions)
     for e in range(E):
-        after = {name: counts.after(name)[e] for name in AFTER if name != "harmonic"}
+        after = {name: counts.after(name)[e] for name in METRICS_AFTER_SESSION if name != "harmonic"}
         for t, met in enumerate(pairs[e]):
             base, novel = [p for p in met if p[0] < K], [p for p in met if p[0] >= K]
             of_session = [[y == a for y, a in met if (y - K) // N + 1 == g or (g == 0 and y < K)]
@@ -81,24 +83,24 @@ def test_metrics_are_those_of_a_plain_loop(predictions):
             }  # fmt: skip
             for name, value in expected.items():
                 assert after[name][t] == pytest.approx(value, nan_ok=True), (name, t)
-            assert counts.triangle()[e, t, : t + 1] == pytest.approx(shares)
-            assert np.isnan(counts.triangle()[e, t, t + 1 :]).all()
+            assert counts.accuracy_triangle()[e, t, : t + 1] == pytest.approx(shares)
+            assert np.isnan(counts.accuracy_triangle()[e, t, t + 1 :]).all()
 
 
 def test_summaries(predictions):
     counts = counts_of(*predictions)
     acc, base, novel = counts.after("acc"), counts.after("base"), counts.after("novel")
-    assert counts.of_sequence("first") == pytest.approx(acc[:, 0])
-    assert counts.of_sequence("last") == pytest.approx(acc[:, -1])
-    assert counts.of_sequence("acc") == pytest.approx(acc.sum(1) / (T + 1))
-    assert counts.of_sequence("pd") == pytest.approx(acc[:, 0] - acc[:, -1])
-    assert counts.of_sequence("learned") == pytest.approx(counts.after("learned")[:, 1:].mean(1))
+    assert counts.value_by_sequence("first") == pytest.approx(acc[:, 0])
+    assert counts.value_by_sequence("last") == pytest.approx(acc[:, -1])
+    assert counts.value_by_sequence("acc") == pytest.approx(acc.sum(1) / (T + 1))
+    assert counts.value_by_sequence("pd") == pytest.approx(acc[:, 0] - acc[:, -1])
+    assert counts.value_by_sequence("learned") == pytest.approx(counts.after("learned")[:, 1:].mean(1))
     b, n = base.mean(0), novel.mean(0)
     assert counts.after("harmonic").mean(0)[1:] == pytest.approx((2 * b * n / (b + n))[1:])
-    assert counts.of_sequence("harmonic").mean() == pytest.approx(2 * b[-1] * n[-1] / (b[-1] + n[-1]))
-    assert set(SUMMARY) > {"gacc", "novel_as_base", "base_as_novel"}
-    for name in SUMMARY:
-        assert counts.of_sequence(name).shape == (E,), name
+    assert counts.value_by_sequence("harmonic").mean() == pytest.approx(2 * b[-1] * n[-1] / (b[-1] + n[-1]))
+    assert set(SUMMARY_METRICS) > {"gacc", "novel_as_base", "base_as_novel"}
+    for name in SUMMARY_METRICS:
+        assert counts.value_by_sequence(name).shape == (E,), name
 
 
 def published_shape(queries: np.ndarray, base_classes: int, ways: int) -> SessionCounts:
@@ -112,14 +114,14 @@ def published_shape(queries: np.ndarray, base_classes: int, ways: int) -> Sessio
 
 def test_the_lazy_row_of_the_common_lists():
     """0.770 A_0 on mini-ImageNet and CIFAR-100, 0.600 A_0 at the end; 0.696 A_0 on CUB."""
-    mini = published_shape(np.array([6000, *[500] * 8]), 60, 5).lazy()
-    assert mini.of_sequence("acc")[0] == pytest.approx(100 * sum(60 / (60 + 5 * t) for t in range(9)) / 9)
-    assert mini.of_sequence("acc")[0] == pytest.approx(77.0, abs=0.05)
-    assert mini.of_sequence("last")[0] == pytest.approx(60.0)
-    cub = published_shape(np.array([2864, 279, 287, 298, 300, 298, 288, 297, 295, 288, 300]), 100, 10).lazy()
-    assert cub.of_sequence("acc")[0] == pytest.approx(69.6, abs=0.05)
+    mini = published_shape(np.array([6000, *[500] * 8]), 60, 5).lazy_counts()
+    assert mini.value_by_sequence("acc")[0] == pytest.approx(100 * sum(60 / (60 + 5 * t) for t in range(9)) / 9)
+    assert mini.value_by_sequence("acc")[0] == pytest.approx(77.0, abs=0.05)
+    assert mini.value_by_sequence("last")[0] == pytest.approx(60.0)
+    cub = published_shape(np.array([2864, 279, 287, 298, 300, 298, 288, 297, 295, 288, 300]), 100, 10).lazy_counts()
+    assert cub.value_by_sequence("acc")[0] == pytest.approx(69.6, abs=0.05)
     for name, percent in {"novel": 0, "harmonic": 0, "base": 100, "novel_as_base": 100, "base_as_novel": 0}.items():
-        assert cub.of_sequence(name)[0] == percent, name
+        assert cub.value_by_sequence(name)[0] == percent, name
     assert cub.bytes_per_class == 0
     assert replace(cub, state_bytes=100 * 2048).bytes_per_class == 2048, "one class mean of 512 numbers"
 

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from ifsl_bench.protocols.tasks.task_files import find, parse
+from ifsl_bench.protocols.tasks.task_files import load_tasks, parse_tasks
 from ifsl_bench.utils.errors import UserError
 
 HOSTILE = {
@@ -27,7 +27,7 @@ HOSTILE = {
 def test_a_byte_order_mark_is_no_part_of_a_task_file(tmp_path):
     text = '[dataset]\nname = "mine"\n[pretraining]\nbackbone = "none"\nsteps = 1\n[pretraining.schedule]\nrate = 0.1\n'
     (tmp_path / "t.toml").write_text(f"{text}[tasks.mine-5shot]\nshots = 5\n", encoding="utf-8-sig")
-    assert [task.name for task in find(str(tmp_path / "t.toml"))] == ["mine-5shot"]
+    assert [task.name for task in load_tasks(str(tmp_path / "t.toml"))] == ["mine-5shot"]
 
 
 @pytest.mark.timeout(120)
@@ -37,7 +37,7 @@ def test_hostile_toml_is_refused_in_one_line(name):
     tracemalloc.start()
     try:
         with pytest.raises(UserError, match=message) as error:
-            parse(text, "x.toml")
+            parse_tasks(text, "x.toml")
         assert tracemalloc.get_traced_memory()[1] < 100e6
     finally:
         tracemalloc.stop()
@@ -60,17 +60,17 @@ def test_hostile_toml_is_refused_in_one_line(name):
 )
 def test_values_that_no_machine_can_meet_are_refused_by_name(lines, message, minimal_task):
     with pytest.raises(UserError, match=rf"^x\.toml.*{re.escape(message)}"):
-        parse(minimal_task + "\n" + lines, "x.toml")
+        parse_tasks(minimal_task + "\n" + lines, "x.toml")
 
 
 @pytest.mark.parametrize(("key", "value"), [("mean", "[nan]"), ("mean", "[inf]"), ("std", "[nan]"), ("std", "[inf]")])
 def test_means_and_deviations_are_finite(key, value, minimal_task):
     text = minimal_task.replace('name = "d"', f'name = "d"\n{key} = {value}')
     with pytest.raises(UserError, match=rf"dataset\.{key} must be"):
-        parse(text, "x.toml")
+        parse_tasks(text, "x.toml")
 
 
 def test_a_task_file_without_end_is_not_read_to_its_end(tmp_path):
     (tmp_path / "x.toml").symlink_to("/dev/zero")
     with pytest.raises(UserError, match="more than 262,144 characters"):
-        find(str(tmp_path / "x.toml"))
+        load_tasks(str(tmp_path / "x.toml"))

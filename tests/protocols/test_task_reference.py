@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ifsl_bench.protocols.tasks.reference import MEANING, TABLES, keys, task_text
+from ifsl_bench.protocols.tasks.reference import KEY_MEANINGS, TABLE_MEANINGS, format_task_file, task_file_keys
 from ifsl_bench.protocols.tasks.task import (
     DataSpec,
     EpisodeSpec,
@@ -18,7 +18,7 @@ from ifsl_bench.protocols.tasks.task import (
     Schedule,
     SessionSpec,
 )
-from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
+from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks, parse_tasks
 from ifsl_bench.protocols.tasks.variants import Variant
 from ifsl_bench.utils.errors import UserError
 
@@ -33,9 +33,9 @@ def test_the_page_is_what_the_code_gives(call):
 
 
 def test_every_key_of_the_structures_has_a_meaning_and_a_row():
-    assert MEANING.keys() <= {key.path for key in keys()}
-    assert all(key.meaning for key in keys())
-    assert TABLES.keys() == {key.table for key in keys()}
+    assert KEY_MEANINGS.keys() <= {key.path for key in task_file_keys()}
+    assert all(key.meaning for key in task_file_keys())
+    assert TABLE_MEANINGS.keys() == {key.table for key in task_file_keys()}
     structures = {"dataset": DataSpec, "pretraining": Pretraining, "pretraining.schedule": Schedule,
                   "episode": EpisodeSpec, "meta_training": MetaTraining, "meta_training.schedule": Schedule,
                   "evaluation": Evaluation, "variants.[name]": Variant,
@@ -53,7 +53,7 @@ MINIMAL = {"dataset": {"name": "d"}, "pretraining": {"backbone": "none", "steps"
 
 
 @pytest.mark.parametrize(
-    "key", [key for key in keys() if not key.table.startswith("variants")], ids=lambda key: key.path
+    "key", [key for key in task_file_keys() if not key.table.startswith("variants")], ids=lambda key: key.path
 )
 def test_a_range_ends_where_it_says(key):
     """The value at each end is taken, and the one beyond it is refused by the name of the key."""
@@ -74,38 +74,38 @@ def test_a_range_ends_where_it_says(key):
             place |= {"count": 1, "ways": 1}  # neither has a default
         place[key.name] = value
         if right:
-            (task,) = parse(task_text(content), "x.toml")
+            (task,) = parse_tasks(format_task_file(content), "x.toml")
             assert task
         else:
             with pytest.raises(UserError, match=key.name):
-                parse(task_text(content), "x.toml")
+                parse_tasks(format_task_file(content), "x.toml")
 
 
 @pytest.mark.parametrize("name", ["glyphs-shared-5shot", "mini-1shot", "tiny-pack-5shot"])
 def test_a_written_file_says_what_it_was_given(name):
-    task = packaged()[name]
+    task = packaged_tasks()[name]
     fields = msgspec.to_builtins(task)
     tables = {table: fields[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
     entry = {key: fields[key] for key in ("shots", "protocol", "title", "digest", "variant_of")}
-    (again,) = parse(task_text({**tables, "tasks": {name: entry}}), "x.toml")
+    (again,) = parse_tasks(format_task_file({**tables, "tasks": {name: entry}}), "x.toml")
     assert again == task
 
 
 def test_a_comment_is_the_default_of_its_key():
     """With '#' removed from every line that is at its default, the file says the same."""
-    text = task_text(MINIMAL)
+    text = format_task_file(MINIMAL)
     named = re.sub(r"^# (\w+ = (?!\.\.\.))", r"\1", text, flags=re.M)
     assert named.count("\n") == text.count("\n")
     assert named != text
-    assert parse(named, "x.toml") == parse(text, "x.toml")
+    assert parse_tasks(named, "x.toml") == parse_tasks(text, "x.toml")
 
 
 def test_new_writes_a_file_that_runs_as_the_data_need_it(here, call):
     status, out, err = call("tasks", "new", "mine", "--data", "clusters")
     assert status == 0, err
     assert "--task mine-5shot" in out
-    assert find("mine-5shot")[0].name == "mine-5shot", "found by its name"
-    (first, second) = find("home/tasks/mine.toml")
+    assert load_tasks("mine-5shot")[0].name == "mine-5shot", "found by its name"
+    (first, second) = load_tasks("home/tasks/mine.toml")
     assert (first.name, second.name, second.shots, second.protocol) == ("mine-1shot", "mine-5shot", 5, "separate")
     assert second.pretraining.backbone == "none"
     assert second.dataset.fingerprint

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.store.result_folder import packaged_root
 
 
@@ -14,7 +14,7 @@ from ifsl_bench.store.result_folder import packaged_root
     "name", ["glyphs-shared-5shot", "glyphs-regular-5shot", "mini-1shot", "glyphs-sessions", "cub-sessions-published"]
 )
 def test_a_task_says_what_it_is(name, call, tmp_path):
-    task = packaged()[name]
+    task = packaged_tasks()[name]
     status, out, err = call("tasks", name, "--home", str(tmp_path), "--format", "json")
     assert (status, err) == (0, "")
     (sheet,) = json.loads(out)

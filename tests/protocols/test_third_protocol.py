@@ -15,11 +15,11 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
-from ifsl_bench.protocols.loader import Evaluated
+from ifsl_bench.protocols.loader import EvaluationResult
 from ifsl_bench.protocols.metrics import HitCounts
-from ifsl_bench.protocols.protocol import Hits, MetricColumn, Protocol, StoredCounts
-from ifsl_bench.protocols.registry import protocol_of, register
-from ifsl_bench.protocols.tasks.task_files import find_one
+from ifsl_bench.protocols.protocol import HitCount, MetricColumn, Protocol, StoredCounts
+from ifsl_bench.protocols.registry import protocol_of, register_protocol
+from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.store.schema import read
 from ifsl_bench.utils.errors import CorruptFile, UserError
 
@@ -42,10 +42,10 @@ class NovelCounts(HitCounts):
 
 class StoredNovelCounts(StoredCounts, frozen=True):
     COLUMNS: ClassVar = ("right", "classes")
-    SHAPE: ClassVar = ("novel_queries",)
-    MARK: ClassVar = "right"
+    SHAPE_FIELDS: ClassVar = ("novel_queries",)
+    MARKER_FIELD: ClassVar = "right"
 
-    novel_queries: Hits
+    novel_queries: HitCount
     right: list[int] | str
     classes: list[int] | str
 
@@ -61,7 +61,7 @@ class StoredNovelCounts(StoredCounts, frozen=True):
 
 
 class NovelLoader(EpisodeLoader):
-    def evaluator(self, method, name, bias, keep_margins):
+    def make_evaluator(self, method, name, bias, keep_margins):
         return partial(self._count, name)
 
     def _count(self, name, method, batch, asked):
@@ -69,7 +69,7 @@ class NovelLoader(EpisodeLoader):
         answers = prediction.logits[..., self.classes :].argmax(-1) + self.classes
         right = (answers == batch.labels).sum(1).numpy()[asked]
         statistics = {key: value.numpy()[asked] for key, value in prediction.statistics.items()}
-        return Evaluated(NovelCounts(right, batch.labels.shape[1]), statistics)
+        return EvaluationResult(NovelCounts(right, batch.labels.shape[1]), statistics)
 
 
 class NovelOnly(Protocol):
@@ -85,12 +85,12 @@ class NovelOnly(Protocol):
     def loader(self, task, sampler, novel, base, support):
         return NovelLoader(sampler, novel, None)
 
-    def shape_of(self, task, count):
+    def expected_shape(self, task, count):
         return {"novel_queries": task.episode.ways * task.episode.novel_queries}, count * task.episode.ways
 
 
 NOVEL_ONLY = NovelOnly()
-register(NOVEL_ONLY)
+register_protocol(NOVEL_ONLY)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_third_protocol_is_run_stored_checked_tabled_and_compared(task, here, 
         status, out, err = call("run", "--method", method, "--task", task, "--device", "cpu", "-q")
         assert (status, err) == (0, ""), err
     work = api.workspace(here / "home", device="cpu")
-    spec = find_one(task, work.home)
+    spec = load_task(task, work.home)
     assert protocol_of(spec) is NOVEL_ONLY
     paths = {read(path).label: path for path in work.home.results.rglob("*.json")}
     result = read(paths["imprint"])
@@ -173,4 +173,4 @@ def test_a_task_of_a_protocol_that_is_not_registered_is_refused(task, here):
     text = (here / "mine.toml").read_text()
     (here / "mine.toml").write_text(text.replace('"novel-only"', '"novel-onyl"'))
     with pytest.raises(UserError, match="novel-only"):
-        protocol_of(find_one(task))
+        protocol_of(load_task(task))

@@ -16,12 +16,12 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.views import choose_base_classes, with_fewer_base_classes
 from ifsl_bench.experiments.workspace import PreparedTask
-from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
-from ifsl_bench.protocols.episode_protocol import REGULAR
+from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
+from ifsl_bench.protocols.episode_protocol import REGULAR_PROTOCOL
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.tasks.contamination import MARKS
-from ifsl_bench.protocols.tasks.task_files import find, packaged, parse
-from ifsl_bench.protocols.tasks.variants import Change, changed
+from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
+from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks, parse_tasks
+from ifsl_bench.protocols.tasks.variants import Change, apply_change
 from ifsl_bench.reporting.task_sheet import task_facts
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -48,46 +48,48 @@ from ifsl_bench.utils.progress import Reporter
 )
 def test_mistakes_in_names(name, message):
     with pytest.raises(UserError, match=message):
-        find(name)
+        load_tasks(name)
 
 
 def test_a_change_is_in_the_name_the_hash_and_the_episodes():
-    (plain,) = find("glyphs-5shot")
-    (wide,) = find("glyphs-5shot+shots=3+ways=10")
+    (plain,) = load_tasks("glyphs-5shot")
+    (wide,) = load_tasks("glyphs-5shot+shots=3+ways=10")
     assert wide.name == "glyphs-5shot+ways=10+shots=3", "one order, whatever was typed"
-    assert find("glyphs-5shot", Change(ways=10, shots=3)) == [wide]
+    assert load_tasks("glyphs-5shot", Change(ways=10, shots=3)) == [wide]
     assert (wide.shots, wide.episode.ways, wide.variant_of) == (3, 10, "glyphs-5shot")
     assert (wide.episode.novel_queries, wide.episode.base_queries) == (5, 50), "as many base queries as novel ones"
     assert plain.digest is not None
     assert wide.digest is None, "the pinned digest is of other episodes"
     assert "ways=10, shots=3" in wide.title
     names = [f"glyphs-5shot{rest}" for rest in ("", "+ways=6", "+shots=6", "+queries=6", "+base-classes=6")]
-    assert len({find(name)[0].hash for name in names}) == len(names)
+    assert len({load_tasks(name)[0].hash for name in names}) == len(names)
     assert msgspec.structs.replace(wide, title="", variant_of="").hash == wide.hash
 
 
 def test_shares_of_base_and_novel_queries_stay():
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     uneven = msgspec.structs.replace(task, episode=msgspec.structs.replace(task.episode, base_queries=10))
-    variant = changed(uneven, Change(ways=2, queries=3))  # 6 novel queries in place of 25
+    variant = apply_change(uneven, Change(ways=2, queries=3))  # 6 novel queries in place of 25
     assert variant.episode.base_queries == round(10 * 6 / 25)
-    assert changed(uneven, Change(ways=1, queries=1)).episode.base_queries == 1, "never none: that is another protocol"
-    regular = packaged()["glyphs-regular-5shot"]
-    assert changed(regular, Change(ways=10)).episode.base_queries == 0
-    assert changed(regular, Change(ways=10)).name == "glyphs-regular-5shot+ways=10"
+    assert apply_change(uneven, Change(ways=1, queries=1)).episode.base_queries == 1, (
+        "never none: that is another protocol"
+    )
+    regular = packaged_tasks()["glyphs-regular-5shot"]
+    assert apply_change(regular, Change(ways=10)).episode.base_queries == 0
+    assert apply_change(regular, Change(ways=10)).name == "glyphs-regular-5shot+ways=10"
 
 
 def test_task_files_derive_tasks(minimal_task):
     text = minimal_task + 'digest = "x"\n[variants.d-regular]\nof = "d-1shot"\nregular = true\n'
     text += '[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
-    plain, regular, wide = parse(text, "x.toml")
-    assert (regular.name, protocol_of(regular), regular.digest) == ("d-regular", REGULAR, None)
+    plain, regular, wide = parse_tasks(text, "x.toml")
+    assert (regular.name, protocol_of(regular), regular.digest) == ("d-regular", REGULAR_PROTOCOL, None)
     assert plain.episode.base_queries == 25
     assert protocol_of(plain) is JOINT
     assert (wide.name, wide.episode.ways, wide.episode.base_queries) == ("d-wide", 9, 45)
     assert len({plain.hash, regular.hash, wide.hash}) == 3
-    (mini,) = parse('[variants.mine]\nof = "mini-5shot"\nshots = 2\n', "y.toml")
-    assert (mini.shots, mini.pretraining) == (2, packaged()["mini-5shot"].pretraining)
+    (mini,) = parse_tasks('[variants.mine]\nof = "mini-5shot"\nshots = 2\n', "y.toml")
+    assert (mini.shots, mini.pretraining) == (2, packaged_tasks()["mini-5shot"].pretraining)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_task_files_derive_tasks(minimal_task):
 )
 def test_mistakes_in_derived_tasks(minimal_task, text, message):
     with pytest.raises(UserError, match=r"x\.toml") as error:
-        parse(minimal_task + text, "x.toml")
+        parse_tasks(minimal_task + text, "x.toml")
     assert message in str(error.value)
 
 
@@ -112,7 +114,7 @@ def test_the_variant_in_the_docs_is_read():
     blocks = re.findall(r"```toml\n(.*?)```", pages, re.S)
     (own,) = (block for block in blocks if "[tasks.mine-5shot]" in block)
     (more,) = (block for block in blocks if "[variants." in block)
-    assert [(t.name, not t.has_base) for t in parse(own + more, "mine.toml")] == [
+    assert [(t.name, not t.has_base) for t in parse_tasks(own + more, "mine.toml")] == [
         ("mine-5shot", False), ("mine-regular-5shot", True),
     ]  # fmt: skip
 
@@ -133,13 +135,13 @@ def dataset_of(folder: Path):
 def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lists_are_not_taken_for_theirs(tmp_path):
     suffix = "+backbone=resnet10+weights=0123456789abcdef+pretrained-on=base"
     for rest in ("", suffix):
-        tasks = [find(f"mini-sessions{order}{rest}")[0] for order in ("", "+base-order=1", "+base-order=2")]
+        tasks = [load_tasks(f"mini-sessions{order}{rest}")[0] for order in ("", "+base-order=1", "+base-order=2")]
         for key in (pretraining_key, features_key):
             assert len({key(task, "0" * 64, "linear", 0) for task in tasks}) == 3
     assert [task_facts(task, Paths.locate(tmp_path)).get("seen") for task in tasks] == [
         None,
-        MARKS["may"],
-        MARKS["may"],
+        SEEN_MARKS["may"],
+        SEEN_MARKS["may"],
     ]
 
 
@@ -159,7 +161,7 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     assert result.task == f"{task}+base-classes=6+ways=4"
     assert (work.home.results / result.task / "lwof.train.steps=10.seed-0.json").exists()
     assert result.fingerprint == dataset_of(clusters).fingerprint
-    whole, cut = find(name)[0], find(f"{name}+base-classes=6+ways=4")[0]
+    whole, cut = load_tasks(name)[0], load_tasks(f"{name}+base-classes=6+ways=4")[0]
     keys = [pretraining_key(t, result.fingerprint, "cosine", 0) for t in (whole, cut)]
     assert len(set(keys)) == 2
     assert result.pretraining["key"] == keys[1]
@@ -244,7 +246,7 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
 @pytest.mark.slow("a network is trained")
 def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     """From images: the view goes through pretraining and features like a data set of its own."""
-    (task,) = find(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")
+    (task,) = load_tasks(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")
     bench = PreparedTask(task, "linear", 0, api.workspace(glyph_home, device="cpu"))
     assert bench.pretrained.head.weight.shape[0] == 10
     assert "+base-classes=10" in bench.pretrained.key

@@ -14,7 +14,7 @@ import ifsl_bench
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import shown_label
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 
 TASK = "hues.toml"
 MADE = {f"{method}{recipe}" for method in ("ncm", "imprint")
@@ -106,7 +106,7 @@ def test_a_note_says_that_there_are_rows_of_other_recipes(rows, call):
 
 
 def test_ranks_are_among_the_recipes_that_are_asked_for(rows):
-    board = load_board(find(TASK)[0], rows / "home" / "results")
+    board = load_board(load_tasks(TASK)[0], rows / "home" / "results")
     assert {row.label for row in board.ranking.family} == set(PLAIN)
     assert [place.among for place in board.places] == [2, 2]
     both = board.of_recipes(["ce", "etf"])
@@ -145,7 +145,7 @@ def test_what_a_recipe_knows_and_costs_is_shown(rows, call):
 def test_rows_of_two_recipes_are_compared_on_the_same_episodes(rows, call):
     pair = ("compare", "imprint.recipe=etf", "imprint", "--task", TASK)
     records = json.loads(call(*pair, "--format", "json")[1])
-    board = load_board(find(TASK)[0], rows / "home" / "results")
+    board = load_board(load_tasks(TASK)[0], rows / "home" / "results")
     a, b = board.row("imprint.recipe=etf"), board.row("imprint")
     difference = (a.by_seed("base_alone") - b.by_seed("base_alone")).mean()
     assert abs(difference) > 1  # in percent

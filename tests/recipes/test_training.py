@@ -15,7 +15,7 @@ from ifsl_bench.backbones.pretrained import open_pretrained, pretraining_key
 from ifsl_bench.backbones.trainer import Trainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import with_recipe
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -45,7 +45,7 @@ class Late(Recipe):
 @pytest.fixture
 def hue_task(hues):
     """Make a task on colour images, trained by a recipe for 12 passes of a batch of 8 images."""
-    home, task = Paths.locate(hues / "home"), find("hues.toml")[0]
+    home, task = Paths.locate(hues / "home"), load_tasks("hues.toml")[0]
     dataset = open_or_build(home, task.dataset, Reporter())
 
     def make(recipe: str, steps: int = 24):
@@ -180,7 +180,7 @@ def test_a_recipe_of_a_file_is_known_by_its_code(hues, call):
         status, out, _ = call("run", "--method", "ncm", "--task", "hues.toml", "--recipe", "late.py", "--dry-run")
         assert status == 0
         keys |= {line for line in out.splitlines() if "Late" in line}
-    task = find("hues.toml")[0]
+    task = load_tasks("hues.toml")[0]
     find_recipe.cache_clear()
     first = find_recipe("late.py").definition(task)
     Path("late.py").write_text(NAN)

@@ -22,7 +22,7 @@ from ifsl_bench.analysis.aggregate import bias_curve
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.api import run
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.figures import base_classes, pairs, ranks, seeds, sessions, tradeoff
 from ifsl_bench.reporting.figures.style import (
     COLUMN,
@@ -66,7 +66,7 @@ def measured(clusters_source, tmp_path_factory):
 
 @pytest.fixture
 def task(measured):
-    return find(f"{measured / 'clusters.toml'}:clusters-5shot")[0]
+    return load_tasks(f"{measured / 'clusters.toml'}:clusters-5shot")[0]
 
 
 @pytest.fixture
@@ -211,7 +211,9 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
         for count, acc in points:
             assert acc == pytest.approx(boards[int(count)].row(label).summary()["acc"].mean)
     with pytest.raises(UserError, match="--base-classes 20"):
-        base_classes.boards_by_count(find("glyphs-shared-1shot")[0], Paths.locate(measured / "home", measured / "home"))
+        base_classes.boards_by_count(
+            load_tasks("glyphs-shared-1shot")[0], Paths.locate(measured / "home", measured / "home")
+        )
 
 
 def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
@@ -364,7 +366,7 @@ def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
 @pytest.fixture(scope="module")
 def letters() -> TaskResults:
     """The stored rows of letters in sessions."""
-    return rows_to_draw(load_board(find("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
+    return rows_to_draw(load_board(load_tasks("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
 
 
 def test_curves_of_sessions_are_those_of_the_table(letters, call):
@@ -442,7 +444,7 @@ def test_a_figure_of_many_rows_draws_those_that_can_be_told_apart(kind, with_own
 
 def test_few_lazy_models_are_drawn_and_no_panel_stands_alone():
     rows = ("upper-bound", "ncm", "castle", "imprint", "anil", "cec", "lwof")  # each with an A_0 of its own
-    board = rows_to_draw(load_board(find("glyphs-sessions")[0], Path("none")), rows)
+    board = rows_to_draw(load_board(load_tasks("glyphs-sessions")[0], Path("none")), rows)
     figure, (note,) = sessions.curves(board)
     (lazy,) = (line for line in figure.axes[0].lines if line.get_gid() == "lazy")
     assert lazy.get_ydata()[0] == pytest.approx(max(row.after()[0].mean for row in board.rows))
@@ -454,7 +456,7 @@ def test_few_lazy_models_are_drawn_and_no_panel_stands_alone():
 
 def test_the_figure_of_variance_compares_neighbours(letters):
     board = rows_to_draw(
-        load_board(find("glyphs-sessions")[0], Path("none")), ("teen", "lda", "protonet", "upper-bound")
+        load_board(load_tasks("glyphs-sessions")[0], Path("none")), ("teen", "lda", "protonet", "upper-bound")
     )
     figure, _ = sessions.variance(board)
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
@@ -475,7 +477,7 @@ def test_figures_of_sessions_refuse_episodes_and_are_written(kind, call, tmp_pat
 
 
 def test_published_rows_are_dashed(tmp_path):
-    task = find("tiny-features-sessions")[0]
+    task = load_tasks("tiny-features-sessions")[0]
     shape = msgspec.structs.replace(task.sessions, count=8)
     listed = load_board(msgspec.structs.replace(task, name="mini-sessions", sessions=shape), tmp_path)
     figure, _ = sessions.curves(rows_to_draw(listed, ["CEC"], papers=True), named=True)

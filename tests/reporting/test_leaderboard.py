@@ -15,7 +15,7 @@ from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board, load_variants, row_of
-from ifsl_bench.protocols.tasks.task_files import find, packaged
+from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.detail_tables import row_table
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import SHARED, overview, task_table
@@ -34,7 +34,7 @@ def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch)
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for result in row("Mine.x=2", [15.0]).results:
         write(tmp_path, result)
-    board = load_board(packaged()["mini-5shot"], tmp_path)
+    board = load_board(packaged_tasks()["mini-5shot"], tmp_path)
     with pytest.raises(UserError, match=r"my\.py:Mine is a method; its rows on mini-5shot are called Mine\.x=2"):
         row_of(board, "my.py:Mine")
     with pytest.raises(UserError, match=r"unknown row 'my\.py:Other'"):
@@ -47,7 +47,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
         row("worse", [12.0, 12.1, 12.0], noise=3, n=2000), row("one", [11.0], noise=4, n=2000),
         row("few.episodes=50", [20.0], n=50),
     )  # fmt: skip
-    task = packaged()["mini-5shot"]
+    task = packaged_tasks()["mini-5shot"]
     board = load_board(task, stored_rows.root)
     rows = document(leaderboard([board], stored_rows.root, "json"))
     measured = [r for r in rows if r["kind"] == "measured"]
@@ -95,7 +95,7 @@ def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
     rows = {"a": row("a", [15.0, 15.3, 15.1], noise=1), "b": row("b", [12.0, 12.1, 12.3], noise=2)}
     stored_rows(*rows.values())
     acc = {name: np.array([r.counts().per_episode()["acc"] for r in entry.results]) for name, entry in rows.items()}
-    board_list = [load_board(packaged()["mini-5shot"], stored_rows.root)]
+    board_list = [load_board(packaged_tasks()["mini-5shot"], stored_rows.root)]
     text = leaderboard(board_list, stored_rows.root).splitlines()
     table = {
         r["method"]: r for r in document(leaderboard(board_list, stored_rows.root, "json")) if r["kind"] == "measured"
@@ -120,7 +120,7 @@ def test_variants_are_shown_apart(stored_rows):
     (stored_rows.root / "mini-5shot+ways=11").mkdir()
     (stored_rows.root / "mini-5shot+nonsense").mkdir()
     (stored_rows.root / "mini-5shot+shots=5").mkdir()
-    task = packaged()["mini-5shot"]
+    task = packaged_tasks()["mini-5shot"]
     assert [b.name for b in load_variants(task, stored_rows.root)] == ["mini-held-out-5shot", "mini-5shot+ways=10"]
     rows = document(leaderboard([load_board(task, stored_rows.root)], stored_rows.root, "json"))
     measured = {(r["task"], r["variant_of"]): r["rank_last"] for r in rows if r["kind"] == "measured"}
@@ -135,7 +135,7 @@ def test_variants_are_shown_apart(stored_rows):
         "mini-held-out-5shot, a variant of mini-5shot: not comparable with it",
         "mini-5shot+ways=10, a variant of mini-5shot: not comparable with it",
     ]
-    pair = [load_board(find(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
+    pair = [load_board(load_tasks(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
     assert leaderboard(pair, stored_rows.root).count("mini-5shot+ways=10, a variant") == 1
 
 
@@ -154,10 +154,10 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
     """However good they are and whatever else is stored: neither task is pinned, and one has published rows."""
     data = {"fingerprint": "part", "partial": True, "task": name}
     stored_rows(row("aaa", [20.0, 20.1], n=2000, **data))
-    alone = load_board(packaged()[name], stored_rows.root)
+    alone = load_board(packaged_tasks()[name], stored_rows.root)
     assert ([r.label for r in alone.rows], [r.label for r in alone.others]) == ([], ["aaa"])
     stored_rows(row("b", [15.0] * 3, n=2000, noise=1, task=name), row("c", [12.0] * 3, n=2000, noise=2, task=name))
-    board = load_board(packaged()[name], stored_rows.root)
+    board = load_board(packaged_tasks()[name], stored_rows.root)
     assert ([r.label for r in board.rows], [r.label for r in board.others]) == (["b", "c"], ["aaa"])
     for view in (alone, board):
         table = {
@@ -182,7 +182,7 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
 
 
 def test_a_row_whose_training_met_saddles_says_so(stored_rows):
-    task = packaged()["mini-5shot"]
+    task = packaged_tasks()["mini-5shot"]
 
     def trained(base: SeedAggregate, *solves: dict[str, int]) -> SeedAggregate:
         copies = [msgspec.structs.replace(r, training={"solves": s}) for r, s in zip(base.results, solves, strict=True)]
@@ -204,7 +204,7 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
 
 
 def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
-    task = packaged()["tiny-pack-5shot"]
+    task = packaged_tasks()["tiny-pack-5shot"]
     data = {"fingerprint": task.dataset.fingerprint, "partial": True, "task": task.name}
     stored_rows(row("a", [15.0] * 3, n=2000, noise=1, **data), row("b", [12.0] * 3, n=2000, noise=2, **data))
     board = load_board(task, stored_rows.root)
@@ -227,12 +227,12 @@ def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch
     stored_rows(row("aaa", [20.0], n=2000, fingerprint="other"),
                 row("s", [15.0], n=2000, noise=1, provenance={"time": "2026"}),
                 row("t", [15.0], n=2000, noise=2, provenance={"time": "2026"}))  # fmt: skip
-    board = load_board(packaged()["mini-5shot"], stored_rows.root)
+    board = load_board(packaged_tasks()["mini-5shot"], stored_rows.root)
     assert {(r.label, r.origin) for r in board.rows} == {("s", "stored"), ("s", "yours"), ("t", "yours")}
     assert [r.label for r in board.others] == ["aaa"]
     assert board.row("s").origin == "yours"
     stored_rows(row("s", [15.0], n=2000, noise=1, fingerprint="other"))
-    board = load_board(packaged()["mini-5shot"], stored_rows.root)
+    board = load_board(packaged_tasks()["mini-5shot"], stored_rows.root)
     assert board.row("s") in board.others, "yours, even where it stands apart: it is never taken for the stored one"
     text = leaderboard([board], stored_rows.root)
     assert re.search(r"(aaa \(yours\), s|s \(yours\), aaa) \(yours\) are not comparable with .*: the data differ", text)
@@ -284,7 +284,7 @@ def test_json_and_csv_of_every_table_command_are_one_document(arguments, cluster
 
 
 def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
-    whole = load_board(packaged()["glyphs-5shot"], tmp_path)
+    whole = load_board(packaged_tasks()["glyphs-5shot"], tmp_path)
     varied = {row.label for row in whole.rows if "." in row.label or "@" in row.label}
     assert len(varied) > 1
     board = whole.default_view(["lr+a.gradient=implicit"])
@@ -316,7 +316,7 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
     best, other_row = (replace(row(label, means, noise=9), origin="stored")
                        for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
     mine = row("mine", [13], noise=9)
-    board = replace(load_board(packaged()["mini-5shot"], tmp_path), rows=(best, other_row, mine),
+    board = replace(load_board(packaged_tasks()["mini-5shot"], tmp_path), rows=(best, other_row, mine),
                     compared=(best, other_row, mine), papers=())  # fmt: skip
     table = task_table(board)
     assert [entry.label for entry in table.rows] == ["best", "mine", "other"]
@@ -335,7 +335,7 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
     for label in ("x", "y", "z"):
         for result in row(label, [15.0], n=2000).results:
             write(tmp_path, result)
-    board = load_board(packaged()["mini-5shot"], tmp_path)
+    board = load_board(packaged_tasks()["mini-5shot"], tmp_path)
     ((line,),) = standings(board, ["x", "y", "z"])
     assert line.startswith("All rows are provisional (1 seed); ranks need three seeds.")
     assert "compare x y --task mini-5shot" in line
@@ -348,7 +348,7 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
 
 
 def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path):
-    board = load_board(packaged()["glyphs-5shot"], tmp_path)
+    board = load_board(packaged_tasks()["glyphs-5shot"], tmp_path)
     few = paper_tables([board.only(["lr", "imprint"])])
     assert r"\textbf" not in few
     tops = {place.row.label for place in board.ranking.places if place.top}

@@ -21,8 +21,8 @@ from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.ranking import Ranking, holm
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
-from ifsl_bench.protocols.tasks.task_files import find, packaged
+from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
+from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.page.data import FINEST, _row, boards_with_variants, gather
@@ -80,7 +80,7 @@ def results(tmp_path_factory):
 def board(results):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task_results, "packaged_root", lambda: results / "none")
-        return load_board(find(TASK)[0], results)
+        return load_board(load_tasks(TASK)[0], results)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_the_numbers_are_those_that_the_commands_print(call, results, text, monk
     assert sorted((row["label"], row["source"]) for row in rows) == sorted((p["method"], p["source"]) for p in printed)
     for record in printed:
         (row,) = [row for row in rows if (row["label"], row["source"]) == (record["method"], record["source"])]
-        for name in (*METRICS, *BALANCE):
+        for name in (*METRICS, *BALANCE_METRICS):
             assert row["values"].get(name, [None, None]) == pytest.approx(
                 [record[name], record[f"{name}_interval"]], abs=6e-5
             )
@@ -302,7 +302,7 @@ def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, m
     for seed in range(3):
         write(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))
         write(tmp_path, plain("older", seed, np.arange(100) % 7 + seed, task))
-    page = gather([load_board(find(task)[0], tmp_path)])
+    page = gather([load_board(load_tasks(task)[0], tmp_path)])
     row = next(row for row in page.rows if row.origin)
     assert (row.curve, row.calibrated, row.validation, row.cost) == (None, None, [], {})
     assert (row.point is None) == task.startswith("mini-regular")
@@ -317,7 +317,7 @@ def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch)
     for name in (f"{tmp_path}/evil.py:Evil", "evil:Evil"):
         write(tmp_path / "results", fake_result(name, 0, method=name))
     monkeypatch.syspath_prepend(tmp_path)
-    assert page_html(gather([load_board(find(TASK)[0], tmp_path / "results")]))
+    assert page_html(gather([load_board(load_tasks(TASK)[0], tmp_path / "results")]))
     assert not (tmp_path / "ran").exists()
 
 
@@ -325,7 +325,7 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     pytest.importorskip("ifsl_bench.plugin.bibliography")
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path)
     write(tmp_path / "results", fake_result("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
-    data = data_of(page_html(gather([load_board(find(TASK)[0], tmp_path / "results")])))
+    data = data_of(page_html(gather([load_board(load_tasks(TASK)[0], tmp_path / "results")])))
     cited = {row["label"]: data["citations"][row["cited"]] for row in data["rows"]}
     assert "@inproceedings{ren2019" in cited["lr+a.gamma=1e-05"][1]
     assert "@inproceedings{ren2019" in cited["mlp"][1], "a published row"
@@ -336,7 +336,7 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
 def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     if not KEPT.exists():
         pytest.skip("none is kept")
-    made_now = page_html(gather(boards_with_variants(packaged().values(), packaged_root(), named=False)))
+    made_now = page_html(gather(boards_with_variants(packaged_tasks().values(), packaged_root(), named=False)))
     assert KEPT.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )
@@ -355,7 +355,7 @@ def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for seed in range(3):
         write(tmp_path, fake_result("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
-    (row,) = (row for row in gather([load_board(find(TASK)[0], tmp_path)]).rows if row.origin)
+    (row,) = (row for row in gather([load_board(load_tasks(TASK)[0], tmp_path)]).rows if row.origin)
     assert row.seeds == [0, 1, 2]
     assert [bool(steps) for steps, _ in row.validation] == [True, False, True]
     assert row.cost["seconds"] == 4.0
@@ -363,7 +363,7 @@ def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
 
 def test_a_number_is_rounded_once():
     """0.37496 is 0.37 in a table; of 0.375, which four digits make of it, a browser makes 0.38; or 1.3 of 1.24996."""
-    (task,) = find(TASK)
+    (task,) = load_tasks(TASK)
     for numbers in ((60.37496, 0.37496), (12.49996, 1.24996)):
         entry = TableRow(task, True, "x", {"acc": Estimate(*numbers)}, "stored")
         assert _row(entry, False, {}, {}).values["acc"] == numbers

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.analysis import task_results
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.page.data import boards_with_variants, gather
 from ifsl_bench.reporting.page.page import page_html
 from ifsl_bench.store.published import published_rows
@@ -32,12 +32,12 @@ def made_up(tmp_path_factory) -> Path:
     """The page of two tasks with made-up results, a hostile name among them, and of one with published rows alone."""
     root, out = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("page") / "report.html"
     write_results(root)
-    (other_task,) = find(OTHER)
+    (other_task,) = load_tasks(OTHER)
     for seed in range(3):
         write(root, fake_result("a", seed, task=OTHER, task_hash=other_task.hash))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task_results, "packaged_root", lambda: root / "none")
-        tasks = [find(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
+        tasks = [load_tasks(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
         out.write_text(page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8")
     return out
 
@@ -238,7 +238,7 @@ def test_a_link_of_the_table_of_all_tasks_leads_to_that_task(visit):
 def test_it_opens_on_a_task_with_rows_of_ones_own(chromium, tmp_path, monkeypatch):
     stored_root, mine, out = tmp_path / "stored", tmp_path / "mine", tmp_path / "report.html"
     write_results(stored_root)
-    ((first,), (second,)) = find(TASK), find(OTHER)
+    ((first,), (second,)) = load_tasks(TASK), load_tasks(OTHER)
     write(mine, fake_result("mine", 0, task=OTHER, task_hash=second.hash))
     monkeypatch.setattr(task_results, "packaged_root", lambda: stored_root)
     out.write_text(page_html(gather(boards_with_variants([first, second], mine, named=True))), encoding="utf-8")
@@ -315,7 +315,7 @@ def in_sessions(tmp_path_factory) -> Path:
     """The page of stored rows in sessions, of published ones, and of tasks in episodes."""
     root = tmp_path_factory.mktemp("sessions")
     names = "tiny-features-sessions", "mini-sessions-published", "tiny-features-5shot", "tiny-features-1shot", TASK
-    tasks = [find(name)[0] for name in names]
+    tasks = [load_tasks(name)[0] for name in names]
     (root / "report.html").write_text(
         page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8"
     )

@@ -17,7 +17,7 @@ from scipy import stats
 from ifsl_bench.analysis.comparison import compare, verdict
 from ifsl_bench.analysis.task_results import board_of, load_board
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table
 from ifsl_bench.reporting.detail_tables import row_table
 from ifsl_bench.reporting.latex import paper_tables
@@ -35,7 +35,7 @@ TASKS = {"mini-imagenet": "mini-sessions", "cifar100": "cifar100-sessions", "cub
 
 def task_of(name: str, count: int, ways: int) -> Task:
     """A task of that name, whose data need not be there."""
-    plain = packaged()["tiny-features-sessions"]
+    plain = packaged_tasks()["tiny-features-sessions"]
     sessions = msgspec.structs.replace(plain.sessions, count=count, ways=ways)
     return msgspec.structs.replace(plain, name=name, sessions=sessions)
 
@@ -360,7 +360,7 @@ def test_lists_and_results_count_sequences(call):
 
 def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_seeds(tmp_path):
     """Its seeds are equal where nothing is trained, which says nothing of other orders."""
-    board = load_board(packaged()["mini-sessions-published"], tmp_path)
+    board = load_board(packaged_tasks()["mini-sessions-published"], tmp_path)
     assert {len(row.seeds) for row in board.rows} == {1, 3}
     assert {(place.ranks, place.reason) for place in board.places} == {(None, "one order")}
     assert "Measured: one order of the novel classes, so there are no intervals" in notes_of(board)[0]

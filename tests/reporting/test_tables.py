@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from ifsl_bench.protocols.episode_protocol import COLUMNS, EPISODES
-from ifsl_bench.protocols.metrics import BALANCE, METRICS, Estimate
+from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL, METRIC_COLUMNS
+from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
 from ifsl_bench.protocols.protocol import MetricColumn
-from ifsl_bench.protocols.registry import metric_names, protocols, titles
-from ifsl_bench.protocols.session_protocol import SESSIONS
-from ifsl_bench.protocols.tasks.task_files import packaged
+from ifsl_bench.protocols.registry import metric_names, metric_titles, protocols
+from ifsl_bench.protocols.session_protocol import SESSIONS_PROTOCOL
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.columns import TableRow, paper_columns, plus_minus, task_columns
 from ifsl_bench.reporting.table import FORMATS, PROGRAMS, Column, Table, plain_table, render
 
@@ -81,14 +81,14 @@ def test_no_rows_at_all():
 
 
 def test_every_metric_has_a_heading():
-    assert titles().keys() == {*METRICS, *BALANCE, *SESSIONS.metrics} == {*metric_names()}
+    assert metric_titles().keys() == {*METRICS, *BALANCE_METRICS, *SESSIONS_PROTOCOL.metrics} == {*metric_names()}
     for protocol in protocols():
         assert {*protocol.metrics, *protocol.more_metrics} <= {column.name for column in protocol.columns}
     assert plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
 
 
 def test_one_entry_makes_a_metric_a_column_of_text_and_of_papers(monkeypatch):
-    task = packaged()["glyphs-5shot"]
+    task = packaged_tasks()["glyphs-5shot"]
 
     def headings() -> tuple[list[str], list[str]]:
         columns = paper_columns(task, row_metrics=["ausuc"])
@@ -96,7 +96,9 @@ def test_one_entry_makes_a_metric_a_column_of_text_and_of_papers(monkeypatch):
 
     before = headings()
     area = MetricColumn("ausuc", "area", "$A$", short=True, latex_short=True)
-    monkeypatch.setattr(EPISODES, "columns", (area, *(column for column in COLUMNS if column.name != "ausuc")))
+    monkeypatch.setattr(
+        EPISODES_PROTOCOL, "columns", (area, *(column for column in METRIC_COLUMNS if column.name != "ausuc"))
+    )
     after = headings()
     assert [set(b) - set(a) for a, b in zip(before, after, strict=True)] == [{"area"}, {"$A$"}]
     assert {"ausuc", "ausuc_interval"} <= Table(task_columns(task), [fake_row(task)]).records()[0].keys()

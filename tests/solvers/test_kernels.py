@@ -16,9 +16,9 @@ from numba import njit
 from ifsl_bench import solvers
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
-from ifsl_bench.protocols.episode_loader import EpisodeLoader, hits
+from ifsl_bench.protocols.episode_loader import EpisodeLoader, count_episode_hits
 from ifsl_bench.protocols.loader import Batch
-from ifsl_bench.protocols.sampling.episodes import Sampler
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import (
     DualNewton,
@@ -363,7 +363,7 @@ def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.floa
 @pytest.mark.parametrize("base", [0, 6])
 def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
     prediction, batch = _answers(base=base, dtype=dtype)
-    result = hits("x", prediction, batch, base)
+    result = count_episode_hits("x", prediction, batch, base)
     classes = batch.support.hidden.shape[1]
     for e in range(len(batch)):
         logits = prediction.logits[e].numpy().copy()
@@ -382,7 +382,7 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
             np.testing.assert_array_equal(result.margins.novel[e], margins[True])
             assert result.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
     with numba_code_cache.batched():
-        torch_result = hits("x", prediction, batch, base)
+        torch_result = count_episode_hits("x", prediction, batch, base)
     for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -391,9 +391,9 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
 def test_hits_with_a_bias_are_those_of_logits_with_it(bias):
     """And AUSUC, which is a sweep over all biases, does not change."""
     (prediction, batch), classes = _answers(), 7
-    plain = hits("x", prediction, batch, 6)
+    plain = count_episode_hits("x", prediction, batch, 6)
     prediction.logits[..., classes:] += bias
-    biased = hits("x", prediction, batch, 6)
+    biased = count_episode_hits("x", prediction, batch, 6)
     for side, right in zip(("base_joint", "novel_joint"), plain.margins.joint_hits(bias), strict=True):
         np.testing.assert_array_equal(right, biased.counts[side])
     assert not np.array_equal(plain.counts["novel_joint"], biased.counts["novel_joint"])
@@ -406,7 +406,7 @@ def test_the_kernel_that_counts_sees_numbers_that_are_none(value):
         prediction, batch = _answers()
         prediction.logits[place] = value
         with pytest.raises(NonFinite, match="in 1 of 9 episodes"):
-            hits("x", prediction, batch, 6)
+            count_episode_hits("x", prediction, batch, 6)
 
 
 def _bank(rows, seed, width=5):
@@ -420,7 +420,7 @@ def test_kernels_gather_what_indices_say(shared):
     novel, base = _bank(60, 0), _bank(50, 5)
     base = novel if shared else base
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
-    loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
+    loader = EpisodeLoader(EpisodeSampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
     assert numba_code_cache.kernels_loaded(novel.features)
     batch, drawn = loader.batch(5, 70), loader.sampler.sample(5, 70)
     for bank, support, query in (

@@ -14,7 +14,7 @@ import numpy as np
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.protocols.metrics import Counts, summarise
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
 from ifsl_bench.reporting.table import render
@@ -54,7 +54,7 @@ def counted(label: str, seed: int, counts: Counts, classes: np.ndarray, **change
 
 def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:
     """A result with ``base`` base and ten novel hits in each episode."""
-    (loaded_task,) = find(task)
+    (loaded_task,) = load_tasks(task)
     ten = np.full(len(base), 10)
     queries, novel = loaded_task.episode.base_queries, loaded_task.episode.ways * loaded_task.episode.novel_queries
     counts = Counts(base * (queries > 0), base * (queries > 0), ten if queries else base, ten if queries else base,

@@ -17,8 +17,8 @@ from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.protocols.calibration import Margins, find_bias
-from ifsl_bench.protocols.metrics import BALANCE, Counts
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.metrics import BALANCE_METRICS, Counts
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import facts_of, row_table
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.table import PROGRAMS, render
@@ -27,7 +27,7 @@ from ifsl_bench.utils.errors import CorruptFile
 from tests.store.result_fields import altered, counted
 
 STORED = 1.1e-6  # results round to six decimals
-TASK = find("mini-5shot")[0]
+TASK = load_tasks("mini-5shot")[0]
 QUERIES = 25  # of base classes, and of novel ones, in an episode of the task
 
 
@@ -44,8 +44,8 @@ def margins(seed: int, episodes: int, gap: float = 2.0, shift: float = 1.0) -> M
 
 def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, applied: bool = False, **of) -> Result:
     """``bare``: without calibration, as where there are no validation episodes."""
-    validation, test = margins(seed + 50, len(TASK.evaluation.halves[0]), **of), margins(seed, n, **of)
-    calibrated = find_bias(validation).applied(test)
+    validation, test = margins(seed + 50, len(TASK.evaluation.validation_halves[0]), **of), margins(seed, n, **of)
+    calibrated = find_bias(validation).apply_to_episodes(test)
     base, novel = test.joint_hits(calibrated.bias if applied else 0)
     alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
     more = {} if bare else {"calibrated_base": calibrated.base_joint, "calibrated_novel": calibrated.novel_joint}
@@ -142,7 +142,7 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     for style in PROGRAMS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
         rows = {row["method"]: row for row in load(render([table], style)) if row["source"] == "yours"}
-        for name in BALANCE:
+        for name in BALANCE_METRICS:
             # Documents have four decimals.
             assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=5.1e-5)
             assert (rows["bare"][name] in (None, "")) == name.startswith("calibrated")
@@ -157,7 +157,7 @@ def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
     b, n = summary["base_joint"].mean, summary["novel_joint"].mean
     assert summary["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
     mixed = SeedAggregate("m", "yours", (*results[:2], result(seed=2, bare=True)))
-    assert set(BALANCE) & set(mixed.metrics) == {"harmonic", "ausuc"}
+    assert set(BALANCE_METRICS) & set(mixed.metrics) == {"harmonic", "ausuc"}
 
 
 def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
@@ -237,7 +237,9 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
 
 def test_a_shown_result_says_its_bias(tmp_path):
     record = result(applied=True)
-    assert [name for name in row_table(SeedAggregate("new", FILE, (record,))).rows if name in BALANCE] == list(BALANCE)
+    assert [name for name in row_table(SeedAggregate("new", FILE, (record,))).rows if name in BALANCE_METRICS] == list(
+        BALANCE_METRICS
+    )
     hits = np.add(record.calibration.resampled_base, record.calibration.resampled_novel) / (60 * 2 * QUERIES)
     fact = (
         f"bias {record.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
@@ -245,7 +247,7 @@ def test_a_shown_result_says_its_bias(tmp_path):
     moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
     assert f"{fact} {moved}" in facts_of([record])
     bare = result(bare=True)
-    assert [name for name in row_table(SeedAggregate("bare", FILE, (bare,))).rows if name in BALANCE] == [
+    assert [name for name in row_table(SeedAggregate("bare", FILE, (bare,))).rows if name in BALANCE_METRICS] == [
         "harmonic",
         "ausuc",
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.store.result_folder import packaged_root, read_results
 from ifsl_bench.store.schema import file_name, parse, write
 from ifsl_bench.utils.errors import is_printable
@@ -184,7 +184,7 @@ def measured(clusters, monkeypatch, work):
 
 def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     home, paths = measured
-    tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
+    tasks = {t.name: t for n in paths for t in load_tasks("clusters.toml:" + n)}
     for path in paths.values():
         altered(path, lambda v: v["provenance"].update(commit=COMMIT))  # whatever the state of this checkout
         report = check_file(path, tasks, home)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.task_files import parse as parse_tasks
+from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.protocols.tasks.task_files import parse_tasks as parse_tasks
 from ifsl_bench.store.result_folder import packaged_root, pairing_fault, unfit_reasons
 from ifsl_bench.store.schema import parse, write
 from ifsl_bench.utils.errors import UserError
@@ -16,7 +16,7 @@ from tests.store.test_damaged_files import cut
 
 
 def test_where_no_digest_is_pinned_most_results_say_how_many_episodes_it_has():
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     whole = [parse(packaged_root() / f"glyphs-5shot/lwof.seed-{seed}.json") for seed in range(3)]
     some = [msgspec.structs.replace(cut(result, n), digest="d") for result, n in zip(whole, (50, 50, 3), strict=True)]
     assert list(unfit_reasons(task, [*whole, *some])) == [id(some[2])]
@@ -33,7 +33,7 @@ def test_where_no_digest_is_pinned_most_results_say_how_many_episodes_it_has():
     ],
 )
 def test_episodes_that_are_not_the_tasks_do_not_fit(change, reason):
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     good = parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json")
     misfit = msgspec.structs.replace(good, episodes=msgspec.structs.replace(good.episodes, **change))
     assert unfit_reasons(task, [good, misfit])[id(misfit)].startswith(reason)
@@ -50,9 +50,9 @@ def test_the_novel_classes_are_part_of_what_must_match():
 
 def test_a_bias_from_other_validation_episodes_does_not_fit(tmp_path):
     file = write(tmp_path, parse(packaged_root() / "glyphs-5shot/lr.seed-1.json"))
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     altered(file, lambda v: v["calibration"].update(validation_episodes=3))
-    failure = f"calibration.validation_episodes is 3, the task has {len(task.evaluation.halves[0])} for it"
+    failure = f"calibration.validation_episodes is 3, the task has {len(task.evaluation.validation_halves[0])} for it"
     assert list(unfit_reasons(task, [parse(file)]).values()) == [failure]
     assert failure in check_file(file).failures
 

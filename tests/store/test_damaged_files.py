@@ -17,8 +17,8 @@ from ifsl_bench import api
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.search import TrialRecord, read_trial, write_trial
-from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, summarise
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.table import FORMATS, READERS
 from ifsl_bench.store import check
 from ifsl_bench.store.result_folder import packaged_root, read_results, unfit_reasons
@@ -53,7 +53,7 @@ def cut(result: Result, n: int) -> Result:
     """The result with its first n episodes alone, its summary made for these and its digest kept."""
     entry = listed(result).episodes
     ways = len(entry.classes) // len(entry.base_joint)
-    parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *MORE_COUNTS)}
+    parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *OPTIONAL_COUNTS)}
     parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}
     shorter = msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **parts), calibration=None)
     return msgspec.structs.replace(shorter, summary=summary_entry(summarise(shorter.counts().per_episode())))
@@ -148,7 +148,7 @@ def test_what_tables_and_figures_cannot_use_is_left_out_everywhere(file, call, t
 
 def test_check_and_tables_agree_on_which_episodes_fit(file, call):
     write(file.parents[1], msgspec.structs.replace(cut(parse(file), 3), choice=None))
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     (reason,) = unfit_reasons(task, [parse(file)]).values()
     assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
     assert reason in check_file(file).failures

@@ -18,11 +18,11 @@ from ifsl_bench.analysis.task_results import load_board
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols import protocol as stored_counts
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
-from ifsl_bench.protocols.metrics import COUNTS, MORE_COUNTS, Counts
+from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, Counts
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
-from ifsl_bench.protocols.tasks.task_files import find
-from ifsl_bench.protocols.tasks.task_limits import EPISODES, OTHERS, most_episodes
+from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES, OTHER_RESULT_BYTES, most_episodes
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, contradiction, keep_old, parse, read, write
 from ifsl_bench.utils.errors import CorruptFile
@@ -90,7 +90,7 @@ def test_a_bomb_takes_no_memory():
     tracemalloc.start()
     start = time.process_time()
     with pytest.raises(ValueError, match="it does not hold the 1,000 numbers"):
-        unpack_array(bomb, EPISODES)
+        unpack_array(bomb, MOST_EPISODES)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3_000_000
@@ -113,10 +113,10 @@ def drawn(n: int, shape: EpisodeSpec, classes: int = 200) -> tuple[Counts, np.nd
 def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
     shape = EpisodeSpec(ways=ways, novel_queries=5, base_queries=25)
     most = most_episodes(shape)
-    assert most < EPISODES or ways == 1
-    n = 1 + stored_counts.READABLE // (ways + 7)
+    assert most < MOST_EPISODES or ways == 1
+    n = 1 + stored_counts.MOST_READABLE_NUMBERS // (ways + 7)
     size = len(json.dumps(msgspec.to_builtins(EpisodeCounts.of(*drawn(n, shape, 300)))))
-    assert size / n * most < RESULT_FILE.most - OTHERS
+    assert size / n * most < RESULT_FILE.most - OTHER_RESULT_BYTES
 
 
 def as_packed(result: Result) -> Result:
@@ -139,7 +139,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     stored_result = read(path)
     assert stored_result == packed_result
     assert path.stat().st_size < write(tmp_path / "plain", newer).stat().st_size / 3
-    for name in (*COUNTS, *MORE_COUNTS):
+    for name in (*COUNTS, *OPTIONAL_COUNTS):
         assert np.array_equal(getattr(stored_result.counts(), name), getattr(newer.counts(), name))
     assert np.array_equal(stored_result.classes(), newer.classes())
     assert keep_old(tmp_path, newer) is None, "the same hits, written otherwise"
@@ -152,7 +152,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     assert table.episodes["acc"].mean == 0
     assert table.classes
     write(tmp_path / "shown", packed_result)
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     board = load_board(task, tmp_path / "shown")  # among the others, since its classes are made up
     assert "protonet" in {row.label for row in (*board.rows, *board.others) if row.origin == "yours"}
 
@@ -183,7 +183,7 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
     assert "\n" not in str(error.value)
     checked = check_file(path, home=Paths(tmp_path, tmp_path))
     assert [why in line for line in checked.failures] == [True]
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     remarks = load_board(task, tmp_path).remarks
     assert sum(why in remark for remark in remarks) == 1
 
@@ -197,14 +197,14 @@ def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
     shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
     counts, classes = drawn(50, shape)
     assert all(isinstance(getattr(EpisodeCounts.of(counts, classes), name), list) for name in EpisodeCounts.COLUMNS)
-    monkeypatch.setattr(stored_counts, "READABLE", 50 * 12 - 1)
+    monkeypatch.setattr(stored_counts, "MOST_READABLE_NUMBERS", 50 * 12 - 1)
     entry = EpisodeCounts.of(counts, classes)
     assert all(isinstance(getattr(entry, name), str) for name in EpisodeCounts.COLUMNS)
     assert EpisodeCounts.__len__(entry) == 50
     draws = ClassDraws(50, 5, 200, key=7)
     entry = EpisodeCounts.of(counts, draws)
     assert (entry.classes, entry.length("classes")) == (str(draws), 250)
-    assert entry.same(EpisodeCounts.of(counts, draws.array()), ["classes"])
+    assert entry.has_same_numbers(EpisodeCounts.of(counts, draws.to_array()), ["classes"])
 
 
 def test_tables_of_many_episodes_keep_little_in_memory():
@@ -212,7 +212,7 @@ def test_tables_of_many_episodes_keep_little_in_memory():
     from ifsl_bench.analysis.ranking import Ranking
 
     n, seeds, rows = 20_000, 3, 8
-    (task,) = find("glyphs-5shot")
+    (task,) = load_tasks("glyphs-5shot")
     template = read(STORED)
     counts, classes = drawn(n, task.episode)
 

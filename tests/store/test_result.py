@@ -14,10 +14,10 @@ from scipy import stats
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate, rows_of
 from ifsl_bench.analysis.comparison import compare, over_classes
-from ifsl_bench.protocols.episode_protocol import EPISODES as JOINT
+from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.metrics import METRICS, Counts
-from ifsl_bench.protocols.registry import protocol_of, titles
-from ifsl_bench.protocols.tasks.task_files import find, packaged
+from ifsl_bench.protocols.registry import metric_titles, protocol_of
+from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import standing
 from ifsl_bench.reporting.table import render
@@ -136,7 +136,7 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
     zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
     assert zero
     headings = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
-    assert headings == [titles()[name] for name in zero]
+    assert headings == [metric_titles()[name] for name in zero]
     again = str(write(tmp_path / "again", make("a", noise=7, classes=some_classes(50))))
     assert f"A = {paths[0]}, B = {again}" in call("compare", paths[0], again)[1].replace("\n", " "), "both are called a"
 
@@ -181,7 +181,7 @@ def test_comparison_says_which_seeds_have_base_classifiers_of_their_own_on_featu
 def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
     """The board of a packaged task with these results in the user's folder and none in the package."""
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
-    definition = packaged()[task]
+    definition = packaged_tasks()[task]
     for result in results:
         changes = {"task": task} | ({"task_hash": definition.hash} if result.task_hash == "h" else {})
         write(tmp_path / "r", msgspec.structs.replace(result, **changes))
@@ -252,7 +252,7 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
     digests: dict[str, str] = {}
     fingerprints: dict[str, str] = {}
     for result in results:
-        (task,) = find(result.task)
+        (task,) = load_tasks(result.task)
         where = f"{result.task}/{result.label}.seed-{result.seed}"
         assert result.task_hash == task.hash, where
         pinned = task.dataset.fingerprint  # of photographs, which decoders may read a little differently, none is
@@ -263,6 +263,8 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert "+changes" not in result.provenance["commit"], where
         assert result.provenance["commit"], where
     have = {(r.task, r.label, r.seed) for r in results}
-    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and protocol_of(task) is JOINT]
+    glyphs = [
+        name for name, task in packaged_tasks().items() if name.startswith("glyphs") and protocol_of(task) is JOINT
+    ]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have

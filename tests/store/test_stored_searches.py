@@ -8,7 +8,7 @@ import pytest
 
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_board
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.notes import notes_of
 from ifsl_bench.store.result_folder import packaged_root
 
@@ -18,7 +18,7 @@ TASKS = [f"{data}-{shots}shot" for data in ("glyphs", "tiny-features", "mini-pac
 
 
 def board_of(name, folder):
-    (task,) = find(name)
+    (task,) = load_tasks(name)
     return load_board(task, folder)
 
 

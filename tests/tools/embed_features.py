@@ -27,7 +27,7 @@ from ifsl_bench.data.sets.embedded import FORMAT_VERSION, HEAD_ORDER, METADATA_K
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
-from ifsl_bench.protocols.tasks.task_files import find
+from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.files import Paths, write_bytes
 
 LEVELS = 255
@@ -165,7 +165,14 @@ def main() -> None:
     parser.add_argument("--home")
     options = parser.parse_args()
     home = Paths.locate(options.home)
-    print(embed(find(options.of, home=home)[0], find(options.task, home=home)[0], options.notice, Workspace(home)))
+    print(
+        embed(
+            load_tasks(options.of, home=home)[0],
+            load_tasks(options.task, home=home)[0],
+            options.notice,
+            Workspace(home),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from ifsl_bench.data.sets.glyphs.fonts import font_directory
 from ifsl_bench.data.suggested_tasks import suggested_tables, task_file_text
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
-from ifsl_bench.protocols.tasks.task_files import own, packaged, parse
-from ifsl_bench.protocols.tasks.task_limits import NAME, RULE
+from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks, parse_tasks
+from ifsl_bench.protocols.tasks.task_limits import NAME_PATTERN, NAME_RULE
 from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown_name_error
 from ifsl_bench.utils.files import PARTIAL_MARK, Paths, check_output_path, disk_errors, write_bytes
 from ifsl_bench.utils.locks import hold_lock, is_locked, remove_path, unfinished_path
@@ -56,8 +56,8 @@ def dataset_rows(home: Paths) -> list[dict[str, str]]:
     """Return a row for each data set that is registered, prepared, or used by a task."""
     rows = []
     registered = registry.registered_entry_points(registry.DATASET_GROUP)
-    used = {task.dataset.name: task.dataset for task in packaged().values()}
-    mine = {task.dataset.name for task in own(home).values()}
+    used = {task.dataset.name: task.dataset for task in packaged_tasks().values()}
+    mine = {task.dataset.name for task in own_tasks(home).values()}
     unfinished = unfinished_names(home)
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
@@ -120,11 +120,11 @@ def task_rows(home: Paths) -> list[dict[str, str]]:
             "what": task.title,
             "protocol": task.protocol,
             "shots": str(task.shots),
-            "episodes": task.test_size,
+            "episodes": task.test_size_text,
             "backbone": task.pretraining.backbone,
             "data": f"{task.dataset.name}: {state(task.dataset.name)}",
         }
-        for task in sorted([*packaged().values(), *own(home).values()], key=order)
+        for task in sorted([*packaged_tasks().values(), *own_tasks(home).values()], key=order)
     ]
 
 
@@ -143,7 +143,7 @@ def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
         return ready
     if is_made_here(name):
         return prepare(home, name, None, False, reporter)
-    specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
+    specs = {task.dataset.name: task.dataset for task in [*packaged_tasks().values(), *own_tasks(home).values()]}
     names = {*registry.registered_entry_points(registry.DATASET_GROUP), *prepared_names(home), *specs}
     if name not in names:
         raise unknown_name_error("data set", name, names, see="ifsl-bench data list")
@@ -199,7 +199,7 @@ def removable_paths(home: Paths, name: str) -> list[Path]:
     folder, written = home.data / name, home.tasks / f"{name}.toml"
     tasks: list[Task] = []
     with suppress(UserError, FileNotFoundError):  # a file that is wrong stays
-        tasks = parse(read_user_file(written, "task file"), str(written))
+        tasks = parse_tasks(read_user_file(written, "task file"), str(written))
     tasks = tasks if all(task.dataset.name == name for task in tasks) else []
     names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks else ())}
     if name not in names:
@@ -381,8 +381,8 @@ def write_new_tasks(home: Paths, name: str, data: str, path: Path, reporter: Rep
     Raises:
         UserError: No such name or data set, the data are not prepared, the file or tasks of the name are there.
     """
-    if not re.fullmatch(NAME, name):
-        raise UserError(f"{name!r} is no name for tasks: {RULE}")
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UserError(f"{name!r} is no name for tasks: {NAME_RULE}")
     if ending := re.search(r"-(\d+shot|sessions)$", name):
         plain = name.removesuffix(ending[0])
         raise UserError(
@@ -392,7 +392,7 @@ def write_new_tasks(home: Paths, name: str, data: str, path: Path, reporter: Rep
     if os.path.exists(path):
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = open_or_make(home, data, reporter)
-    tasks_there = {**packaged(), **own(home)}
+    tasks_there = {**packaged_tasks(), **own_tasks(home)}
     content: dict[str, Any] = suggested_tables(dataset)
     like = next((task for task in tasks_there.values() if task.dataset.name == data and task.has_base), None)
     if like is not None:
@@ -400,7 +400,7 @@ def write_new_tasks(home: Paths, name: str, data: str, path: Path, reporter: Rep
         content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
         content["dataset"]["fingerprint"] = dataset.fingerprint
     text = task_file_text(dataset, name, content, f"# Tasks on the data set {data}.\n", reporter)
-    tasks = [task.name for task in parse(text, str(path))]
+    tasks = [task.name for task in parse_tasks(text, str(path))]
     if taken := [task for task in tasks if task in tasks_there]:
         raise UserError(f"there is a task {taken[0]!r} already; choose another name")
     with disk_errors(path):

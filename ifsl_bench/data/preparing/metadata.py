@@ -24,7 +24,7 @@ from ifsl_bench.data.views import (
 )
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
-from ifsl_bench.protocols.tasks.task_files import own, packaged
+from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths, mark_used
 from ifsl_bench.utils.progress import Reporter
@@ -158,9 +158,9 @@ def data_specs_of_task(task: Task, home: Paths) -> tuple[DataSpec, ...]:
     name = task.novel_from
     if name is None:
         return (task.dataset,)
-    specs = {task.dataset.name: task.dataset for task in packaged().values()}
+    specs = {task.dataset.name: task.dataset for task in packaged_tasks().values()}
     if name not in specs:
-        specs |= {task.dataset.name: task.dataset for task in own(home).values()}
+        specs |= {task.dataset.name: task.dataset for task in own_tasks(home).values()}
     names = registry.registered_entry_points(registry.DATASET_GROUP)
     if name not in specs and name not in names and not is_prepared(home, name):
         raise unknown_name_error(

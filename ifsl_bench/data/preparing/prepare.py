@@ -30,7 +30,7 @@ from ifsl_bench.data.source import BuildContext, DatasetSource, Downloadable
 from ifsl_bench.data.writer import Writer, build_dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
-from ifsl_bench.protocols.tasks.task_limits import NAME
+from ifsl_bench.protocols.tasks.task_limits import NAME_PATTERN
 from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown_name_error
 from ifsl_bench.utils.files import DOWNLOAD_PREFIX, Paths, disk_errors, mark_used, sha256_json
 from ifsl_bench.utils.locks import hold_lock, remove_path, unfinished_path
@@ -191,7 +191,7 @@ def prepare_objects(
 
 
 def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise UserError(f"{name!r} is no name for a data set: use lower-case letters, digits, '-', '_', '.'")
 
 

@@ -22,7 +22,7 @@ from ifsl_bench.data.suggested_tasks import (
     task_file_text,
 )
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
-from ifsl_bench.protocols.tasks.task_files import packaged, parse
+from ifsl_bench.protocols.tasks.task_files import packaged_tasks, parse_tasks
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths, quarantine, sha256_json, write_bytes
 from ifsl_bench.utils.progress import Reporter
@@ -60,7 +60,7 @@ class OwnData(DatasetSource):
     def check_name(self) -> None:
         """Raise UserError if the names of the tasks are taken."""
         for name in (*self.task_names(), f"{self.name}-sessions"):
-            if (task := packaged().get(name)) is not None:
+            if (task := packaged_tasks().get(name)) is not None:
                 raise UserError(
                     f"there is a task {name!r} already, on data set {task.dataset.name!r}, which 'ifsl-bench data "
                     f"prepare {task.dataset.name}' makes; for a data set of your own choose another name"
@@ -78,7 +78,7 @@ class OwnData(DatasetSource):
             f"[pretraining.schedule]\nrate = {FEATURE_RATE}\n"
         )
         tasks = f'[tasks.{self.task_names()[-1]}]\nshots = {SHOTS}\nprotocol = "{protocol}"\n'
-        (task,) = parse(f'[dataset]\nname = "{self.name}"\n{pretraining}{tasks}', self.name)
+        (task,) = parse_tasks(f'[dataset]\nname = "{self.name}"\n{pretraining}{tasks}', self.name)
         check_feasible(task, starts.__getitem__)
 
     def has_same_settings(self, dataset: Dataset) -> bool:
@@ -96,7 +96,7 @@ class OwnData(DatasetSource):
             home: Folders of task files.
             dataset: The data set; a file with other fingerprints alone is for other data.
         """
-        if any(name in packaged() for name in self.task_names()):
+        if any(name in packaged_tasks() for name in self.task_names()):
             return True
         path = home.tasks / f"{self.name}.toml"
         if not os.path.exists(path):
@@ -115,7 +115,9 @@ class OwnData(DatasetSource):
         path = home.tasks / f"{self.name}.toml"
         head = TASK_FILE_HEADER.format(name=self.name, fingerprint=dataset.fingerprint)
         text = task_file_text(dataset, self.name, suggested_tables(dataset), head, reporter)
-        tasks = [task.name for task in parse(text, str(path))]  # a wrong file would stop every command that lists tasks
+        tasks = [
+            task.name for task in parse_tasks(text, str(path))
+        ]  # a wrong file would stop every command that lists tasks
         if os.path.exists(path):
             aside = quarantine(path, "old")
             reporter.warn(f"the tasks of {self.name} are written again; the file for the data before is now {aside}")

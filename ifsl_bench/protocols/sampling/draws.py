@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 # Finaliser constants of splitmix64 (Steele, Lea and Flood 2014): products wrap at 64 bits.
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _GOLDEN, _MIX1, _MIX2 = (constant - (1 << 64) for constant in (GOLDEN, MIX1, MIX2))  # as signed integers
-OF_CLASSES = 1  # the purpose of the words that choose classes
-MOST_STEPS = 1 << 27  # some seconds of drawing; a text of more is refused
-_PAIRS = 1 << 24  # of draws that are compared at once
-_TEXT = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
+CLASS_DRAW_PURPOSE = 1  # the purpose of the words that choose classes
+MOST_DRAW_STEPS = 1 << 27  # some seconds of drawing; a text of more is refused
+_MOST_PAIRS_AT_ONCE = 1 << 24  # of draws that are compared at once
+_TEXT_PATTERN = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
 
 
 def seed_of(*parts: str | int) -> int:
@@ -63,13 +63,13 @@ class ClassDraws:
         Raises:
             ValueError: another text, more ways than classes, or draws that take too long.
         """
-        match = _TEXT.fullmatch(text)
+        match = _TEXT_PATTERN.fullmatch(text)
         if match is None:
             raise ValueError("it does not say how classes are drawn, as in 'drawn 2000 x 5 of 108, key 1'")
         draws = cls(*map(int, match.groups()))
         if not 0 < draws.ways <= draws.classes:
             raise ValueError(f"it draws {draws.ways} different classes of {draws.classes}")
-        if draws.steps > MOST_STEPS:
+        if draws.comparison_count > MOST_DRAW_STEPS:
             raise ValueError(f"it draws {draws.ways} classes in {draws.episodes:,} episodes, which takes too long")
         return draws
 
@@ -77,39 +77,39 @@ class ClassDraws:
         return self.episodes * self.ways
 
     @property
-    def steps(self) -> int:
+    def comparison_count(self) -> int:
         """The number of places that are compared to draw them."""
         return self.episodes * self.ways**2
 
-    def array(self) -> np.ndarray:
+    def to_array(self) -> np.ndarray:
         """Return the classes, int64 [episodes, ways].
 
         The array cannot be written to: results of one task share it.
         """
-        return _drawn(self)
+        return _draw_classes(self)
 
 
 @lru_cache(maxsize=32)
-def _drawn(draws: ClassDraws) -> np.ndarray:
+def _draw_classes(draws: ClassDraws) -> np.ndarray:
     place = np.arange(draws.ways, dtype=np.uint64)
     with np.errstate(over="ignore"):
         index = np.arange(draws.episodes, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(draws.key % 2**64)
-        stream = _mix_array(_mix_array(index) + np.uint64(OF_CLASSES))
-        words = _mix_array(stream[:, None] + (place + np.uint64(1)) * np.uint64(GOLDEN))
+        stream = _splitmix_array(_splitmix_array(index) + np.uint64(CLASS_DRAW_PURPOSE))
+        words = _splitmix_array(stream[:, None] + (place + np.uint64(1)) * np.uint64(GOLDEN))
     choices = np.uint64(draws.classes) - place
-    picks = _shuffled((place + ((words >> np.uint64(32)) * choices >> np.uint64(32))).astype(np.int64))
+    picks = _fisher_yates_picks((place + ((words >> np.uint64(32)) * choices >> np.uint64(32))).astype(np.int64))
     picks.flags.writeable = False
     return picks
 
 
-def _mix_array(x: np.ndarray) -> np.ndarray:
+def _splitmix_array(x: np.ndarray) -> np.ndarray:
     """splitmix64's finaliser."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX2)
     return x ^ (x >> np.uint64(31))
 
 
-def _shuffled(targets: np.ndarray) -> np.ndarray:
+def _fisher_yates_picks(targets: np.ndarray) -> np.ndarray:
     """The picks of the first steps of a Fisher-Yates shuffle of 0, 1, ..., step i at the place ``targets[:, i]`` >= i.
 
     The shuffled array is never made: only places that an earlier step has swapped hold another number than their own.
@@ -124,16 +124,16 @@ def _shuffled(targets: np.ndarray) -> np.ndarray:
     return picks
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
+def _logical_right_shift(x: Tensor, bits: int) -> Tensor:
     """Logical right shift of int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
+def _splitmix(x: Tensor) -> Tensor:
     """splitmix64's finaliser: a bijection of 64-bit integers whose output bits look independent."""
-    x = (x ^ _shift(x, 30)) * _MIX1
-    x = (x ^ _shift(x, 27)) * _MIX2
-    return x ^ _shift(x, 31)
+    x = (x ^ _logical_right_shift(x, 30)) * _MIX1
+    x = (x ^ _logical_right_shift(x, 27)) * _MIX2
+    return x ^ _logical_right_shift(x, 31)
 
 
 def random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
@@ -147,30 +147,30 @@ def random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
     """
     import torch
 
-    stream = _mix(_mix(index * _GOLDEN + key) + purpose)  # [E]
+    stream = _splitmix(_splitmix(index * _GOLDEN + key) + purpose)  # [E]
     counter = torch.arange(1, count + 1, device=index.device) * _GOLDEN
-    return _mix(stream.unsqueeze(1) + counter)
+    return _splitmix(stream.unsqueeze(1) + counter)
 
 
-def below(words: Tensor, limit: int | Tensor) -> Tensor:
+def integers_below(words: Tensor, limit: int | Tensor) -> Tensor:
     """Return a number in 0..limit-1 for each word; its bias is below limit / 2^32.
 
     Args:
         words: [...] random words.
         limit: one for all words, or a tensor that broadcasts with them.
     """
-    return (_shift(words, 32) * limit) >> 32
+    return (_logical_right_shift(words, 32) * limit) >> 32
 
 
-def _targets(words: Tensor, total: Tensor) -> Tensor:
+def _swap_targets(words: Tensor, total: Tensor) -> Tensor:
     """The place >= i that step i of a Fisher-Yates shuffle swaps with place i, [..., count]."""
     import torch
 
     at = torch.arange(words.shape[-1], device=words.device)
-    return at + below(words, total.unsqueeze(-1) - at)
+    return at + integers_below(words, total.unsqueeze(-1) - at)
 
 
-def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
+def distinct_integers(words: Tensor, total: Tensor, count: int) -> Tensor:
     """Return ``count`` different numbers below ``total`` in random order: the first steps of a Fisher-Yates shuffle.
 
     The shuffled array is never made. Step i takes what lies at place t_i >= i and puts there what lies at place i,
@@ -186,7 +186,7 @@ def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
     import torch
 
     at = torch.arange(count, device=words.device)
-    targets = _targets(words, total)
+    targets = _swap_targets(words, total)
     earlier, short = at.unsqueeze(1) > at, at.to(torch.int16)
 
     def last(places: Tensor, targets: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
         return torch.where(hit, short, -1).amax(-1).long()
 
     picks = []
-    for some in targets.flatten(0, -2).split(max(1, _PAIRS // count**2)):
+    for some in targets.flatten(0, -2).split(max(1, _MOST_PAIRS_AT_ONCE // count**2)):
         before = last(at.expand_as(some), some)
         root = torch.where(before < 0, at, before)
         for _ in range((count - 1).bit_length()):
@@ -205,8 +205,8 @@ def distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
     return torch.cat(picks).view(targets.shape)
 
 
-def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
-    """Return the numbers of :func:`distinct`, by shuffling: faster for many draws from totals that are not much larger.
+def shuffled_distinct_integers(words: Tensor, total: Tensor) -> Tensor:
+    """Return the numbers of :func:`distinct_integers`, by shuffling: faster for many draws from few numbers.
 
     Args:
         words: [..., count] random words.
@@ -214,7 +214,7 @@ def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
     """
     import torch
 
-    targets = _targets(words, total).flatten(0, -2)  # [R, count]
+    targets = _swap_targets(words, total).flatten(0, -2)  # [R, count]
     places = torch.arange(int(total.max()), device=words.device, dtype=torch.int32).repeat(len(targets), 1)
     for i, target in enumerate(targets.split(1, 1)):
         pick = places.gather(1, target)
@@ -223,7 +223,7 @@ def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
     return places[:, : words.shape[-1]].long().reshape(words.shape)
 
 
-def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
+def admissible_images(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the images that base queries may be, and their labels, int64 [n] each, by class.
 
     Args:
@@ -238,7 +238,7 @@ def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.nda
     return rows, labels
 
 
-def table(values: np.ndarray, device: torch.device | str) -> Tensor:
+def to_int64_tensor(values: np.ndarray, device: torch.device | str) -> Tensor:
     """Return whole numbers as a tensor of 64-bit integers on a device.
 
     Args:
@@ -250,7 +250,7 @@ def table(values: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
 
-def digest_of(parts: Iterable[Tensor]) -> str:
+def tensors_digest(parts: Iterable[Tensor]) -> str:
     """Return the SHA-256 over the whole numbers of all parts, in their order."""
     import torch
 
@@ -260,7 +260,7 @@ def digest_of(parts: Iterable[Tensor]) -> str:
     return sha.hexdigest()
 
 
-def remedy(option: str, value: int) -> str:
+def remedy_text(option: str, value: int) -> str:
     """Return the end of a message that names a value with which these data would suffice; empty where none would.
 
     Args:
@@ -278,5 +278,5 @@ def fewer_images(least: int, shots: int, queries: int) -> str:
         shots: of an episode.
         queries: of a novel class.
     """
-    one = remedy("queries", least - shots) or remedy("shots", least - queries)
+    one = remedy_text("queries", least - shots) or remedy_text("shots", least - queries)
     return one or (f"; --shots 1 --queries {least - 1:,} would do here" if least > 1 else "")

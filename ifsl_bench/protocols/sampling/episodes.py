@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.protocols.sampling.draws import (
-    OF_CLASSES,
+    CLASS_DRAW_PURPOSE,
     ClassDraws,
-    admissible,
-    below,
-    digest_of,
-    distinct,
+    admissible_images,
+    distinct_integers,
     fewer_images,
+    integers_below,
     random_words,
-    remedy,
+    remedy_text,
     stream_key,
-    table,
+    tensors_digest,
+    to_int64_tensor,
 )
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
@@ -63,7 +63,7 @@ class EpisodeIndices:
         return len(self.index)
 
 
-class Sampler:
+class EpisodeSampler:
     """Draws the episodes of one stream.
 
     Args:
@@ -102,7 +102,7 @@ class Sampler:
         if len(counts) < shape.ways:
             raise UserError(
                 f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}"
-                f"{remedy('ways', len(counts))}"
+                f"{remedy_text('ways', len(counts))}"
             )
         if (least := int(counts.min())) < need:
             label = int(counts.argmin())
@@ -113,23 +113,26 @@ class Sampler:
             )
         if hide and len(novel) != len(base):
             raise UserError("classes can be hidden only where novel and base classes are the same")
-        rows, labels = admissible(base, parity)
+        rows, labels = admissible_images(base, parity)
         allowed = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=len(base) - 1))])  # rows of each class
         worst = np.sort(np.diff(allowed))[: len(base) - 1 - (shape.ways if hide else 0)].sum()
         if worst < shape.base_queries:
             lack = f"{shape.base_queries:,} base queries, {pools[1]} has {worst} images for them"
             enough = int(worst * shape.novel_queries // shape.base_queries)  # both kinds change in proportion
-            raise UserError(f"episodes of {stream[0]} need {lack}{remedy('queries', enough)}")
-        self.novel_starts, self.novel_counts = table(novel[:-1], device), table(counts, device)
-        self.base_rows, self.base_labels = table(rows, device), table(labels, device)
-        self.base_starts, self.base_counts = table(allowed[:-1], device), table(np.diff(allowed), device)
+            raise UserError(f"episodes of {stream[0]} need {lack}{remedy_text('queries', enough)}")
+        self.novel_starts, self.novel_counts = to_int64_tensor(novel[:-1], device), to_int64_tensor(counts, device)
+        self.base_rows, self.base_labels = to_int64_tensor(rows, device), to_int64_tensor(labels, device)
+        self.base_starts, self.base_counts = (
+            to_int64_tensor(allowed[:-1], device),
+            to_int64_tensor(np.diff(allowed), device),
+        )
         self.base_classes = len(base) - 1
 
-    def _random(self, index: Tensor, purpose: int, count: int) -> Tensor:
+    def _random_words(self, index: Tensor, purpose: int, count: int) -> Tensor:
         """[E, count] 64-bit words for the episodes ``index`` [E]."""
         return random_words(self.key, index, purpose, count)
 
-    def integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
+    def random_integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
         """Return [E, count] numbers in 0..limit-1 for some episodes; each purpose has its own.
 
         Args:
@@ -138,7 +141,7 @@ class Sampler:
             count: numbers for each episode.
             limit: above all numbers.
         """
-        return below(self._random(index, purpose, count), limit)
+        return integers_below(self._random_words(index, purpose, count), limit)
 
     def sample(self, start: int, count: int) -> EpisodeIndices:
         """Draw episodes ``start`` to ``start + count - 1`` of the stream.
@@ -151,9 +154,9 @@ class Sampler:
         ways, each = spec.ways, shots + spec.novel_queries
         index = torch.arange(start, start + count, device=self.device)
         everything = torch.full((count,), len(self.novel_counts), device=self.device)
-        classes = distinct(self._random(index, OF_CLASSES, ways), everything, ways)  # [E, N]
-        words = self._random(index, 2, ways * each).view(count, ways, each)
-        images = distinct(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
+        classes = distinct_integers(self._random_words(index, CLASS_DRAW_PURPOSE, ways), everything, ways)  # [E, N]
+        words = self._random_words(index, 2, ways * each).view(count, ways, each)
+        images = distinct_integers(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
         images = images + self.novel_starts[classes].unsqueeze(-1)
         support = images[..., :shots].reshape(count, -1)
         novel_query = images[..., shots:].reshape(count, -1)
@@ -168,7 +171,7 @@ class Sampler:
             place = self._base_places(index, classes)  # [E, B]
             labels = torch.cat([self.base_labels[place], labels], 1)
             query = torch.cat([self.base_rows[place], query], 1)
-        order = self._random(index, 4, query.shape[1]).argsort(dim=1, stable=True)
+        order = self._random_words(index, 4, query.shape[1]).argsort(dim=1, stable=True)
         query, labels = query.gather(1, order), labels.gather(1, order)
         return EpisodeIndices(classes, support, query, labels >= self.base_classes, labels, hidden, index)
 
@@ -182,7 +185,7 @@ class Sampler:
         total = torch.full((len(index),), len(self.base_rows), device=self.device)
         if self.hide:
             total = total - self.base_counts[classes].sum(1)
-        place = distinct(self._random(index, 3, count), total, count)
+        place = distinct_integers(self._random_words(index, 3, count), total, count)
         if self.hide:
             # Numbers count the admissible images that are left; step over each hidden class, lowest first.
             for label in classes.sort(1).values.unbind(1):
@@ -198,18 +201,18 @@ class Sampler:
             batch: episodes drawn at once, which does not change the digest.
         """
         draws = (self.sample(start, min(batch, count - start)) for start in range(0, count, batch))
-        return digest_of(torch.cat([d.classes, d.support, d.query, d.query_labels], 1) for d in draws)
+        return tensors_digest(torch.cat([d.classes, d.support, d.query, d.query_labels], 1) for d in draws)
 
 
-def task_sampler(
+def task_episode_sampler(
     task: Task,
     side: Side,
     seed: int,
     starts: Callable[[str], np.ndarray],
     device: torch.device | str,
     classes: Callable[[str], Sequence[str]],
-) -> Sampler:
-    """Return the sampler of a side's episodes, see :func:`task_stream`.
+) -> EpisodeSampler:
+    """Return the sampler of a side's episodes, see :func:`task_side_sampler`.
 
     Args:
         task: that is sampled.
@@ -224,13 +227,13 @@ def task_sampler(
     """
     novel = task.pool(side, "novel")
     base = task.pool(side, "base") if task.has_base else "base/train"  # for the number of base classes
-    return Sampler(
+    return EpisodeSampler(
         (task.name, side, seed if side == "train" else task.evaluation.seed),
         task.episode,
         task.shots,
         novel=starts(novel),
         base=starts(base),
-        hide=task.hides(side),
+        hide=task.hides_base_classes(side),
         parity=task.base_parity(side),
         device=device,
         pools=(f"{novel} of {task.novel_from}" if task.novel_from and side != "train" else novel, base),
@@ -245,7 +248,7 @@ def training_sampler(
     starts: Callable[[str], np.ndarray],
     device: torch.device | str = "cpu",
     classes: Callable[[str], Sequence[str]] = lambda pool: (),
-) -> Sampler:
+) -> EpisodeSampler:
     """Return the sampler of training episodes, each with the novel classes and the base queries of several sessions.
 
     Args:
@@ -261,9 +264,11 @@ def training_sampler(
     """
     shape, novel, base = task.episode, task.pool("train", "novel"), task.pool("train", "base")
 
-    def of(count: int) -> Sampler:
+    def of(count: int) -> EpisodeSampler:
         larger = msgspec.structs.replace(shape, ways=count * shape.ways, base_queries=count * shape.base_queries)
-        return task_sampler(msgspec.structs.replace(task, episode=larger), "train", seed, starts, device, classes)
+        return task_episode_sampler(
+            msgspec.structs.replace(task, episode=larger), "train", seed, starts, device, classes
+        )
 
     def enough(count: int) -> bool:
         with suppress(UserError):
@@ -284,7 +289,7 @@ def training_sampler(
         ) from error
 
 
-def task_stream(
+def task_side_sampler(
     task: Task,
     side: Side,
     seed: int,
@@ -292,7 +297,7 @@ def task_stream(
     device: torch.device | str = "cpu",
     classes: Callable[[str], Sequence[str]] = lambda pool: (),
     order: np.ndarray | None = None,
-) -> Sampler | SequenceSampler:
+) -> EpisodeSampler | SequenceSampler:
     """Return the stream of a task's side: its episodes, or its sequences of sessions; training is on episodes always.
 
     Training episodes follow the training seed, the others are the task's own.
@@ -310,7 +315,7 @@ def task_stream(
         UserError: the pools have too few classes or images.
     """
     if task.sessions is None or side == "train":
-        return task_sampler(task, side, seed, starts, device, classes)
-    from ifsl_bench.protocols.sampling.sequences import task_sequences
+        return task_episode_sampler(task, side, seed, starts, device, classes)
+    from ifsl_bench.protocols.sampling.sequences import task_sequence_sampler
 
-    return task_sequences(task, side, task.sessions, starts, device, classes, order)
+    return task_sequence_sampler(task, side, task.sessions, starts, device, classes, order)

@@ -16,26 +16,26 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.protocols.sampling.draws import (
-    OF_CLASSES,
+    CLASS_DRAW_PURPOSE,
     ClassDraws,
-    admissible,
-    digest_of,
-    distinct,
-    distinct_of_few,
+    admissible_images,
+    distinct_integers,
     fewer_images,
     random_words,
-    remedy,
+    remedy_text,
+    shuffled_distinct_integers,
     stream_key,
-    table,
+    tensors_digest,
+    to_int64_tensor,
 )
-from ifsl_bench.protocols.tasks.task import SUPPORT, SessionSpec, Side, Task
+from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, SessionSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
 
-_OF_IMAGES = 2  # the purpose of the words that choose images
+_IMAGE_DRAW_PURPOSE = 2  # the purpose of the words that choose images
 
 
 @dataclass(frozen=True)
-class Pools:
+class SequencePools:
     """The images that a stream draws from: int64 [C + 1] each, class c is images ``starts[c]:starts[c + 1]``."""
 
     novel: np.ndarray  # of the novel classes: queries, and supports where these have no pool of their own
@@ -91,7 +91,7 @@ class SequenceSampler:
         stream: tuple[str | int, ...],
         shape: SessionSpec,
         shots: int,
-        pools: Pools,
+        pools: SequencePools,
         hide: bool = False,
         parity: str | None = None,
         order: np.ndarray | None = None,
@@ -99,49 +99,55 @@ class SequenceSampler:
     ) -> None:
         self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
         self.task, self.key = stream[0], stream_key(*stream, of="sequences")
-        rows, labels = admissible(pools.base, parity)
+        rows, labels = admissible_images(pools.base, parity)
         self._check_classes(pools, np.bincount(labels, minlength=len(pools.base) - 1))
-        self.queries = self._queries(pools, len(labels) // (len(pools.base) - 1))
+        self.queries = self._queries_per_novel_class(pools, len(labels) // (len(pools.base) - 1))
         self.base_classes, self.novel_classes = len(pools.base) - 1, len(pools.novel) - 1
         self.apart, support = pools.support is not None, pools.novel if pools.support is None else pools.support
-        self.base_query, self.base_labels = table(rows, device), table(labels, device)
-        self.novel_starts, self.novel_counts = table(pools.novel[:-1], device), table(np.diff(pools.novel), device)
-        self.support_starts, self.support_counts = table(support[:-1], device), table(np.diff(support), device)
-        self.order = None if order is None else table(order[: shape.classes], device)
+        self.base_query, self.base_labels = to_int64_tensor(rows, device), to_int64_tensor(labels, device)
+        self.novel_starts, self.novel_counts = (
+            to_int64_tensor(pools.novel[:-1], device),
+            to_int64_tensor(np.diff(pools.novel), device),
+        )
+        self.support_starts, self.support_counts = (
+            to_int64_tensor(support[:-1], device),
+            to_int64_tensor(np.diff(support), device),
+        )
+        self.order = None if order is None else to_int64_tensor(order[: shape.classes], device)
 
-    def _check_classes(self, pools: Pools, base_queries: np.ndarray) -> None:
+    def _check_classes(self, pools: SequencePools, base_queries: np.ndarray) -> None:
         shape, classes, base = self.shape, len(pools.novel) - 1, len(pools.base) - 1
         if classes < shape.classes:
             raise UserError(
                 f"sequences of {self.task} need {shape.classes:,} novel classes ({shape.count:,} sessions of "
-                f"{shape.ways:,}), {pools.names[0]} has {classes:,}{remedy('sessions', classes // shape.ways)}"
+                f"{shape.ways:,}), {pools.names[0]} has {classes:,}{remedy_text('sessions', classes // shape.ways)}"
             )
         if self.hide and classes != base:
             raise UserError("classes can be hidden only where novel and base classes are the same")
         if self.hide and shape.classes >= base:
             raise UserError(
                 f"sequences of {self.task} hide {shape.classes:,} of {base:,} base classes, and none is left"
-                f"{remedy('sessions', shape.hiding(base).count)}"
+                f"{remedy_text('sessions', shape.hiding_base_classes(base).count)}"
             )
         both = set() if self.hide else set(pools.novel_classes) & set(pools.base_classes)
         if both:
             raise UserError(f"class {min(both)!r} of {self.task} is both a base class ({pools.names[1]}) and a novel "
                             f"one ({pools.names[0]})")  # fmt: skip
         if not base_queries.all():
-            raise self._no_queries(int(base_queries.argmin()), pools.base_classes, pools.names[1])
+            raise self._missing_queries_error(int(base_queries.argmin()), pools.base_classes, pools.names[1])
 
-    def _no_queries(self, label: int, classes: Sequence[str], pool: str) -> UserError:
-        return UserError(f"sequences of {self.task} need queries of every class, class {_called(label, classes)} of "
-                         f"{pool} has none")  # fmt: skip
+    def _missing_queries_error(self, label: int, classes: Sequence[str], pool: str) -> UserError:
+        name = _class_label(label, classes)
+        return UserError(f"sequences of {self.task} need queries of every class, class {name} of {pool} has none")
 
-    def _queries(self, pools: Pools, base: int) -> int:
+    def _queries_per_novel_class(self, pools: SequencePools, base: int) -> int:
         """Queries of a novel class, where a base class has ``base``; checks that there are as many images."""
         counts = np.diff(pools.novel if pools.support is None else pools.support)
         label, least = int(counts.argmin()), int(counts.min())
         if pools.support is not None:
             others = np.diff(pools.novel)
             if not others.all():
-                raise self._no_queries(int(others.argmin()), pools.novel_classes, pools.names[0])
+                raise self._missing_queries_error(int(others.argmin()), pools.novel_classes, pools.names[0])
             queries, need, name, what = int(others.max()), self.shots, pools.names[2], "for supports"
         else:
             queries = base if self.shape.queries is None else self.shape.queries
@@ -153,10 +159,10 @@ class SequenceSampler:
             raise UserError(f"sequences of {self.task} have no queries of novel classes; --queries must be at least 1")
         if least < need:
             apart = pools.support is not None
-            fewer = remedy("shots", least) if apart else fewer_images(least, self.shots, queries)
+            fewer = remedy_text("shots", least) if apart else fewer_images(least, self.shots, queries)
             raise UserError(
                 f"sequences of {self.task} need {need:,} images of a novel class {what}, class "
-                f"{_called(label, pools.novel_classes)} of {name} has {least:,}{fewer}"
+                f"{_class_label(label, pools.novel_classes)} of {name} has {least:,}{fewer}"
             )
         return queries
 
@@ -168,12 +174,14 @@ class SequenceSampler:
             count: how many sequences.
         """
         index = torch.arange(start, start + count, device=self.device)
-        classes = self._classes(index)
+        classes = self._draw_classes(index)
         if self.apart:
-            support, query = self._supports(index, classes), self._all_queries(classes)
+            support, query = self._draw_supports(index, classes), self._all_queries(classes)
         else:
             each = self.shots + self.queries
-            images = distinct_of_few(self._words(index, classes.shape[1], each), self.novel_counts[classes])
+            images = shuffled_distinct_integers(
+                self._random_words(index, classes.shape[1], each), self.novel_counts[classes]
+            )
             images = images + self.novel_starts[classes].unsqueeze(-1)
             support, query = images[..., : self.shots], images[..., self.shots :]
         hidden = torch.zeros(count, self.base_classes, dtype=torch.bool, device=self.device)
@@ -181,25 +189,25 @@ class SequenceSampler:
             hidden.scatter_(1, classes, True)
         return SequenceIndices(classes, support, query, hidden, index)
 
-    def _words(self, index: Tensor, classes: int, each: int) -> Tensor:
-        return random_words(self.key, index, _OF_IMAGES, classes * each).view(len(index), classes, each)
+    def _random_words(self, index: Tensor, classes: int, each: int) -> Tensor:
+        return random_words(self.key, index, _IMAGE_DRAW_PURPOSE, classes * each).view(len(index), classes, each)
 
-    def _classes(self, index: Tensor) -> Tensor:
+    def _draw_classes(self, index: Tensor) -> Tensor:
         """[E, C] novel classes of the sequences ``index`` [E]."""
         count = self.shape.classes
         if self.order is not None:
             return self.order.expand(len(index), count)
         orders, place = (index // self.shape.supports).unique(return_inverse=True)
         total = torch.full((len(orders),), self.novel_classes, device=self.device)
-        return distinct(random_words(self.key, orders, OF_CLASSES, count), total, count)[place]
+        return distinct_integers(random_words(self.key, orders, CLASS_DRAW_PURPOSE, count), total, count)[place]
 
-    def _supports(self, index: Tensor, classes: Tensor) -> Tensor:
+    def _draw_supports(self, index: Tensor, classes: Tensor) -> Tensor:
         """[E, C, shots] images of the support pool."""
         starts = self.support_starts[classes].unsqueeze(-1)
         if self.order is not None:
             return starts + torch.arange(self.shots, device=self.device)
-        words = self._words(index, classes.shape[1], self.shots)
-        return starts + distinct(words, self.support_counts[classes], self.shots)
+        words = self._random_words(index, classes.shape[1], self.shots)
+        return starts + distinct_integers(words, self.support_counts[classes], self.shots)
 
     def _all_queries(self, classes: Tensor) -> Tensor:
         """[E, C, q] all images of the novel pool."""
@@ -231,10 +239,10 @@ class SequenceSampler:
                 drawn = self.sample(start, min(batch, count - start))
                 yield torch.cat([drawn.classes, drawn.support.flatten(1), drawn.query.flatten(1)], 1)
 
-        return digest_of(rows())
+        return tensors_digest(rows())
 
 
-def task_sequences(
+def task_sequence_sampler(
     task: Task,
     side: Side,
     shape: SessionSpec,
@@ -243,7 +251,7 @@ def task_sequences(
     classes: Callable[[str], Sequence[str]],
     order: np.ndarray | None,
 ) -> SequenceSampler:
-    """Return the sampler of a side's sequences; see :func:`ifsl_bench.protocols.sampling.episodes.task_stream`.
+    """Return the sampler of a side's sequences; see :func:`ifsl_bench.protocols.sampling.episodes.task_side_sampler`.
 
     Validation has an order for each support set, of as many sessions as there are classes for.
 
@@ -262,14 +270,18 @@ def task_sequences(
     names = (task.pool(side, "novel"), task.pool(side, "base"))
     novel, base = map(starts, names)
     if side == "val":
-        shape = shape.hiding(len(base) - 1) if task.hides(side) else shape.within(len(novel) - 1)
+        shape = (
+            shape.hiding_base_classes(len(base) - 1)
+            if task.hides_base_classes(side)
+            else shape.limited_to_classes(len(novel) - 1)
+        )
         shape = msgspec.structs.replace(shape, count=max(1, shape.count), supports=1)
-    support = starts(SUPPORT) if task.supports_apart(side) else None
-    pools = Pools(novel, base, support, (*names, SUPPORT), *map(classes, names))
-    parity = None if task.hides(side) else task.base_parity(side)
+    support = starts(SUPPORT_POOL) if task.has_separate_supports(side) else None
+    pools = SequencePools(novel, base, support, (*names, SUPPORT_POOL), *map(classes, names))
+    parity = None if task.hides_base_classes(side) else task.base_parity(side)
     stream, published = (task.name, side, task.evaluation.seed), order if side == "test" else None
-    return SequenceSampler(stream, shape, task.shots, pools, task.hides(side), parity, published, device)
+    return SequenceSampler(stream, shape, task.shots, pools, task.hides_base_classes(side), parity, published, device)
 
 
-def _called(label: int, classes: Sequence[str]) -> str:
+def _class_label(label: int, classes: Sequence[str]) -> str:
     return repr(classes[label]) if len(classes) else f"number {label}"

@@ -12,20 +12,20 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-SEEN = ("no", "may", "yes")  # the worse, the later
-BASE = "base"  # base/train of the task, as whoever gives weights may declare
-MARKS = {"no": "", "may": "novel classes perhaps seen in pretraining", "yes": "novel classes seen in pretraining"}
+SEEN_LEVELS = ("no", "may", "yes")  # the worse, the later
+BASE_CORPUS = "base"  # base/train of the task, as whoever gives weights may declare
+SEEN_MARKS = {"no": "", "may": "novel classes perhaps seen in pretraining", "yes": "novel classes seen in pretraining"}
 
 
 @lru_cache(maxsize=1)
-def seen_facts() -> Mapping[str, Any]:
+def load_seen_table() -> Mapping[str, Any]:
     """Return the table: ``corpora``, by name, each with what it ``contains``; ``pairs`` of a corpus and a data set."""
     text = resources.files("ifsl_bench.protocols.tasks").joinpath("contamination.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
-def seen(corpora: Iterable[str] | None, dataset: str, base_order: int | None = None) -> str:
-    """Return whether images of a data set's novel classes were among the images of a pretraining: one of :data:`SEEN`.
+def seen_in_pretraining(corpora: Iterable[str] | None, dataset: str, base_order: int | None = None) -> str:
+    """Return one of :data:`SEEN_LEVELS`: whether a pretraining had images of a data set's novel classes.
 
     Args:
         corpora: what the backbone was pretrained on elsewhere; None for one that has seen the task's data alone.
@@ -34,15 +34,17 @@ def seen(corpora: Iterable[str] | None, dataset: str, base_order: int | None = N
     """
     if corpora is None:
         return "no"
-    verdicts = [_verdict(corpus, dataset) for corpus in corpora]
-    return max([*verdicts, *(["may"] if base_order or not verdicts else [])], key=SEEN.index)
+    verdicts = [_seen_in_corpus(corpus, dataset) for corpus in corpora]
+    return max([*verdicts, *(["may"] if base_order or not verdicts else [])], key=SEEN_LEVELS.index)
 
 
-def _verdict(corpus: str, dataset: str) -> str:
+def _seen_in_corpus(corpus: str, dataset: str) -> str:
     """The worst that is known of one corpus and of what it contains; "may" where it has no entry of its own."""
-    if corpus == BASE:
+    if corpus == BASE_CORPUS:
         return "no"
-    pairs = [pair for pair in seen_facts()["pairs"] if dataset in pair["datasets"]]
+    pairs = [pair for pair in load_seen_table()["pairs"] if dataset in pair["datasets"]]
     own = [pair["seen"] for pair in pairs if corpus in pair["corpora"]]
-    inner = [_verdict(part, dataset) for part in seen_facts()["corpora"].get(corpus, {}).get("contains", ())]
-    return max([own[0] if own else "may", *inner], key=SEEN.index)
+    inner = [
+        _seen_in_corpus(part, dataset) for part in load_seen_table()["corpora"].get(corpus, {}).get("contains", ())
+    ]
+    return max([own[0] if own else "may", *inner], key=SEEN_LEVELS.index)

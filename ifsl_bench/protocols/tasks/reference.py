@@ -17,7 +17,7 @@ from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.task_files import TaskFile
 
 # What each key means. A name of the user's own stands in brackets.
-MEANING = {
+KEY_MEANINGS = {
     "dataset.name": "the data set, as in `ifsl-bench data list`",
     "dataset.fingerprint": "the data that results are measured on; a run on other data is refused",
     "dataset.mean": "images enter a network as (x / 255 - mean) / std, channel by channel",
@@ -89,7 +89,7 @@ MEANING = {
 
 
 @dataclass(frozen=True)
-class Key:
+class TaskFileKey:
     """A key of a task file."""
 
     table: str  # what stands in brackets above it
@@ -105,38 +105,38 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        return MEANING.get(self.path) or MEANING[self.path.replace("variants.", "tasks.")]
+        return KEY_MEANINGS.get(self.path) or KEY_MEANINGS[self.path.replace("variants.", "tasks.")]
 
 
-def keys() -> list[Key]:
+def task_file_keys() -> list[TaskFileKey]:
     """Return every key that a task file may have, table by table."""
-    return list(_keys(TaskFile, ""))
+    return list(_struct_keys(TaskFile, ""))
 
 
-def _keys(struct: type[msgspec.Struct], table: str) -> Iterator[Key]:
+def _struct_keys(struct: type[msgspec.Struct], table: str) -> Iterator[TaskFileKey]:
     fields = msgspec.inspect.type_info(struct).fields  # type: ignore[attr-defined]
     tables = []
     for field in fields:
-        of = _of(field.type)
+        of = _without_none_type(field.type)
         if isinstance(of, msgspec.inspect.DictType):
             tables.append((of.value_type.cls, f"{field.name}.[name]"))  # type: ignore[attr-defined]
         elif isinstance(of, msgspec.inspect.StructType):
             tables.append((of.cls, f"{table}.{field.name}" if table else field.name))
         else:
-            default = None if field.required or field.default is None else toml(field.default)
+            default = None if field.required or field.default is None else to_toml(field.default)
             path = f"{table}.{field.name}"
-            yield Key(table, field.name, _kind(of), default, field.required, _range(path, of))
+            yield TaskFileKey(table, field.name, _type_name(of), default, field.required, _value_range(path, of))
     for inner, name in tables:
-        yield from _keys(inner, name)
+        yield from _struct_keys(inner, name)
 
 
-def _of(kind: Any) -> Any:
+def _without_none_type(kind: Any) -> Any:
     """A table that may be left out, for what is a table or None; else the same."""
     parts = kind.types if isinstance(kind, msgspec.inspect.UnionType) else ()
     return next((part for part in parts if isinstance(part, msgspec.inspect.StructType)), kind)
 
 
-_KINDS: dict[Any, str] = {
+_TYPE_NAMES: dict[Any, str] = {
     msgspec.inspect.IntType: "whole number",
     msgspec.inspect.FloatType: "number",
     msgspec.inspect.StrType: "text",
@@ -144,16 +144,16 @@ _KINDS: dict[Any, str] = {
 }
 
 
-def _kind(of: Any) -> str:
+def _type_name(of: Any) -> str:
     if isinstance(of, msgspec.inspect.UnionType):
         (of,) = (part for part in of.types if not isinstance(part, msgspec.inspect.NoneType))
     if isinstance(of, msgspec.inspect.VarTupleType):
-        return f"list of {_kind(of.item_type)}s"
-    return "text" if isinstance(of, msgspec.inspect.LiteralType) else _KINDS[type(of)]
+        return f"list of {_type_name(of.item_type)}s"
+    return "text" if isinstance(of, msgspec.inspect.LiteralType) else _TYPE_NAMES[type(of)]
 
 
 # What of a task a key of a variant changes.
-_OF_VARIANTS = {
+_VARIANT_KEYS = {
     "variants.[name].base_classes": "base_classes",
     "variants.[name].base_order": "base_order",
     "variants.[name].ways": "episode.ways",
@@ -162,42 +162,42 @@ _OF_VARIANTS = {
     "variants.[name].pretraining_steps": "pretraining.steps",
 }
 # What a key of that name may be, in [pretraining] and of a variant.
-_OF_BACKBONES = {
+_BACKBONE_KEYS = {
     "weights": task_limits.WEIGHTS_RULE,
     "pretrained_on": task_limits.CORPORA_RULE,
     "centre": '"mean" or "none"',
 }
 
 
-def _range(path: str, of: Any) -> str:
+def _value_range(path: str, of: Any) -> str:
     """The values of a key in words, from where it is checked."""
-    if (name := path.rpartition(".")[2]) in _OF_BACKBONES:
-        return _OF_BACKBONES[name]
+    if (name := path.rpartition(".")[2]) in _BACKBONE_KEYS:
+        return _BACKBONE_KEYS[name]
     if isinstance(of, msgspec.inspect.LiteralType):
-        return " or ".join(toml(value) for value in sorted(of.values, key=str))
+        return " or ".join(to_toml(value) for value in sorted(of.values, key=str))
     field = path.removeprefix("tasks.[name].")
-    if path in _OF_VARIANTS:
-        least, most = task_limits.WHOLE[_OF_VARIANTS[path]]
-        return f"{max(1, least)} to {min(variants.MOST, most):,}"
-    whole = task_limits.OF_SESSIONS | task_limits.WHOLE
+    if path in _VARIANT_KEYS:
+        least, most = task_limits.INTEGER_RANGES[_VARIANT_KEYS[path]]
+        return f"{max(1, least)} to {min(variants.LARGEST_VALUE, most):,}"
+    whole = task_limits.SESSION_INTEGER_RANGES | task_limits.INTEGER_RANGES
     if (field := field.removeprefix("variants.[name].") if ".sessions." in field else field) in whole:
         least, most = whole[field]
-        return f"{least} or more" if most == task_limits.NUMBER else f"{least:,} to {most:,}"
-    if field in task_limits.OTHER:
-        return task_limits.OTHER[field][1].removeprefix("must be ").replace("must not be", "not")
-    return task_limits.LISTS.get(field, "")
+        return f"{least} or more" if most == task_limits.LARGEST_INTEGER else f"{least:,} to {most:,}"
+    if field in task_limits.NUMBER_RULES:
+        return task_limits.NUMBER_RULES[field][1].removeprefix("must be ").replace("must not be", "not")
+    return task_limits.LIST_RULES.get(field, "")
 
 
-def toml(value: object) -> str:
+def to_toml(value: object) -> str:
     """Return a value as TOML: a text, a truth value, a number, or a list of these."""
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(toml, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
 
 
 # -- the page
 
-PAGE = """\
+PAGE_TEMPLATE = """\
 # Task files
 
 Written by `ifsl-bench tasks reference`, from the code; a test compares them.
@@ -216,7 +216,7 @@ not compared with those from before.
 Names of tasks and data sets consist of lower-case letters, digits, `.`, `_` and `-`. In the tables below, [name] stands
 for a name of your own, in quotation marks if it contains a dot.
 """
-TABLES = {
+TABLE_MEANINGS = {
     "dataset": "The data, and how images enter a network.",
     "pretraining": "Stage 1: backbone and base classifier, by cross-entropy on base/train; then both are frozen.",
     "pretraining.schedule": "Its learning rate.",
@@ -231,19 +231,19 @@ TABLES = {
 }
 
 
-def page(backbones: Mapping[str, str]) -> str:
+def reference_page(backbones: Mapping[str, str]) -> str:
     """Return the reference, in Markdown.
 
     Args:
         backbones: what ``pretraining.backbone`` may be -> its description.
     """
     schedule = MetaTraining().schedule
-    parts = [PAGE]
-    for table, about in TABLES.items():
-        about = about.format(rate=toml(schedule.rate), drops=toml(schedule.drops))
+    parts = [PAGE_TEMPLATE]
+    for table, about in TABLE_MEANINGS.items():
+        about = about.format(rate=to_toml(schedule.rate), drops=to_toml(schedule.drops))
         rows = [
-            f"| `{key.name}` | {key.kind} | {_default(key)} | {key.range} | {key.meaning} |"
-            for key in keys()
+            f"| `{key.name}` | {key.kind} | {_default_text(key)} | {key.range} | {key.meaning} |"
+            for key in task_file_keys()
             if key.table == table
         ]
         head = ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
@@ -253,32 +253,34 @@ def page(backbones: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-def _default(key: Key) -> str:
+def _default_text(key: TaskFileKey) -> str:
     return f"`{key.default}`" if key.default is not None else "required" if key.required else "none"
 
 
 # -- a file
 
-HEAD = "# Above each key stands what it means. One with '#' in front of it is at its default. See docs/task-file.md.\n"
+TASK_FILE_HEADER = (
+    "# Above each key stands what it means. One with '#' in front of it is at its default. See docs/task-file.md.\n"
+)
 
 
-def task_text(content: Mapping[str, Any], head: str = "") -> str:
+def format_task_file(content: Mapping[str, Any], head: str = "") -> str:
     """Return a task file with a comment on every key.
 
     Args:
         content: its values, as tables in tables; a key that is left out stands there as a comment, if it has a default.
         head: lines above it, each a comment.
     """
-    by_table: dict[str, list[Key]] = {}
-    for key in keys():
+    by_table: dict[str, list[TaskFileKey]] = {}
+    for key in task_file_keys():
         by_table.setdefault(key.table, []).append(key)
-    lines = [head + HEAD]
+    lines = [head + TASK_FILE_HEADER]
     explained: set[str] = set()
-    for general, table, own in _tables(content, by_table):
+    for general, table, own in _iter_tables(content, by_table):
         lines.append(f"[{table}]")
         if general in explained:
             lines += [
-                f"{key.name} = {toml(own[key.name])}" for key in by_table[general] if own.get(key.name) is not None
+                f"{key.name} = {to_toml(own[key.name])}" for key in by_table[general] if own.get(key.name) is not None
             ]
             lines.append("")
             continue
@@ -286,14 +288,14 @@ def task_text(content: Mapping[str, Any], head: str = "") -> str:
         for key in by_table[general]:
             lines.append(f"# {key.meaning}; {key.range}" if key.range else f"# {key.meaning}")
             if own.get(key.name) is not None:
-                lines.append(f"{key.name} = {toml(own[key.name])}")
+                lines.append(f"{key.name} = {to_toml(own[key.name])}")
             else:
                 lines.append(f"# {key.name} = {key.default or '...'}")
         lines.append("")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _tables(content: Mapping[str, Any], table_names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+def _iter_tables(content: Mapping[str, Any], table_names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
     """The tables of a file in the order of the reference: ``tasks.[name]``, ``tasks."mine-5shot"``, and its content."""
     for general in table_names:
         first, *parts = general.split(".")

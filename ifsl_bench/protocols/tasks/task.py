@@ -16,13 +16,13 @@ Side = Literal["train", "val", "test"]
 Part = Literal["base", "novel"]
 WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
 NO_BACKBONE = "none"  # the backbone of data that are features already
-PLAIN = "ce"  # the recipe of plain cross-entropy
+PLAIN_RECIPE = "ce"  # the recipe of plain cross-entropy
 CENTRED = "mean"  # what becomes of a frozen backbone's features where nothing is said
-SUPPORT = "novel/support"  # the pool of the supports of a published list
+SUPPORT_POOL = "novel/support"  # the pool of the supports of a published list
 INCLUDED = "included"  # the backbone of embedded features, which come with their base classifiers
 
 
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An unknown key, a missing one or one of the wrong type is an error that names it."""
 
 
@@ -31,7 +31,7 @@ def _without_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: part for name, part in value.items() if part is not None or name not in names}
 
 
-class DataSpec(Strict, frozen=True):
+class DataSpec(StrictStruct, frozen=True):
     """The data set of a task and how its images enter a network: ``(x / 255 - mean) / std`` for each channel."""
 
     name: str
@@ -42,7 +42,7 @@ class DataSpec(Strict, frozen=True):
     obtain: str = ""  # what to tell someone who does not have the data
 
 
-class Schedule(Strict, frozen=True):
+class Schedule(StrictStruct, frozen=True):
     """Learning rate ``rate``, times 0.1 at every step in ``drops``; or cosine from ``rate`` to zero after a warm-up.
 
     Example:
@@ -55,7 +55,7 @@ class Schedule(Strict, frozen=True):
     shape: Literal["drops", "cosine"] = "drops"
     warmup: int = 0
 
-    def at(self, step: int, steps: int) -> float:
+    def rate_at(self, step: int, steps: int) -> float:
         """Return the learning rate of a step.
 
         Args:
@@ -74,7 +74,7 @@ class Schedule(Strict, frozen=True):
         return msgspec.structs.replace(self, drops=drops, warmup=round(self.warmup * factor))
 
 
-class Pretraining(Strict, frozen=True):
+class Pretraining(StrictStruct, frozen=True):
     """Stage 1: backbone and base classifier on base/train by cross-entropy, SGD with momentum.
 
     A backbone with weights from elsewhere stays as it is; of the rest of this only ``weight_decay``, the penalty of the
@@ -126,7 +126,7 @@ class Pretraining(Strict, frozen=True):
         return msgspec.structs.replace(self, steps=steps, schedule=schedule, norm_momentum=momentum)
 
 
-class EpisodeSpec(Strict, frozen=True):
+class EpisodeSpec(StrictStruct, frozen=True):
     """The shape of an episode: ``ways`` novel classes, queries for each of them, base queries in all.
 
     No base queries means regular few-shot learning: no base class is in the softmax, of support or query.
@@ -137,7 +137,7 @@ class EpisodeSpec(Strict, frozen=True):
     base_queries: int = 25
 
 
-class MetaTraining(Strict, frozen=True):
+class MetaTraining(StrictStruct, frozen=True):
     """Stage 2: Adam on episodes.
 
     Example:
@@ -150,7 +150,7 @@ class MetaTraining(Strict, frozen=True):
     validate_every: int = 1000
 
 
-class Evaluation(Strict, frozen=True):
+class Evaluation(StrictStruct, frozen=True):
     """Stage 3. ``seed`` fixes the episodes; every method and every training seed sees the same ones.
 
     ``protocol`` names a registered protocol, see :mod:`ifsl_bench.protocols.protocol`; None: sessions where the task
@@ -163,13 +163,13 @@ class Evaluation(Strict, frozen=True):
     protocol: str | None = None
 
     @property
-    def halves(self) -> tuple[range, range]:
+    def validation_halves(self) -> tuple[range, range]:
         """The validation episodes that options are chosen on, and those that checkpoints are chosen on."""
         middle = self.validation_episodes // 2
         return range(middle), range(middle, self.validation_episodes)
 
 
-class SessionSpec(Strict, frozen=True):
+class SessionSpec(StrictStruct, frozen=True):
     """``count`` sessions of ``ways`` novel classes each, after a base session.
 
     An *order* deals ``count * ways`` classes into sessions; there are ``orders`` of them, and ``supports`` support sets
@@ -202,20 +202,20 @@ class SessionSpec(Strict, frozen=True):
     def sequences(self) -> int:
         return self.orders * self.supports
 
-    def within(self, classes: int) -> SessionSpec:
+    def limited_to_classes(self, classes: int) -> SessionSpec:
         """Return the specification with as many sessions as ``classes`` novel classes suffice for; for validation."""
         return msgspec.structs.replace(self, count=min(self.count, classes // self.ways))
 
-    def hiding(self, base_classes: int) -> SessionSpec:
+    def hiding_base_classes(self, base_classes: int) -> SessionSpec:
         """Return the specification with fewer sessions, where novel classes are base classes that are hidden.
 
         Novel classes then have their share of all. It is for validation where every class is either a base class or one
         of the test: K base and C novel classes become K - C' base and C' novel ones with C' at most K C / (K + C).
         """
-        return self.within(base_classes * self.classes // (base_classes + self.classes))
+        return self.limited_to_classes(base_classes * self.classes // (base_classes + self.classes))
 
 
-class Task(Strict, frozen=True):
+class Task(StrictStruct, frozen=True):
     """One line of the leaderboard: data, pretraining, episodes, meta-training and evaluation.
 
     ``protocol`` is "separate" where novel/train is a pool of its own (tiered-ImageNet), and "shared" where novel/train
@@ -261,7 +261,7 @@ class Task(Strict, frozen=True):
         return ("novel", "base") if self.has_base else ("novel",)
 
     @property
-    def test_size(self) -> str:
+    def test_size_text(self) -> str:
         """The number of test episodes or sequences, in words for lists of tasks: "2,000", "400 sequences"."""
         return f"{self.evaluation.episodes:,}{' sequences' if self.sessions else ''}"
 
@@ -292,10 +292,10 @@ class Task(Strict, frozen=True):
         return _without_none(value, "base_classes", "base_order", "novel_from", "sessions")
 
     @property
-    def trained_by(self) -> str | None:
+    def recipe_reference(self) -> str | None:
         """The recipe that trains the backbone; None for plain cross-entropy."""
         recipe = self.pretraining.recipe if self.recipe is None else self.recipe
-        return None if recipe == PLAIN else recipe
+        return None if recipe == PLAIN_RECIPE else recipe
 
     @property
     def hash(self) -> str:
@@ -313,7 +313,7 @@ class Task(Strict, frozen=True):
             side: "train", "val" or "test".
             part: "base" or "novel".
         """
-        if self.hides(side):
+        if self.hides_base_classes(side):
             return "base/train" if side == "train" else "base/val"
         if side == "train":
             return "base/val" if part == "base" else "novel/train"
@@ -322,13 +322,13 @@ class Task(Strict, frozen=True):
     def pools(self, side: Side) -> tuple[str, ...]:
         """Return the pools whose images are in a side's episodes."""
         pools = [self.pool(side, part) for part in self.parts]
-        return tuple(dict.fromkeys([*pools, *([SUPPORT] if self.supports_apart(side) else [])]))
+        return tuple(dict.fromkeys([*pools, *([SUPPORT_POOL] if self.has_separate_supports(side) else [])]))
 
-    def supports_apart(self, side: Side) -> bool:
-        """Return whether a side's supports come from :data:`SUPPORT`, and all images of the other pool are queries."""
+    def has_separate_supports(self, side: Side) -> bool:
+        """Return whether a side's supports are of :data:`SUPPORT_POOL`: the other pool's images are all queries."""
         return side == "test" and self.sessions is not None and self.sessions.listed
 
-    def hides(self, side: Side) -> bool:
+    def hides_base_classes(self, side: Side) -> bool:
         """Return whether a side's novel classes are base classes, hidden as such for the episode."""
         if side == "val" and self.sessions is not None and self.sessions.listed:
             return True

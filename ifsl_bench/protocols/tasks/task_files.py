@@ -23,19 +23,26 @@ from ifsl_bench.protocols.tasks.task import (
     MetaTraining,
     Pretraining,
     SessionSpec,
-    Strict,
+    StrictStruct,
     Task,
 )
-from ifsl_bench.protocols.tasks.task_limits import NAME, check_name, check_task
-from ifsl_bench.protocols.tasks.variants import Change, Variant, changed, derived, in_sessions, merged
+from ifsl_bench.protocols.tasks.task_limits import NAME_PATTERN, check_name, check_task
+from ifsl_bench.protocols.tasks.variants import (
+    Change,
+    Variant,
+    apply_change,
+    derive_variant,
+    merge_change,
+    with_sessions,
+)
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
 
-ALL = "ifsl-bench tasks"  # where all tasks are listed
+LIST_COMMAND = "ifsl-bench tasks"  # where all tasks are listed
 
 
-class _TaskEntry(Strict, frozen=True):
+class _TaskEntry(StrictStruct, frozen=True):
     shots: int
     protocol: Literal["separate", "shared"] = "separate"
     digest: str | None = None
@@ -44,11 +51,11 @@ class _TaskEntry(Strict, frozen=True):
     sessions: SessionSpec | None = None
 
 
-class _VariantFile(Strict, frozen=True):
+class _VariantFile(StrictStruct, frozen=True):
     variants: dict[str, Variant]
 
 
-class TaskFile(Strict, frozen=True):
+class TaskFile(StrictStruct, frozen=True):
     """The content of a file with tasks."""
 
     dataset: DataSpec
@@ -60,52 +67,52 @@ class TaskFile(Strict, frozen=True):
     variants: dict[str, Variant] = msgspec.field(default_factory=dict)
 
 
-_KINDS: tuple[type[msgspec.Struct], ...] = (Variant, *Strict.__subclasses__())
-KEYS = {field.name for kind in _KINDS for field in msgspec.structs.fields(kind)}  # that a file may have
+_STRUCT_TYPES: tuple[type[msgspec.Struct], ...] = (Variant, *StrictStruct.__subclasses__())
+ALL_KEYS = {field.name for kind in _STRUCT_TYPES for field in msgspec.structs.fields(kind)}  # that a file may have
 
 
-def _read(text: str, where: str) -> TaskFile | _VariantFile:
+def _parse_file(text: str, where: str) -> TaskFile | _VariantFile:
     """A file's content, checked against the schema."""
     raw = parse_toml(text, where)
     kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
-    file = validate(raw, kind, where, KEYS)
+    file = validate(raw, kind, where, ALL_KEYS)
     if not file.variants and not getattr(file, "tasks", None):
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
     return file
 
 
-def _tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
+def _file_tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
     """The tasks that a file defines on its own data set."""
     if isinstance(file, _VariantFile):
         return {}
     shared = {f.name: getattr(file, f.name) for f in msgspec.structs.fields(TaskFile)}
     del shared["tasks"], shared["variants"]
     tasks = {name: Task(name=name, **msgspec.structs.asdict(entry), **shared) for name, entry in file.tasks.items()}
-    tasks = {name: in_sessions(task, task.sessions) if task.sessions else task for name, task in tasks.items()}
+    tasks = {name: with_sessions(task, task.sessions) if task.sessions else task for name, task in tasks.items()}
     for name, task in tasks.items():
         check_name(name, where)
         check_task(task, where)
     return tasks
 
 
-def _variants(file: TaskFile | _VariantFile, where: str, others: Mapping[str, Task]) -> dict[str, Task]:
+def _variant_tasks(file: TaskFile | _VariantFile, where: str, others: Mapping[str, Task]) -> dict[str, Task]:
     """The tasks that a file derives from others."""
     tasks = {}
     for name, entry in file.variants.items():
         check_name(name, where)
         if entry.of not in others:
             raise unknown_name_error(
-                "task", entry.of, others, where=f"that {name!r} of {where} is a variant of", see=ALL
+                "task", entry.of, others, where=f"that {name!r} of {where} is a variant of", see=LIST_COMMAND
             )
         try:
-            tasks[name] = derived(others[entry.of], name, entry)
+            tasks[name] = derive_variant(others[entry.of], name, entry)
         except UserError as error:
             raise UserError(f"{where}: task {name!r}: {error}") from error
         check_task(tasks[name], where)
     return tasks
 
 
-def parse(text: str, where: str) -> list[Task]:
+def parse_tasks(text: str, where: str) -> list[Task]:
     """Read the tasks of one TOML file.
 
     Args:
@@ -115,10 +122,10 @@ def parse(text: str, where: str) -> list[Task]:
     Raises:
         UserError: not TOML, an unknown or missing key, a wrong type or an impossible value; the message names it.
     """
-    file = _read(text, where)
-    tasks = _tasks(file, where)
+    file = _parse_file(text, where)
+    tasks = _file_tasks(file, where)
     if file.variants:
-        variants = _variants(file, where, {**packaged(), **tasks})
+        variants = _variant_tasks(file, where, {**packaged_tasks(), **tasks})
         if twice := sorted(variants.keys() & tasks.keys()):
             raise UserError(f"{where}: task {twice[0]!r} is defined twice")
         tasks |= variants
@@ -129,31 +136,31 @@ def parse(text: str, where: str) -> list[Task]:
 def _packaged_files() -> dict[str, TaskFile | _VariantFile]:
     paths = [path for path in resources.files("ifsl_bench.tasks").iterdir() if path.name.endswith(".toml")]
     texts = {f"tasks/{path.name}": path.read_text(encoding="utf-8") for path in sorted(paths, key=lambda p: p.name)}
-    return {where: _read(text, where) for where, text in texts.items()}
+    return {where: _parse_file(text, where) for where, text in texts.items()}
 
 
 def packaged_task(name: str) -> Task | None:
     """Return the task of that name that comes with the package; None where there is none."""
     for where, file in _packaged_files().items():
         if isinstance(file, TaskFile) and name in file.tasks:
-            return _tasks(file, where)[name]
-    return packaged().get(name)  # which makes the variants
+            return _file_tasks(file, where)[name]
+    return packaged_tasks().get(name)  # which makes the variants
 
 
 @lru_cache(maxsize=1)
-def packaged() -> dict[str, Task]:
+def packaged_tasks() -> dict[str, Task]:
     """Return the tasks that come with the package, by name."""
     tasks: dict[str, Task] = {}
     for derive in (False, True):  # variants once all other tasks are known
         for where, file in _packaged_files().items():
-            new_tasks = _variants(file, where, tasks) if derive else _tasks(file, where)
+            new_tasks = _variant_tasks(file, where, tasks) if derive else _file_tasks(file, where)
             if twice := sorted(new_tasks.keys() & tasks.keys()):
                 raise UserError(f"{where}: task {twice[0]!r} is defined twice")
             tasks |= new_tasks
     return tasks
 
 
-def own(home: Paths) -> dict[str, Task]:
+def own_tasks(home: Paths) -> dict[str, Task]:
     """Return the tasks on data sets that the user prepared from images of their own, by name.
 
     Raises:
@@ -161,15 +168,15 @@ def own(home: Paths) -> dict[str, Task]:
     """
     tasks: dict[str, Task] = {}
     for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
-        for task in parse(read_user_file(path, "task file"), str(path)):
+        for task in parse_tasks(read_user_file(path, "task file"), str(path)):
             if task.name in tasks:
                 raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
-            _check_free(task, str(path))
+            _check_name_free(task, str(path))
             tasks[task.name] = task
     return tasks
 
 
-def _check_free(task: Task, where: str) -> None:
+def _check_name_free(task: Task, where: str) -> None:
     """Raise :class:`UserError` for a task of one's own with the name of another one that comes with the package."""
     namesake = packaged_task(task.name)
     if namesake is not None and namesake != task:
@@ -179,7 +186,7 @@ def _check_free(task: Task, where: str) -> None:
         )
 
 
-def find(name: str, change: Change | None = None, home: Paths | None = None) -> list[Task]:
+def load_tasks(name: str, change: Change | None = None, home: Paths | None = None) -> list[Task]:
     """Return the task of a name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``; each with a change.
 
     Args:
@@ -190,17 +197,17 @@ def find(name: str, change: Change | None = None, home: Paths | None = None) -> 
     Raises:
         UserError: no such task or file, and a name like it is suggested; or an impossible change.
     """
-    plain, whole = merged(name, change or Change())
-    tasks = _named(plain, home)
+    plain, whole = merge_change(name, change or Change())
+    tasks = _tasks_named(plain, home)
     if not whole.parts():
         return tasks
-    tasks = [changed(task, whole) for task in tasks]
+    tasks = [apply_change(task, whole) for task in tasks]
     for task in tasks:
         check_task(task, "with these changes")
     return tasks
 
 
-def find_one(name: str, home: Paths | None = None, change: Change | None = None) -> Task:
+def load_task(name: str, home: Paths | None = None, change: Change | None = None) -> Task:
     """Return the one task of a name.
 
     Args:
@@ -209,39 +216,39 @@ def find_one(name: str, home: Paths | None = None, change: Change | None = None)
         change: further changes.
 
     Raises:
-        UserError: as :func:`find`, and for a file that defines several tasks.
+        UserError: as :func:`load_tasks`, and for a file that defines several tasks.
     """
-    task, *more = find(name, change, home)
+    task, *more = load_tasks(name, change, home)
     if more:
         raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
     return task
 
 
-def is_plain(name: str) -> bool:
-    """Return whether this names a task, perhaps with changes, which :func:`find` looks up without opening a path."""
+def is_task_name(name: str) -> bool:
+    """Return whether this names a task, perhaps with changes: :func:`load_tasks` opens no path for it."""
     plain = name.partition("+")[0]
-    return bool(re.fullmatch(NAME, plain)) and not re.search(r"[/\\]", name) and not names_file(name)
+    return bool(re.fullmatch(NAME_PATTERN, plain)) and not re.search(r"[/\\]", name) and not is_task_file_name(name)
 
 
-def names_file(name: str) -> bool:
+def is_task_file_name(name: str) -> bool:
     """Return whether a name is of a file, ``path.toml`` or ``path.toml:name``, perhaps with changes."""
     return bool(re.search(r"\.toml($|[:+])", name))
 
 
-def _named(name: str, home: Paths | None) -> list[Task]:
+def _tasks_named(name: str, home: Paths | None) -> list[Task]:
     path, _, chosen = name.partition(".toml:")
     if chosen:
         path += ".toml"
     if path.endswith(".toml"):
-        tasks = {task.name: task for task in parse(read_user_file(Path(path), "task file"), path)}
+        tasks = {task.name: task for task in parse_tasks(read_user_file(Path(path), "task file"), path)}
         for task in tasks.values():
-            _check_free(task, path)
+            _check_name_free(task, path)
         if chosen and chosen not in tasks:
             raise unknown_name_error("task", chosen, tasks, where=f"in {path}")
         return [tasks[chosen]] if chosen else list(tasks.values())
     if with_package := packaged_task(name):
         return [with_package]
-    by_name = {**packaged(), **own(home or Paths.locate())}
+    by_name = {**packaged_tasks(), **own_tasks(home or Paths.locate())}
     if name not in by_name:
-        raise unknown_name_error("task", name, by_name, see=ALL)
+        raise unknown_name_error("task", name, by_name, see=LIST_COMMAND)
     return [by_name[name]]

@@ -18,14 +18,14 @@ import msgspec
 
 from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, MetaTraining, Pretraining, SessionSpec, Task
 from ifsl_bench.protocols.tasks.task_limits import (
-    AT_ONCE,
-    BACKBONE,
-    CORPORA,
+    BACKBONE_PATTERN,
+    CORPORA_PATTERN,
     CORPORA_RULE,
-    NAME,
-    RULE,
-    STEPS,
-    WEIGHTS,
+    MOST_AT_ONCE,
+    MOST_STEPS,
+    NAME_PATTERN,
+    NAME_RULE,
+    WEIGHTS_PATTERN,
     WEIGHTS_RULE,
 )
 from ifsl_bench.utils.errors import UserError, unknown_name_error
@@ -95,14 +95,14 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: str = ""
 
 
-MOST = 1_000_000  # of anything; no data set comes near
-KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
+LARGEST_VALUE = 1_000_000  # of anything; no data set comes near
+CHANGE_KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
 # Those whose value is a text: what it must look like, what it is, and the rule in words.
-TEXTS = {
-    "novel-from": (NAME, "the name of a data set", RULE),
-    "backbone": (BACKBONE, "the name of a backbone", "NAME or NAME:MODEL"),
-    "weights": (WEIGHTS, "part of a checksum", WEIGHTS_RULE),
-    "pretrained-on": (CORPORA, "what weights have seen", CORPORA_RULE),
+TEXT_CHANGE_RULES = {
+    "novel-from": (NAME_PATTERN, "the name of a data set", NAME_RULE),
+    "backbone": (BACKBONE_PATTERN, "the name of a backbone", "NAME or NAME:MODEL"),
+    "weights": (WEIGHTS_PATTERN, "part of a checksum", WEIGHTS_RULE),
+    "pretrained-on": (CORPORA_PATTERN, "what weights have seen", CORPORA_RULE),
     "centre": ("mean|none", "mean or none", "the mean of base/train is subtracted from features, or nothing"),
 }
 
@@ -111,25 +111,25 @@ def make_change(values: Mapping[str, int | str | None]) -> Change:
     """Return a change from names as they are spelled, values checked.
 
     Raises:
-        UserError: an unknown name, a value that is no whole number from 1 to :data:`MOST`, or no text of its kind
-            where it should be one.
+        UserError: an unknown name, a value that is no whole number from 1 to :data:`LARGEST_VALUE`, or no text of
+            its kind where it should be one.
     """
     for key, value in values.items():
-        if key not in KEYS:
-            raise unknown_name_error("change of a task", key, KEYS)
-        if key in TEXTS:
-            pattern, what, rule = TEXTS[key]
+        if key not in CHANGE_KEYS:
+            raise unknown_name_error("change of a task", key, CHANGE_KEYS)
+        if key in TEXT_CHANGE_RULES:
+            pattern, what, rule = TEXT_CHANGE_RULES[key]
             if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
                 raise UserError(f"{key} must be {what}, not {value!r:.80}: {rule}")
             continue
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UserError(f"{key} must be a whole number from 1, not {value!r}")
-        if isinstance(value, int) and value > MOST:
-            raise UserError(f"{key} must be {MOST:,} at most")
+        if isinstance(value, int) and value > LARGEST_VALUE:
+            raise UserError(f"{key} must be {LARGEST_VALUE:,} at most")
     return msgspec.convert(dict(values), Change)
 
 
-def split(name: str) -> tuple[str, Change]:
+def split_task_name(name: str) -> tuple[str, Change]:
     """Split the name of a task into the name without changes and the change.
 
     ``my.toml:mine-5shot+ways=10`` gives ``("my.toml:mine-5shot", Change(ways=10))``; a path may hold a ``+`` itself.
@@ -144,15 +144,15 @@ def split(name: str) -> tuple[str, Change]:
     values: dict[str, int | str | None] = {}
     for part in name[plus + 1 :].split("+"):
         key, separator, text = part.partition("=")
-        if key not in KEYS:
-            raise unknown_name_error("change of a task", key, KEYS, where=f"in {name!r}")
-        if key in TEXTS:
-            _, what, rule = TEXTS[key]
+        if key not in CHANGE_KEYS:
+            raise unknown_name_error("change of a task", key, CHANGE_KEYS, where=f"in {name!r}")
+        if key in TEXT_CHANGE_RULES:
+            _, what, rule = TEXT_CHANGE_RULES[key]
             if not text:
                 raise UserError(f"in {name!r}: {key} takes {what}: {rule}")
             number: int | str = text
         elif separator and text.isdecimal():
-            number = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
+            number = int(text) if len(text) < 100 else LARGEST_VALUE + 1  # Python refuses to read thousands of digits
         else:
             raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
         if key in values:
@@ -161,7 +161,7 @@ def split(name: str) -> tuple[str, Change]:
     return name[:plus], make_change(values)
 
 
-def merged(name: str, change: Change) -> tuple[str, Change]:
+def merge_change(name: str, change: Change) -> tuple[str, Change]:
     """Return a task's name without its changes, and these together with further ones.
 
     Args:
@@ -171,13 +171,13 @@ def merged(name: str, change: Change) -> tuple[str, Change]:
     Raises:
         UserError: the name and ``change`` both set the same value.
     """
-    plain, own = split(name)
+    plain, own = split_task_name(name)
     for key in own.parts().keys() & change.parts().keys():
         raise UserError(f"{name!r} says {key}={own.parts()[key]} already; leave one of the two out")
     return plain, make_change({**own.parts(), **change.parts()})
 
 
-def changed(task: Task, change: Change) -> Task:
+def apply_change(task: Task, change: Change) -> Task:
     """Return the task with a change, under a name that has the change; the task itself where nothing differs.
 
     Each name has its own episodes, so a digest pinned for the original does not apply.
@@ -216,12 +216,12 @@ def changed(task: Task, change: Change) -> Task:
         episode=msgspec.structs.replace(
             old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
         ),
-        pretraining=_with_backbone(
+        pretraining=_changed_backbone(
             task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps), change
         ),
     )
-    if spec := _sessions(task, change):
-        variant = in_sessions(variant, spec)
+    if spec := _changed_sessions(task, change):
+        variant = with_sessions(variant, spec)
 
     def settings(of: Task) -> tuple[int | str | None, ...]:
         shape, spec = of.episode, of.pretraining
@@ -233,7 +233,7 @@ def changed(task: Task, change: Change) -> Task:
 
     differs = [
         f"{key}={new}"
-        for key, new, was in zip(KEYS, settings(variant), settings(task), strict=True)
+        for key, new, was in zip(CHANGE_KEYS, settings(variant), settings(task), strict=True)
         if new not in (was, None)
     ]
     if not differs:
@@ -250,7 +250,7 @@ def changed(task: Task, change: Change) -> Task:
 VALIDATION_SEQUENCES = 100  # half of them for options and the bias, half for checkpoints
 
 
-def in_sessions(task: Task, spec: SessionSpec) -> Task:
+def with_sessions(task: Task, spec: SessionSpec) -> Task:
     """Return the task, validated and tested on sequences of sessions.
 
     Args:
@@ -269,7 +269,7 @@ def in_sessions(task: Task, spec: SessionSpec) -> Task:
     )
 
 
-def _sessions(task: Task, change: Change) -> SessionSpec | None:
+def _changed_sessions(task: Task, change: Change) -> SessionSpec | None:
     """The sessions of a task with a change."""
     if task.sessions is None and change.sessions is None:
         return None
@@ -278,7 +278,7 @@ def _sessions(task: Task, change: Change) -> SessionSpec | None:
     return msgspec.structs.replace(spec, **{name: value for name, value in new.items() if value is not None})
 
 
-def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
+def _changed_backbone(spec: Pretraining, change: Change) -> Pretraining:
     """Return another backbone, or other weights for it.
 
     Weights belong to one backbone and are dropped with it, and with them the record of what they have seen.
@@ -296,7 +296,7 @@ def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
     return msgspec.structs.replace(spec, pretrained_on=change.pretrained_on or spec.pretrained_on)
 
 
-def derived(task: Task, name: str, entry: Variant) -> Task:
+def derive_variant(task: Task, name: str, entry: Variant) -> Task:
     """Return the task that a task file derives from another one.
 
     Args:
@@ -308,10 +308,10 @@ def derived(task: Task, name: str, entry: Variant) -> Task:
         UserError: an impossible change.
     """
     if entry.sessions:
-        task = in_sessions(task, entry.sessions)
+        task = with_sessions(task, entry.sessions)
     names = (name for name in Change.__struct_fields__ if name != "sessions")
-    change = {key: getattr(entry, name) for key, name in zip(KEYS, names, strict=False)}
-    variant = changed(task, make_change(change))
+    change = {key: getattr(entry, name) for key, name in zip(CHANGE_KEYS, names, strict=False)}
+    variant = apply_change(task, make_change(change))
     return msgspec.structs.replace(
         variant,
         name=name,
@@ -322,7 +322,7 @@ def derived(task: Task, name: str, entry: Variant) -> Task:
     )
 
 
-TAKES = {
+TRAINING_VALUE_TYPES = {
     "episodes_per_step": "a whole number",
     "select": "last or best",
     "rate": "a number",
@@ -332,7 +332,7 @@ TAKES = {
 }
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that a user may make to meta-training (``--train name=value``).
 
     Attributes:
@@ -353,43 +353,44 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int = 1
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Training:
+    def parse(cls, values: Mapping[str, Any]) -> TrainingChanges:
         """Read the changes from strings or values.
 
         Raises:
             UserError: unknown name (with the nearest ones), or an impossible value.
         """
         for key in values:
-            if key not in TAKES:
-                raise unknown_name_error("training option", key, TAKES)
+            if key not in TRAINING_VALUE_TYPES:
+                raise unknown_name_error("training option", key, TRAINING_VALUE_TYPES)
             if isinstance(values[key], bool):
                 raise UserError(f"--train: {key} is not {values[key]}")
         for key, value in values.items():
             try:
                 msgspec.convert({key: value}, cls, strict=False)
             except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half a character
-                raise UserError(f"--train: {key} takes {TAKES[key]}, not {value!r}") from error
+                raise UserError(f"--train: {key} takes {TRAINING_VALUE_TYPES[key]}, not {value!r}") from error
         training = msgspec.convert(dict(values), cls, strict=False)
         if "steps" in values and training.steps < 1:
             raise UserError("--train: steps must be at least 1; leave it out for the task's own")
         counts = training.episodes_per_step, training.views, training.sessions
         if min(counts) < 1:
             raise UserError("--train: episodes_per_step, views and sessions must be at least 1")
-        if max(counts) > AT_ONCE or training.steps > STEPS:
+        if max(counts) > MOST_AT_ONCE or training.steps > MOST_STEPS:
             raise UserError(
-                f"--train: episodes_per_step, views and sessions must be at most {AT_ONCE:,}, steps at most {STEPS:,}"
+                f"--train: episodes_per_step, views and sessions must be at most {MOST_AT_ONCE:,}, "
+                f"steps at most {MOST_STEPS:,}"
             )
         if not 0 <= training.rate < math.inf:
             raise UserError(f"--train: rate must be positive and finite (or 0 for the schedule's), not {training.rate}")
         return training
 
-    def changes(self) -> dict[str, Any]:
+    def non_default_values(self) -> dict[str, Any]:
         """Return the values that are not the default."""
         return {
             f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default
         }
 
-    def applied(self, spec: MetaTraining) -> MetaTraining:
+    def apply_to(self, spec: MetaTraining) -> MetaTraining:
         """Return the schedule with ``rate`` and ``steps``."""
         if self.rate:
             spec = msgspec.structs.replace(spec, schedule=msgspec.structs.replace(spec.schedule, rate=self.rate))

@@ -120,7 +120,7 @@ def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Attract
     fast = tensors(seen[-1])[part][0, :, :size]
     ids = drawn.classes[0].tolist()
     by_way = [[row] for row in centres(batch)[0]]
-    classes = loader.sampler.class_draws(min(LOOKED, job.task.evaluation.episodes)).array()
+    classes = loader.sampler.class_draws(min(LOOKED, job.task.evaluation.episodes)).to_array()
     for episode in np.flatnonzero(np.isin(classes, ids).any(1)):
         if int(episode) == index or min(map(len, by_way)) >= EPISODES:
             continue

@@ -11,7 +11,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, row_names
 from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.variants import split
+from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.figures.style import (
     by_accuracy,
     grid,
@@ -39,7 +39,7 @@ def boards_by_count(task: Task, home: Paths, recipes: Sequence[str] = ()) -> dic
     few = {
         change["base-classes"]: board
         for board in load_variants(task, home.results)
-        if board.of_recipes(recipes).rows and set(change := split(board.name)[1].parts()) == {"base-classes"}
+        if board.of_recipes(recipes).rows and set(change := split_task_name(board.name)[1].parts()) == {"base-classes"}
     }
     boards = {int(count): board.of_recipes(recipes) for count, board in few.items()}
     if not boards:

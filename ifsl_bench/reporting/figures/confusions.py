@@ -143,7 +143,7 @@ def _confusions(label: str, ready: EvaluationContext, episodes: int, work: Works
     size = batch_size(loader, method)
     blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
     with work.reporter.stage(f"confusions of {ready.job}", episodes) as stage:
-        for answers in loader.joint_answers(method, name, blocks):
+        for answers in loader.joint_label_batches(method, name, blocks):
             parts.append(_numbered(loader.classes, *answers))
             stage.advance(len(answers[0]))
     return summed(label, task.name, names, loader.classes, *map(np.concatenate, zip(*parts, strict=True)))

@@ -111,7 +111,7 @@ def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -
     for some in points.to(base.weight).split(AT_ONCE):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
         answer = ask_method(ready.method.eval(), ready.job.name, episode.batch.support, query)
-        logits.append(masked_logits(answer, episode.batch.masked)[0].float().cpu())
+        logits.append(masked_logits(answer, episode.batch.masked_base)[0].float().cpu())
     return torch.cat(logits)
 
 

@@ -20,7 +20,7 @@ from ifsl_bench.plugin.attractor_method import OPTIONS_OF_GRADIENT, AttractorMet
 from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.metrics import Estimate, estimate
+from ifsl_bench.protocols.metrics import Estimate, mean_with_interval
 from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.reporting.figures.style import FAINT, grid, legend_below, line_style, new_panels, styled
 from ifsl_bench.reporting.plot_styles import DASHES
@@ -89,7 +89,7 @@ def step_curves(
     finished = []
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
         of_seeds = [dict(_accuracies(open_model(job, work), steps, episodes, work)) for job in jobs]
-        means = {n: estimate(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
+        means = {n: mean_with_interval(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
         finished.append(StepCurve(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
     return finished
 

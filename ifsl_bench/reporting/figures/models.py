@@ -25,7 +25,7 @@ from ifsl_bench.protocols.episode_loader import predict
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Task
-from ifsl_bench.protocols.tasks.task_files import find_one
+from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.reporting.figures.style import short_names
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -50,7 +50,7 @@ def jobs_of(
     Raises:
         UserError: an unknown method or task, an impossible option, or a file with several tasks.
     """
-    find_one(task, home)
+    load_task(task, home)
     return make_jobs(RunConfig(methods, [task], options or {}, seeds=seeds), home)
 
 
@@ -170,7 +170,7 @@ def episode_of(ready: EvaluationContext, index: int, label: str = "") -> Episode
     answer = predict(ready.method.eval(), ready.job.name, batch)
     novel = tuple(novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
     base = tuple(short_names(class_names(dataset.pool("base/train").classes)))
-    logits = masked_logits(answer, batch.masked)[0].float().cpu()
+    logits = masked_logits(answer, batch.masked_base)[0].float().cpu()
     return Episode(label or ready.job.label, drawn, batch, logits, novel, base)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from ifsl_bench.analysis.task_results import TaskResults, load_board, of_recipes
-from ifsl_bench.protocols.tasks.task_files import find_one
+from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.reporting.figures import base_classes as _base_classes
 from ifsl_bench.reporting.figures import pairs as _pairs
 from ifsl_bench.reporting.figures import ranks as _ranks
@@ -244,7 +244,7 @@ def base_classes(
         results: see the module.
     """
     folders = Paths.locate(home, results)
-    boards = _base_classes.boards_by_count(find_one(task, folders), folders, listed(recipe))
+    boards = _base_classes.boards_by_count(load_task(task, folders), folders, listed(recipe))
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
 
 
@@ -337,7 +337,7 @@ def _board(
 ) -> TaskResults:
     """Return the rows of a task that are to be drawn."""
     folders = Paths.locate(home, results)
-    (board,) = of_recipes([load_board(find_one(name, folders), folders.results)], listed(recipe))
+    (board,) = of_recipes([load_board(load_task(name, folders), folders.results)], listed(recipe))
     return rows_to_draw(board, listed(methods), setting, papers)
 
 

@@ -46,7 +46,7 @@ COLOUR_OF = dict(zip(SOURCES, COLOURS, strict=False))
 
 def require_sessions(board: TaskResults) -> None:
     """Raise :class:`UserError` for a task in episodes."""
-    protocol_of(board.task).require("sessions", board.name, "this figure is of tasks in sessions")
+    protocol_of(board.task).require_feature("sessions", board.name, "this figure is of tasks in sessions")
 
 
 @styled()

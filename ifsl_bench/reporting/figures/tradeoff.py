@@ -46,7 +46,7 @@ def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     if not board.task.has_base:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
     why = "which have no base-novel curve; take a task in episodes"
-    protocol_of(board.task).require("tradeoff", board.name, why, ", ")
+    protocol_of(board.task).require_feature("tradeoff", board.name, why, ", ")
     rows = by_accuracy(board)
     names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]

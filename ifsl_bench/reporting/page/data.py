@@ -34,8 +34,8 @@ from ifsl_bench.analysis.task_results import (
     of_recipes,
 )
 from ifsl_bench.plugin.display_names import shown_label
-from ifsl_bench.protocols.metrics import BALANCE, METRICS
-from ifsl_bench.protocols.registry import protocol_of, titles
+from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS
+from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import TableRow, entries_of, published_entries, rounded
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
@@ -226,7 +226,7 @@ def _row(
     values = {
         name: (rounded(v.mean, digits_of(v.mean)), rounded(v.interval, digits_of(v.interval)))
         for name, v in entry.values.items()
-        if name in titles()
+        if name in metric_titles()
     }
     look = looks[row] if row else style_of(entry.label)
     return PageRow(
@@ -234,7 +234,7 @@ def _row(
         label=entry.label,
         name=f"{shown_label(entry.label)} ({entry.source})" if shared else shown_label(entry.label),
         source=entry.source,
-        values={name: values[name] for name in (*METRICS, *BALANCE) if name in values},
+        values={name: values[name] for name in (*METRICS, *BALANCE_METRICS) if name in values},
         point=_point([entry.values[name].mean for name in ("base_joint", "novel_joint") if name in entry.values]),
         after=_after(entry),
         look=(look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)], look.further),

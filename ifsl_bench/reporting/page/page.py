@@ -19,7 +19,7 @@ from ifsl_bench._version import __version__
 from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.variants import split
+from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import RULE
 from ifsl_bench.reporting.page.data import Page, PageBoard, PageRow, RowPair
@@ -208,7 +208,7 @@ def _overview(
     Tasks whose protocols are changed are left out where there are others: few methods were measured on them.
     """
     boards = [b for b in page.boards if (b.setting, _protocol(b.task)) == (setting, protocol) and _ranked(b)]
-    boards = [board for board in boards if not split(board.task.name)[1].parts()] or boards
+    boards = [board for board in boards if not split_task_name(board.task.name)[1].parts()] or boards
     cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for board in boards:
         for number, (entry, ranks) in _ranked(board).items():
