@@ -20,6 +20,8 @@ from matplotlib.text import Text
 import ifsl_bench
 from ifsl_bench.analysis.aggregate import bias_curve
 from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.image_variance import ImageVariance
+from ifsl_bench.analysis.session_variance import splits_of_rows, with_images
 from ifsl_bench.analysis.task_results import TaskResults, load_board
 from ifsl_bench.api import run
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -289,6 +291,9 @@ def test_names_are_short_and_different():
     names = ["GREEK LETTER XI (U+039E)", "GREEK LETTER MU (U+03BC)", "LAO LETTER SO TAM (U+1)",
              "LAO LETTER KHO TAM (U+2)", "n01", "LAO LETTER SO SUNG (U+3)"]  # fmt: skip
     assert short_names(names) == ["XI", "MU", "TAM", "KHO TAM", "n01", "SUNG"]
+    animals = ["sea slug", "sea cucumber", "black widow", "black stork", "dam"]
+    assert short_names(animals) == animals
+    assert short_names(["class 1", "class 2"]) == ["1", "2"]
     assert short_names(["a (1)", "a (2)"]) == ["a (1)", "a (2)"]
     assert short_names(["same", "same"]) == ["same", "same"]
 
@@ -408,6 +413,19 @@ def test_bars_of_variance_are_shares_of_the_command(letters, call):
             assert bars[f"{name} {at}"] == pytest.approx(100 * part / sum(parts.values()), abs=0.1)
         (text,) = (text.get_text() for text in figure.axes[0].texts if text.get_gid() == f"said {at}")
         assert text.startswith(f"sd {record['sd_single']:.2f}")
+
+
+def test_bars_of_variance_are_of_one_kind_of_variance(letters, monkeypatch):
+    """Where only some rows have the variance over test images, all bars are without it."""
+    without, _ = sessions.variance(letters)
+    first, *others = splits_of_rows(letters, "acc")
+    counted = replace(first, parts=with_images(first.parts, ImageVariance(0.3, 90.0)))
+    monkeypatch.setattr(sessions, "splits_of_rows", lambda board, metric: [counted, *others])
+    figure, notes = sessions.variance(letters)
+    assert any("test images are held fixed" in note for note in notes)
+    for of in ("patches", "texts"):
+        old, new = ([str(artist) for artist in getattr(drawn.axes[0], of)] for drawn in (without, figure))
+        assert old == new
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
-from ifsl_bench.analysis.session_variance import ONE, SOURCES, splits_of_differences, splits_of_rows
+from ifsl_bench.analysis.session_variance import IMAGES, ONE, SOURCES, splits_of_differences, splits_of_rows
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.figures.style import (
@@ -41,6 +41,7 @@ SAID = (
     "sd: of a single value, in points; wrong: how likely one comparison on one order, one support set and one seed has "
     "the wrong sign"
 )
+HELD = "test images are held fixed in shares and sd: not all rows record the hits of single images"
 COLOUR_OF = dict(zip(SOURCES, COLOURS, strict=False))
 
 
@@ -161,7 +162,9 @@ def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]
     splits = [*rows, *differences]
     labels = [names[row.a] for row in rows]
     labels += [f"{names[split.a]} \N{MINUS SIGN} {names[split.b]}" for split in differences if split.b]
-    parts = [part for part in SOURCES if any(part in split.parts for split in splits)]
+    of_images = all(IMAGES in split.parts for split in splits)  # or bars would not be of the same variance
+    parts = [part for part in SOURCES if of_images or part != IMAGES]
+    parts = [part for part in parts if any(part in split.parts for split in splits)]
     figure = new_figure(heights(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
     places = [at + (at >= len(rows)) for at in range(len(splits))]
@@ -172,10 +175,13 @@ def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]
             axes.barh(at, width, left=left, height=0.7, color=COLOUR_OF[part], linewidth=0, gid=f"{part} {at}")
             left += width
         wrong = f", wrong {100 * split.sign.chance:.0f}%" if split.sign else ""
-        text = f"sd {split.parts[ONE].value ** 0.5:.2f}{wrong}"
+        one = split.parts[ONE].value
+        if IMAGES in split.parts and not of_images:
+            one = max(0.0, one - split.parts[IMAGES].value)
+        text = f"sd {one**0.5:.2f}{wrong}"
         axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
     lines_of_rows(axes, [plain_text(label) for label in labels])
     axes.set_yticks(places, [plain_text(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
     legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
-    return figure, [SAID]
+    return figure, [SAID] if of_images else [SAID, HELD]

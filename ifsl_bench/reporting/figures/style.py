@@ -358,12 +358,13 @@ def names_and_styles(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dic
 def short_names(names: Sequence[str]) -> list[str]:
     """Return names without shared words at their beginning and numbers in brackets at their end.
 
-    Names stay different from each other.
+    Names stay different from each other. One word that only some share is kept: the cucumber is no "sea cucumber".
 
     ``["GREEK LETTER XI (U+039E)", "GREEK LETTER MU (U+03BC)"]`` become ``["XI", "MU"]``.
     """
     words = [one_line(name).split() or [one_line(name)] for name in names]
     beginnings = Counter(tuple(w[:n]) for w in words for n in range(1, len(w)))
+    beginnings = Counter({start: n for start, n in beginnings.items() if len(start) > 1 or n == len(names)})
     candidates = [_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
     while True:
         often = Counter(forms[0] for forms in candidates)
