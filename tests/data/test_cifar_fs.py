@@ -88,7 +88,7 @@ def image(name: str, row: int) -> np.ndarray:
 @pytest.fixture
 def small(monkeypatch):
     """The counts of these small files take the place of the true ones."""
-    monkeypatch.setattr(cifar, "COUNTS", COUNTS)
+    monkeypatch.setattr(cifar, "POOL_COUNTS", COUNTS)
     monkeypatch.setattr(cifar, "PER_CLASS", PER)
 
 
@@ -233,7 +233,7 @@ def test_it_is_downloaded_checked_and_made_and_nothing_else_stays(served, small,
     assert "then: ifsl-bench data prepare cifar-fs --from PATH" in err
     monkeypatch.setattr(CIFAR100, "tgz_md5", hashlib.md5((served / CIFAR100.filename).read_bytes()).hexdigest())
     with monkeypatch.context() as patch:
-        patch.setattr(cifar, "COUNTS", COUNTS | {"novel/test": Count(1, 1)})
+        patch.setattr(cifar, "POOL_COUNTS", COUNTS | {"novel/test": Count(1, 1)})
         assert call(*prepare_it)[0] == 2
     shutil.move(served / CIFAR100.filename, served / "moved")
     status, out, err = call(*prepare_it)

@@ -46,12 +46,12 @@ from tests.data.test_cifar_fs import PER, image, write_pngs
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
 MODULES = (mini, cifar, cub)
-MINI, CIFAR, CUB = (list(read_rows(module.LISTS)) for module in MODULES)
+MINI, CIFAR, CUB = (list(read_rows(module.SESSION_LISTS_FILE)) for module in MODULES)
 NAMES = sorted(read_columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
 TRAIN, TEST = 8_000, 2_000  # images of the made-up files, the first of 50,000 and 10,000
 
 
-@pytest.mark.parametrize("name", [module.LISTS for module in MODULES])
+@pytest.mark.parametrize("name", [module.SESSION_LISTS_FILE for module in MODULES])
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
 def test_the_packaged_lists_are_the_published_ones(name):
     assert list(DictReader(lzma.decompress((SHARED / name).read_bytes()).decode().splitlines())) == list(
@@ -205,7 +205,7 @@ def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
 def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_path, monkeypatch, messages, call):
     counts = {pool: Count(60, 60 * each) for pool, each in (("base/train", 7), ("base/val", 2), ("base/test", 3))}
     counts |= {"novel/support": Count(40, 40 * 9), "novel/test": Count(40, 40 * 3)}
-    for name, value in {"PER_CLASS": PER, "HELD_OUT": 2, "COUNTS_60_40": counts}.items():
+    for name, value in {"PER_CLASS": PER, "HELD_OUT_PER_CLASS": 2, "COUNTS_60_40": counts}.items():
         monkeypatch.setattr(f"ifsl_bench.data.sets.cifar.{name}", value)
     dataset = prepare(home, "cifar100-sessions", write_pngs(tmp_path / "images"), False, messages)
     assert messages.warned == []

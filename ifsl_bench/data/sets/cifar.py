@@ -40,9 +40,9 @@ from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Downloadable, Layout
 from ifsl_bench.utils.errors import UserError
 
-CLASSES = "cifar-fs.csv"
-SHAPE = (32, 32, 3)
-COUNTS = {
+CLASSES_FILE = "cifar-fs.csv"
+IMAGE_SHAPE = (32, 32, 3)
+POOL_COUNTS = {
     "base/train": Count(64, 64 * 480),
     "base/val": Count(64, 64 * 60),
     "base/test": Count(64, 64 * 60),
@@ -54,7 +54,7 @@ PER_CLASS = {"train": 500, "test": 100}  # images of a class in each part
 _FOLDER = "cifar-100-python"
 # A class's folder in the folder of a part, which some call training or val, or below the folder of its superclass.
 _PNG = re.compile(r"(?:.*/)?(train|test|val)[a-z]*/(?:[^/]+/)?([^/]+)/([^/]+\.png)", re.IGNORECASE)
-sides = partial(read_columns, CLASSES, "class", "split")  # class -> train, val or test
+sides = partial(read_columns, CLASSES_FILE, "class", "split")  # class -> train, val or test
 
 
 class Cifar100(Layout):
@@ -105,7 +105,7 @@ class Cifar100(Layout):
         labels = np.concatenate([train, test])
         groups = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
         pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(groups, sides(), "cifar-fs")
-        check_pools(context, "CIFAR-FS", COUNTS, pools)
+        check_pools(context, "CIFAR-FS", POOL_COUNTS, pools)
         return pools
 
 
@@ -162,7 +162,7 @@ class CifarFolders(Layout):
             lacks = f"{lacking:,} of CIFAR-100's {sum(whole.values()):,} images: {which}"
             context.require_complete(f"missing are {lacks}", f"{context.origin} lacks {lacks}. Get the whole")
         by_part = {part: {name: images.get(f"{part}/{name}", []) for name in sorted(sides())} for part in PARTS}
-        import_images(context, self.pools(context, by_part), ImageSpec(SHAPE[0]))
+        import_images(context, self.pools(context, by_part), ImageSpec(IMAGE_SHAPE[0]))
 
     def pools(
         self, context: BuildContext, images: Mapping[str, Mapping[str, Sequence[str]]]
@@ -175,7 +175,7 @@ class CifarFolders(Layout):
         """
         groups = {name: [*paths, *images["test"][name]] for name, paths in images["train"].items()}
         pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(groups, sides(), "cifar-fs")
-        check_pools(context, "CIFAR-FS", COUNTS, pools)
+        check_pools(context, "CIFAR-FS", POOL_COUNTS, pools)
         return pools
 
 
@@ -189,7 +189,7 @@ class CifarFS(PublishedData, Downloadable):
     name = "cifar-fs"
     summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz or PNGs"
     layouts = (Cifar100(), CifarFolders())
-    shape, counts, lists = SHAPE, COUNTS, (CLASSES,)
+    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE,)
 
     @property
     def address(self) -> str:
@@ -205,8 +205,8 @@ class CifarFS(PublishedData, Downloadable):
         return folder / CIFAR100.filename
 
 
-LISTS = "cifar100-fscil.csv.xz"
-WHAT = "CIFAR-100's session lists"
+SESSION_LISTS_FILE = "cifar100-fscil.csv.xz"
+SESSION_LISTS_TITLE = "CIFAR-100's session lists"
 
 
 class SessionArrays(Cifar100):
@@ -220,17 +220,17 @@ class SessionArrays(Cifar100):
             for row, label in enumerate(labels):
                 images[names[label]][f"{part}[{row}]"] = start + row
         pools: dict[str, dict[str, Sequence[int]]] = session_pools(
-            WHAT, _listed(context, names, train, test), images, HELD_OUT_PER_CLASS, "cifar100-sessions"
+            SESSION_LISTS_TITLE, _listed(context, names, train, test), images, HELD_OUT_PER_CLASS, "cifar100-sessions"
         )
-        check_pools(context, WHAT, COUNTS_60_40, pools)
+        check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
         return pools
 
 
 def _listed(context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> Iterator[ListedImage]:
     """Yield the rows of the list that the files have; raise UserError if a label of the files is another."""
     labels, missing = {PARTS[0]: train, PARTS[1]: test}, []
-    session_of = {row["fine_label"]: row["session"] for row in read_rows(LISTS) if row["role"] == PARTS[1]}
-    for row in read_rows(LISTS):
+    session_of = {row["fine_label"]: row["session"] for row in read_rows(SESSION_LISTS_FILE) if row["role"] == PARTS[1]}
+    for row in read_rows(SESSION_LISTS_FILE):
         part, index, session = row["role"], int(row["index"]), row["session"]
         if index >= len(labels[part]):
             missing.append(f"{part}[{index}]")
@@ -238,12 +238,12 @@ def _listed(context: BuildContext, names: Sequence[str], train: np.ndarray, test
         label = str(labels[part][index])
         if session_of.get(label) != session or row["fine_label"] not in ("", label):
             raise UserError(
-                f"{context.origin}: {part}[{index}] is of class {names[int(label)]!r}, in {WHAT} it is of another; get "
-                f"cifar-100-python.tar.gz again"
+                f"{context.origin}: {part}[{index}] is of class {names[int(label)]!r}, in {SESSION_LISTS_TITLE} it is "
+                f"of another; get cifar-100-python.tar.gz again"
             )
         yield ListedImage(f"{part}[{index}]", names[int(label)], int(session), part == PARTS[1])
     if missing:
-        report_missing(context, missing, f"images of {WHAT}")
+        report_missing(context, missing, f"images of {SESSION_LISTS_TITLE}")
 
 
 class SessionFolders(CifarFolders):
@@ -261,9 +261,9 @@ class SessionFolders(CifarFolders):
         ]
         by_class = {name: {path: path for part in PARTS for path in images[part][name]} for name in sides()}
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
-            WHAT, listed, by_class, HELD_OUT_PER_CLASS, "cifar100-sessions"
+            SESSION_LISTS_TITLE, listed, by_class, HELD_OUT_PER_CLASS, "cifar100-sessions"
         )
-        check_pools(context, WHAT, COUNTS_60_40, pools)
+        check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
         context.about["supports_unknown"] = (
             "the list names the supports by their rows in CIFAR-100's Python version, and PNG files do not say what "
             "rows they were; make the data set from cifar-100-python.tar.gz"
@@ -274,7 +274,9 @@ class SessionFolders(CifarFolders):
 def _class_sessions() -> dict[str, int]:
     """Return class -> session, in the order of the list."""
     names = sorted(sides())  # a class's label is its place
-    return {names[int(row["fine_label"])]: int(row["session"]) for row in read_rows(LISTS) if row["fine_label"]}
+    return {
+        names[int(row["fine_label"])]: int(row["session"]) for row in read_rows(SESSION_LISTS_FILE) if row["fine_label"]
+    }
 
 
 class CifarSessions(CifarFS, SessionSource):
@@ -285,7 +287,7 @@ class CifarSessions(CifarFS, SessionSource):
         "CIFAR-100, 60 base and 40 novel classes of the session lists; from cifar-100-python.tar.gz or PNGs"
     )
     layouts = (SessionArrays(), SessionFolders())
-    counts, lists = COUNTS_60_40, (LISTS,)
+    counts, lists = COUNTS_60_40, (SESSION_LISTS_FILE,)
 
     def sessions(self) -> dict[str, int]:
         return _class_sessions()
