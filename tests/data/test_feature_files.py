@@ -288,6 +288,14 @@ def test_features_whose_squares_float32_cannot_hold_are_refused(scale, factor, f
     prepare(home, "mine", features_folder, False, Reporter())
 
 
+def test_single_rows_beyond_float32_are_to_be_left_out(features_folder, home):
+    with np.load(features_folder / "novel-test.npz") as file:
+        features, labels = file["features"], file["labels"]
+    features[3] *= 1e30
+    np.savez(features_folder / "novel-test.npz", features=features, labels=labels)
+    refused(home, "mine", features_folder, f"in 1 of {len(labels)} rows .* Leave these rows out; the others fit")
+
+
 @pytest.mark.parametrize("exponent", [-49, 47])
 def test_cosines_of_all_features_that_are_read_are_those_of_float64(exponent, features_folder, home):
     """The nearest class mean by cosine, in float32 as methods compute it and in float64 from the file."""

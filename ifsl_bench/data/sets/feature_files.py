@@ -242,12 +242,17 @@ def _load_features(tree: FileTree, entry: Entry) -> np.ndarray:
         raise UserError(f"{tree.where(entry)}: features contain NaN or infinity in {rows:,} rows")
     beyond = (largest != 0) & ((largest < _SMALLEST) | (largest > _LARGEST))
     if beyond.any():
-        exponent = -round(float(np.median(np.log2(largest[largest != 0]))))
+        usual = float(np.median(largest[largest != 0]))
+        remedy = "Leave these rows out; the others fit"
+        if not _SMALLEST <= usual <= _LARGEST:
+            remedy = (
+                f"Multiply the features of all files by one number, such as 2.0**{-round(np.log2(usual))}, and leave "
+                "out rows that are still beyond; cosines stay what they are"
+            )
         raise UserError(
-            f"{tree.where(entry)}: in {int(beyond.sum()):,} of {len(largest):,} rows the largest feature is as "
-            f"{largest[beyond].min():.1e} or {largest[beyond].max():.1e}, whose squares float32 cannot hold; between "
-            f"{_SMALLEST:.0e} and {_LARGEST:.0e} it can. Multiply the features of all files by one number, such as "
-            f"2.0**{exponent}, and leave out rows that are still beyond; cosines stay what they are"
+            f"{tree.where(entry)}: in {int(beyond.sum()):,} of {len(largest):,} rows the largest feature is from "
+            f"{largest[beyond].min():.1e} to {largest[beyond].max():.1e}, whose squares float32 cannot hold; between "
+            f"{_SMALLEST:.0e} and {_LARGEST:.0e} it can. {remedy}"
         )
     return features.astype(np.float32)
 
