@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.arrays import npz_arrays
 from ifsl_bench.data.sets.feature_files import mean_cosine
@@ -286,6 +287,14 @@ def test_features_whose_squares_float32_cannot_hold_are_refused(scale, factor, f
             content = {"features": file["features"] * 2.0**power, "labels": file["labels"]}
         np.savez(path, **content)
     prepare(home, "mine", features_folder, False, Reporter())
+
+
+def test_rows_of_features_are_not_called_images(features_folder, home, messages):
+    dataset = prepare(home, "mine", features_folder, False, messages)
+    count = sum(len(dataset.pool(name)) for name in POOLS)
+    (line,) = (line for line in messages.said if "MB/s written" in line)
+    assert line.startswith(f"mine: {count:,} features, ")
+    assert "image" not in line
 
 
 def test_single_rows_beyond_float32_are_to_be_left_out(features_folder, home):
