@@ -55,13 +55,16 @@ class At:
         steps: the number of steps of the training.
         epoch: the number of the epoch, from 0.
         random: the source of random numbers of the step; it depends on the seed of the training and on the step alone.
-        shown: detached scalars that the loss wants shown beside its terms, such as an accuracy.
+        looks: whether the loss is read and shown after this step; a measure that is only shown need not be computed in
+            others.
+        shown: detached scalars to show beside the terms of the loss, such as an accuracy.
     """
 
     step: int
     steps: int
     epoch: int
     random: np.random.Generator
+    looks: bool = True
     shown: dict[str, Tensor] = field(default_factory=dict)
 
     @property

@@ -213,7 +213,8 @@ class Trainer(Checkpoint):
                     values = draw_view(view, len(images), spec.crop_padding, spec.flip, colours).to(self.device)
                     views.append(self.normalise(apply_view(images, view, values)))
                 random = np.random.Generator(np.random.PCG64(seed_of("recipe", self.seed, step)))
-                yield At(step, self.steps, epoch, random), views, labels
+                looks = step % LOG_EVERY == 0 or step == self.steps - 1
+                yield At(step, self.steps, epoch, random, looks), views, labels
 
     def _step(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, float]:
         """Train on a batch; loss and accuracy are read from the device only now and then."""
@@ -221,7 +222,8 @@ class Trainer(Checkpoint):
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["factor"]
         terms = self.recipe.loss(views, labels, at)
-        loss = sum(terms.values())
+        scalars = list(terms.values()) if isinstance(terms, dict) else []
+        loss = scalars[0] if len(scalars) == 1 else sum(scalars)
         if not isinstance(loss, Tensor) or loss.dim():
             raise UserError(
                 f"recipe {self.task.recipe_reference}: loss() returned {terms!r:.80}, expected a dict of scalars"
@@ -230,7 +232,7 @@ class Trainer(Checkpoint):
         loss.backward()
         self.optimiser.step()
         self.recipe.after_step(at)
-        if at.step % LOG_EVERY and at.step != self.steps - 1:
+        if not at.looks:
             return {}
         parts = terms if len(terms) > 1 else {}
         shown = {"loss": loss.detach(), **{name: term.detach() for name, term in parts.items()}, **at.shown}
@@ -275,7 +277,7 @@ class Trainer(Checkpoint):
                     f"(now {self.task.pretraining.schedule.rate}) in the task file"
                 )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _features(self, pool: Pool, batch: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield the rows and the features of a pool's images, batch after batch."""
         rows = [np.arange(start, min(start + batch, len(pool))) for start in range(0, len(pool), batch)]
@@ -284,7 +286,7 @@ class Trainer(Checkpoint):
                 with whole_float32():
                     yield chosen, self.network(self.normalise(images))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _accuracy(self, pool: Pool, batch: int) -> float:
         """Return the share of a pool's images that is labelled right; the device is waited for once, at the end."""
         labels = torch.from_numpy(pool.labels).to(self.device)
@@ -315,7 +317,7 @@ def seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: f
     seconds: list[float] = []
     while len(seconds) < 2 or (sum(seconds[1:]) < most and len(seconds) < 10):
         start = time.perf_counter()
-        trainer._step(views, labels, replace(at, step=0))  # whose loss is read, so that the device is waited for
+        trainer._step(views, labels, replace(at, looks=True))  # whose loss is read, so that the device is waited for
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds[1:]))
 

@@ -137,7 +137,10 @@ class Prediction:
     adjoint: AdjointReport | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.logits, Tensor) and type(self.logits) is not Tensor:  # two subclasses may not be compared
+        # Two subclasses may not be compared; one that wraps another tensor has no numbers of its own, and stays.
+        kind = type(self.logits)
+        wraps = getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__
+        if isinstance(self.logits, Tensor) and kind is not Tensor and not wraps:
             object.__setattr__(self, "logits", self.logits.as_subclass(Tensor))
 
 

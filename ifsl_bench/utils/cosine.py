@@ -23,10 +23,16 @@ def direction(v: Tensor) -> Tensor:
 
 
 def _rescale(v: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
-    """Return v / s, its length, and s: 1 for vectors whose squares fit their type, else the largest element."""
+    """Return v / s, its length, and s: 1 for vectors whose squares fit their type, else the largest element.
+
+    On an accelerator s is 1 always: it would have to be waited for, or compute all twice. Feature files whose squares
+    do not fit are refused when they are read.
+    """
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    if v.device.type != "cpu":
+        return v, length, 1.0
     fits = (length > _smallest_safe_square(v) ** 0.5) & (length < torch.inf)
-    if v.device.type == "cpu" and bool(fits.all()):  # a look that an accelerator would have to wait for
+    if bool(fits.all()):
         return v, length, 1.0
     largest = v.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
     scale = torch.where(fits, 1.0, largest)

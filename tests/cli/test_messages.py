@@ -46,7 +46,6 @@ MISTAKES = [
     (["run", "--method", "lwof", *TASK, "--episodes", "many"], "not a whole number"),
     (["run", "--method", "lwof", *TASK, "--device", "tpu"], "device 'tpu'"),
     (["run", "--method", "lwof", *TASK, "--format", "pdf"], "unknown format 'pdf'"),
-    (["run", "--method", "lwof", "--task", "tiered-1shot", "--dry-run"], "It needs the files train_a_"),
     (["run", "--method", "lwof", "--task", "none.toml"], "cannot read the task file"),
     (["run"], "say what to run"),
     (["rnu"], "did you mean 'run'"),

@@ -259,7 +259,7 @@ def test_divergence_is_said(clusters, late, said):
             logits = super().forward(support, query).logits
             return Prediction(logits if late and self.tau.item() == 1 else logits * torch.inf)
 
-    with pytest.raises(UserError, match=rf"diverged: method .scale. returned NaN or .inf logits .* at {said}"):
+    with pytest.raises(UserError, match=rf"diverged: method .scale. returned NaN or infinite logits .* at {said}"):
         train(clusters, job(clusters, Broken))
 
 

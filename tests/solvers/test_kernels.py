@@ -342,11 +342,9 @@ def test_the_kernels_can_be_switched_off_for_a_process():
 
 
 def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.float32, seed=0):
-    """An answer with many ties, with logits at -inf, and with hidden classes; and the batch it is to."""
+    """An answer with many ties, and with hidden classes, some of whose logits are -inf; and the batch it is to."""
     g = torch.Generator().manual_seed(seed)
     logits = torch.randint(-2, 3, (episodes, queries, classes + ways), generator=g).to(dtype)
-    logits[torch.rand(logits.shape, generator=g) < 0.2] = -torch.inf
-    logits[0, :, classes:], logits[1, :, :classes] = -torch.inf, -torch.inf
     novel = torch.arange(queries).expand(episodes, -1) >= base
     novel = novel.gather(1, torch.rand(episodes, queries, generator=g).argsort(1))
     labels = torch.where(
@@ -355,6 +353,7 @@ def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.floa
         torch.randint(0, classes, novel.shape, generator=g),
     )
     hidden = torch.rand(episodes, classes, generator=g) < 0.3
+    logits[::2, :, :classes].masked_fill_(hidden[::2].unsqueeze(1), -torch.inf)
     support = Support(torch.zeros(episodes, 1, 1), torch.zeros(episodes, 1).long(), hidden, torch.zeros(episodes, 1, 1))
     return Prediction(logits), Batch(support, Query(logits, logits), labels, novel)
 
