@@ -18,6 +18,7 @@ from ifsl_bench.experiments.runner import stages_of_job
 from ifsl_bench.experiments.stages import data_stage_of
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.display_names import parse_label, split_recipe
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import is_task_name
@@ -120,6 +121,9 @@ def job_from_result(result: Result, home: Paths, task: str | None = None, method
             f"{result.label} cannot be run again here: {result.task!r} is no task's name; where you trust that file, "
             "say --task FILE.toml"
         )
+    recipe = parse_label(result.label).recipe
+    if registry.names_file(split_recipe(recipe)[0]):
+        raise UserError(f"{result.label} on {result.task} cannot be run again here: its recipe is a file, not a name")
     options, train = result.own_settings()
     request = RunConfig(
         [method_name],
@@ -130,6 +134,7 @@ def job_from_result(result: Result, home: Paths, task: str | None = None, method
         seeds=[result.seed],
         episodes=len(result.episodes),
         calibrate=result.calibrated,
+        recipes=[recipe] if recipe else (),
     )
     try:
         jobs = make_jobs(request, home)

@@ -281,3 +281,17 @@ def test_weights_of_a_recipe_are_of_no_use_to_another(hues, call, monkeypatch):
     assert status == 0, err  # it was trained again
     weights = {json.loads(path.read_text())["pretraining"]["sha256"] for path in (hues / "second").rglob("ncm*.json")}
     assert len(weights) == 2
+
+
+def test_a_row_of_a_recipe_is_reproduced(hues, call):
+    assert call("run", "--method", "ncm", "--task", TASK, "--recipe", "closer.beta=1", "-q")[0] == 0
+    (file,) = (hues / "home" / "results").rglob("*.json")
+    status, out, err = call("reproduce", str(file), "--task", TASK, "-q")
+    assert status == 0, err
+    assert "identical" in out
+    text = file.read_text().replace('"ncm.recipe=closer.recipe.beta=1"', '"ncm.recipe=/x/evil.py:Evil"')
+    odd = hues / "odd.json"
+    odd.write_text(text)
+    status, _, err = call("reproduce", str(odd), "--task", TASK, "-q")
+    assert status == 2
+    assert "its recipe is a file, not a name" in err
