@@ -199,7 +199,7 @@ def _resolve_recipe(folder: Path, text: str, where: str) -> str:
 
 def _resolve_name(folder: Path, name: str, where: str, ending: str) -> str:
     """Return a name as it is; a path to a file with this ending, and perhaps a name in it, from the file's folder."""
-    is_path = (registry if ending == ".py" else task_files).names_file(name)
+    is_path = registry.names_file(name) if ending == ".py" else task_files.is_task_file_name(name)
     return resolve_path(folder, name, where) if is_path else _check_printable(name, where)
 
 

@@ -293,15 +293,18 @@ def test_hostile_files_are_refused_in_one_line_soon_and_in_little_memory(kind):
 NUMBERED = zipped({f"{i}/": b"" for i in range(60)})
 
 
+MANY = b"".join(head(b"%d.png" % i) for i in range(51)) + END
+
+
 @pytest.mark.parametrize(
     ("kind", "limit", "most", "content", "message"),
     [
-        ("tar", "MEMBERS", 50, b"".join(head(b"%d.png" % i) for i in range(51)) + END, "holds 51 files, more than 50"),
-        ("zip", "MEMBERS", 50, NUMBERED, "holds 60 files, more than 50"),
+        ("tar", "ARCHIVE_MEMBERS", 50, MANY, "holds 51 files, more than 50"),
+        ("zip", "ARCHIVE_MEMBERS", 50, NUMBERED, "holds 60 files, more than 50"),
         ("zip", "ZIP_LIST", 2_000, NUMBERED, "has a list of files of 2,"),
-        ("pickle", "PICKLE_STEPS", 2_000, b"\x80\x02]" + b"]" * 3_000, "makes more than 2,000 values"),
-        ("pickle", "PICKLE_STEPS", 2_000, b"\x80\x02" + b"(" * 3_000, "makes more than 2,000 values"),
-        ("pickle", "PICKLE_STEPS", 2_000, b"\x80\x02" + b"N0" * 1_500, "makes more than 2,000 values"),
+        ("pickle", "PICKLE_VALUES", 2_000, b"\x80\x02]" + b"]" * 3_000, "makes more than 2,000 values"),
+        ("pickle", "PICKLE_VALUES", 2_000, b"\x80\x02" + b"(" * 3_000, "makes more than 2,000 values"),
+        ("pickle", "PICKLE_VALUES", 2_000, b"\x80\x02" + b"N0" * 1_500, "makes more than 2,000 values"),
         ("pickle", "PICKLE_BYTES", 50_000, pickle.dumps([f"{i:0200}" for i in range(1_000)]), "holds more than 50,000"),
     ],
 )  # fmt: skip

@@ -147,7 +147,7 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
     if not isinstance(method, AdditiveClassifier):
         pytest.skip("it is asked session by session anyway")
     batch, sessions = loader.batch(0, 6), SessionEvaluator(method, name, loader, False)
-    once, steps = sessions.answer_sessions(method, batch), sessions._by_session(method, batch)
+    once, steps = sessions.answer_sessions(method, batch), sessions._answer_by_session(method, batch)
     for part in ("first", "base_right", "base_there", "novel_there"):
         a, b = (getattr(output.answers, part) for output in (once, steps))
         assert torch.equal(a.expand_as(b), b), part

@@ -227,8 +227,8 @@ class Task(StrictStruct, frozen=True):
     same. ``variant_of`` names the task whose protocol this one departs from: tables keep the two apart.
 
     Example:
-        >>> from ifsl_bench.protocols.tasks.task_files import packaged
-        >>> task = packaged()["glyphs-5shot"]
+        >>> from ifsl_bench.protocols.tasks.task_files import packaged_tasks
+        >>> task = packaged_tasks()["glyphs-5shot"]
         >>> isinstance(task, ifsl_bench.Task), task.shots
         (True, 5)
     """
