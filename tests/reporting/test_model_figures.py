@@ -193,7 +193,14 @@ def test_every_command_has_a_function_with_its_defaults(trained, call, tmp_path)
     for name, command in plot.commands.items():
         function = getattr(ifsl_bench.plot, name.replace("-", "_"))
         parameters = inspect.signature(function).parameters
-        names = {"results_dir": "results", "out": None, "quiet": None, "verbose": None, "device": None}
+        names = {
+            "results_dir": "results",
+            "recipes": "recipe",
+            "out": None,
+            "quiet": None,
+            "verbose": None,
+            "device": None,
+        }
         expected = {names.get(str(parameter.name), str(parameter.name)) for parameter in command.params} - {None}
         if "work" in parameters:
             expected = expected - {"home"} | {"work"}

@@ -140,7 +140,7 @@ def test_nobody_is_asked_where_nobody_is(prune, root):
     status, out, err = prune("trials")
     assert status == 2
     assert "trials" in out
-    assert "--yes removes what is listed" in err
+    assert "add --yes to remove what is listed" in err
     assert paths(root) == before
 
 
