@@ -750,7 +750,7 @@ def test_nan_in_session_7_ends_a_run_and_loses_nothing(home, call):
     ):
         status, _, err = call("run", "--method", f"faults.py:{name}", *task)
         assert status == 2
-        said = f"ifsl-bench: method '{name}' returned NaN or +inf logits in {where} expected finite ones"
+        said = f"ifsl-bench: method '{name}' returned NaN or infinite logits in {where} expected finite ones"
         assert err.splitlines()[-1].startswith(said)
     status, _, err = call("run", "--method", "ncm,faults.py:Breaks", *task)
     assert status == 1, "of several jobs, one fails"
