@@ -123,4 +123,4 @@ def test_the_whole_campaign_runs_on_a_few_photographs_from_the_users_files_to_th
     assert f"{name}, measured here beside what is printed" in out
     status, out, _ = call("status", "paper", *FEW)
     assert status == 0
-    assert f"{9 - len(failed)} of 9 jobs done" in out
+    assert f"9 jobs: {9 - len(failed)} stored" in out
