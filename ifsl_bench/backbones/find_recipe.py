@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.recipe import Recipe
@@ -122,6 +126,20 @@ def find_recipe(reference: str) -> RecipeChoice:
     return RecipeChoice(name, kind, {key: options[key] for key in declared if key in options}, passes, file)
 
 
+@contextmanager
+def recipe_errors(choice: RecipeChoice) -> Iterator[None]:
+    """Re-raise errors of a recipe as :class:`UserError` that names it, and the place in its file."""
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and not choice.file:  # an option or data that a recipe of the suite refuses
+            raise UserError(f"recipe {choice.name}: {error}") from error
+        place = error_location(error, among=inspect.getsourcefile(choice.kind) or "")
+        raise UserError(f"recipe {choice.name} failed: {place}{type(error).__name__}: {error}") from error
+
+
 def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: int) -> Recipe:
     """Make a recipe for a backbone.
 
@@ -137,17 +155,8 @@ def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: i
     options = dict(choice.options)
     if choice.knows_classes:
         options[TOTAL] = classes + novel
-    try:
+    with recipe_errors(choice):
         recipe = choice.kind(backbone, classes, **options)
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"recipe {choice.name}: {error}") from error
-    except Exception as error:
-        reason = (
-            f"{error_location(error, among=inspect.getsourcefile(choice.kind) or '')}{type(error).__name__}: {error}"
-        )
-        raise UserError(f"recipe {choice.name} cannot be made: {reason}") from error
     if not hasattr(recipe, "_parameters") or not hasattr(recipe, "backbone"):
         raise UserError(f"{choice.kind.__qualname__}.__init__ does not call super().__init__(backbone, classes)")
     if not any(parameter.requires_grad for parameter in recipe.parameters()):

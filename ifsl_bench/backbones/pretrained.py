@@ -280,13 +280,15 @@ def embedding_of(task: Task, network: Backbone, shape: tuple[int, ...], classes:
     Raises:
         UserError: the data are features, or as of :func:`ifsl_bench.backbones.find_recipe.make_recipe`.
     """
-    from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, novel_classes
+    from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, novel_classes, recipe_errors
 
     assert task.recipe_reference is not None
     if len(shape) != 3 or task.pretraining.backbone == INCLUDED:
         raise UserError(f"recipe {task.recipe_reference} trains on images, and the data of {task.name} are features")
-    recipe = make_recipe(find_recipe(task.recipe_reference), network, classes, novel_classes(task))
-    return Embedding(recipe, (shape[2], *shape[:2]))
+    choice = find_recipe(task.recipe_reference)
+    recipe = make_recipe(choice, network, classes, novel_classes(task))
+    with recipe_errors(choice):
+        return Embedding(recipe, (shape[2], *shape[:2]))
 
 
 def budget(task: Task, recipe: Recipe) -> tuple[int, float]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.device import Precision, choose_precision, describe_device, whole_float32
-from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe
+from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, recipe_errors
 from ifsl_bench.backbones.heads import fit_head
 from ifsl_bench.backbones.images import DeviceFeed, HostFeed, batches, draw_epoch, make_feed
 from ifsl_bench.backbones.networks import LinearHead
@@ -221,9 +221,10 @@ class Trainer(Checkpoint):
         rate = self.schedule.rate_at(at.step, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["factor"]
-        terms = self.recipe.loss(views, labels, at)
-        scalars = list(terms.values()) if isinstance(terms, dict) else []
-        loss = scalars[0] if len(scalars) == 1 else sum(scalars)
+        with recipe_errors(find_recipe(self.task.recipe_reference or PLAIN_RECIPE)):
+            terms = self.recipe.loss(views, labels, at)
+            scalars = list(terms.values()) if isinstance(terms, dict) else []
+            loss = scalars[0] if len(scalars) == 1 else sum(scalars)
         if not isinstance(loss, Tensor) or loss.dim():
             raise UserError(
                 f"recipe {self.task.recipe_reference}: loss() returned {terms!r:.80}, expected a dict of scalars"

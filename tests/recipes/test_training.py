@@ -236,3 +236,13 @@ def test_the_recipe_of_the_manual_is_the_one_that_new_writes(hues, call):
         return ast.unparse(ast.parse(text.partition("import torch")[2]))
 
     assert code(program) == code(Path("my_recipe.py").read_text())
+
+
+def test_a_recipe_that_fails_in_training_is_named_with_its_line(hues, call):
+    text = NAN.split("    def loss")[0] + "    def loss(self, views, labels, at):\n        return {'l': self.nothing}\n"
+    Path("failing.py").write_text(text)
+    status, _, err = call("pretrain", "--task", "hues.toml", "--recipe", "failing.py", "-q")
+    assert status == 2
+    assert "recipe Late failed: " in err
+    assert "failing.py line" in err
+    assert "Traceback" not in err
