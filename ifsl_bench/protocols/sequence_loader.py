@@ -307,6 +307,7 @@ def count_session_hits(answers: SequenceAnswers, base_classes: int, ways: int, b
         queries=array(queries),
         base_classes=base_classes,
         ways=ways,
+        novel_alone=array((answers.novel_right & novel_there & _is_met(answers.novel).unsqueeze(-1)).sum((2, 3))),
     ).compact()
 
 

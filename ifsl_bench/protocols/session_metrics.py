@@ -19,6 +19,7 @@ from ifsl_bench.protocols.calibration import Margins
 from ifsl_bench.protocols.metrics import HitCounts, harmonic_slopes, spread_harmonic_mean
 
 SEQUENCE_COUNTS = ("hits", "novel_as_base", "base_as_novel", "queries")
+ALONE_COUNT = "novel_alone"  # that older results lack
 CALIBRATED_COUNTS = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # where there is a bias
 SESSION_METRICS = (
     "first", "last", "pd", "gain", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel"
@@ -51,6 +52,8 @@ class SessionCounts(HitCounts):
         supports: support sets of each order of the classes; sequences of one order follow one another.
         calibrated_hits, calibrated_novel_as_base, calibrated_base_as_novel: the same with a bias on the novel logits
             that was chosen on validation sequences; None where none was.
+        novel_alone: [n, T] novel queries that are right among the novel classes met so far, which no bias changes; None
+            where it is not recorded.
     """
 
     hits: np.ndarray
@@ -64,6 +67,7 @@ class SessionCounts(HitCounts):
     calibrated_hits: np.ndarray | None = None
     calibrated_novel_as_base: np.ndarray | None = None
     calibrated_base_as_novel: np.ndarray | None = None
+    novel_alone: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -125,7 +129,8 @@ class SessionCounts(HitCounts):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return ("acc", *SESSION_METRICS, *(("calibrated_acc",) if self.calibrated_hits is not None else ()))
+        there = {"calibrated_acc": self.calibrated_hits is not None, ALONE_COUNT: self.novel_alone is not None}
+        return ("acc", *SESSION_METRICS, *(name for name, is_there in there.items() if is_there))
 
     def value(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
@@ -143,7 +148,7 @@ class SessionCounts(HitCounts):
         return np.asarray(np.add.reduceat(values, first) / sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
     def value_by_sequence(self, metric: str) -> np.ndarray:
-        """Return one of :data:`SUMMARY_METRICS`, or ``calibrated_acc``, in each sequence, [n], in percent.
+        """Return one of :attr:`metrics` in each sequence, [n], in percent.
 
         ``first`` and ``last`` are A_0 and A_T, ``acc`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
         2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T. ``gain`` is the ``acc`` above
@@ -163,7 +168,7 @@ class SessionCounts(HitCounts):
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the name of a count -> its values in each sequence, [n, ...], for all that there are."""
-        names = (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS)
+        names = (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS, ALONE_COUNT)
         return {name: values for name in names if (values := getattr(self, name)) is not None}
 
     def calibrated(self) -> SessionCounts:
@@ -184,7 +189,7 @@ class SessionCounts(HitCounts):
         """Return the counts of a model that is the same in session 0 and never answers with a novel class."""
         first = self.hits[:, :1].astype(np.int64)
         novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
-        none: dict[str, Any] = dict.fromkeys(CALIBRATED_COUNTS)
+        none: dict[str, Any] = dict.fromkeys((*CALIBRATED_COUNTS, ALONE_COUNT))
         hits, as_novel = np.where(self.groups == 0, first, 0), np.zeros_like(novel)
         return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
@@ -278,6 +283,13 @@ def _novel_as_base_share(counts: SessionCounts) -> np.ndarray:
     return _percent(taken, _novel_queries(counts))
 
 
+def _novel_alone_share(counts: SessionCounts) -> np.ndarray:
+    """The share of the novel queries met so far that are right among the novel classes met so far."""
+    assert counts.novel_alone is not None
+    right = np.pad(counts.novel_alone.astype(np.int64), ((0, 0), (1, 0)))
+    return _percent(right, _novel_queries(counts))
+
+
 def _base_as_novel_share(counts: SessionCounts) -> np.ndarray:
     """The share of base queries that go to novel classes; 0 after session 0."""
     taken = np.pad(counts.base_as_novel.astype(np.int64), ((0, 0), (1, 0)))
@@ -293,4 +305,5 @@ _METRIC_AFTER_SESSION: dict[str, Callable[[SessionCounts], np.ndarray]] = {
     "learned": lambda counts: np.diagonal(counts.accuracy_triangle(), axis1=1, axis2=2),
     "novel_as_base": _novel_as_base_share,
     "base_as_novel": _base_as_novel_share,
+    ALONE_COUNT: _novel_alone_share,
 }

@@ -10,6 +10,7 @@ import numpy as np
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT, Bias, Margins, find_bias
 from ifsl_bench.protocols.protocol import Feature, HitCount, MetricColumn, Protocol, StoredCounts, class_draw_faults
 from ifsl_bench.protocols.session_metrics import (
+    ALONE_COUNT,
     CALIBRATED_COUNTS,
     SEQUENCE_COUNTS,
     SESSION_METRICS,
@@ -37,6 +38,7 @@ METRIC_COLUMNS = (
     MetricColumn("learned", "just learned"),
     MetricColumn("novel_as_base", "novel as base"),
     MetricColumn("base_as_novel", "base as novel"),
+    MetricColumn("novel_alone", "novel alone"),
 )
 BIAS_METRICS = ("acc", "last", "pd", "gain", "base", "novel", "harmonic", "gacc")  # metrics that resamples are known of
 
@@ -51,7 +53,7 @@ class SequenceCounts(StoredCounts, frozen=True):
         every_image: whether it was even given all training images of their classes.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (*SEQUENCE_COUNTS, "classes", *CALIBRATED_COUNTS)
+    COLUMNS: ClassVar[tuple[str, ...]] = (*SEQUENCE_COUNTS, "classes", *CALIBRATED_COUNTS, ALONE_COUNT)
     SHAPE_FIELDS: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
     DRAWN_COLUMNS: ClassVar[tuple[str, ...]] = ("classes", "queries")
     LONG_COLUMNS: ClassVar[tuple[str, ...]] = COLUMNS
@@ -72,6 +74,7 @@ class SequenceCounts(StoredCounts, frozen=True):
     calibrated_novel_as_base: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
     calibrated_base_as_novel: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
     every_image: bool = False
+    novel_alone: list[int] | str = []  # noqa: RUF012 -- msgspec copies it
 
     @property
     def protocol(self) -> Protocol:
@@ -89,7 +92,7 @@ class SequenceCounts(StoredCounts, frozen=True):
         """Return the counts as arrays; raises :class:`ValueError` where a column has other than equally many."""
         arrays: dict[str, Any] = {
             name: self.column(name).reshape(len(self), -1)
-            for name in (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS)
+            for name in (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS, ALONE_COUNT)
             if self.length(name)
         }
         shape = {name: getattr(self, name) for name in ("base_classes", "ways", "state_bytes", "supports")}
@@ -103,7 +106,7 @@ class Sessions(Protocol):
     drawn: ClassVar[str] = "sequences"
     units: ClassVar[str] = "orders"
     metrics = ("acc", *SESSION_METRICS)
-    more_metrics = ("calibrated_acc",)
+    more_metrics = ("calibrated_acc", ALONE_COUNT)
     fields = hidden_fields = ("acc", "calibrated_acc", *SESSION_METRICS)
     columns = METRIC_COLUMNS
     stored = SequenceCounts
@@ -239,6 +242,11 @@ def _count_faults(counts: SessionCounts) -> Iterator[str]:
         for name, most in limits.items():
             if ((values := getattr(part, name)) < 0).any() or (values > most).any():
                 yield f"episodes.{name} has more than there are queries, or a negative number"
+    if counts.novel_alone is not None and counts.novel_alone.shape == (n, sessions):
+        session, group = triangle_indices(sessions)
+        novel = np.stack([counts.hits[:, (session == t) & (group > 0)].sum(1) for t in range(1, sessions + 1)], 1)
+        if (counts.novel_alone < novel).any() or (counts.novel_alone > novel + counts.novel_as_base).any():
+            yield "episodes.novel_alone is less than the novel hits, or more than these and novel_as_base"
 
 
 def _calibration_faults(counts: SessionCounts, calibration: Any) -> Iterator[str]:

@@ -37,6 +37,8 @@ from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.sampling.sequences import SequencePools, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceAnswers, SequenceLoader, SessionEvaluator, count_session_hits
+from ifsl_bench.protocols.session_metrics import SessionCounts
+from ifsl_bench.protocols.session_protocol import _count_faults
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.solvers import minimise
@@ -114,7 +116,7 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base, monkey
     counts = evaluate(method, name, loader, range(4)).counts
     sessions, ways, labels = loader.sampler.shape.count, 2, labels_of(batch, loader)
     square = np.zeros((4, sessions + 1, sessions + 1), int)
-    as_base, as_novel = np.zeros((4, sessions), int), np.zeros((4, sessions), int)
+    as_base, as_novel, alone = (np.zeros((4, sessions), int) for _ in range(3))
     for t in range(sessions + 1):
         if t:
             state = None
@@ -134,10 +136,16 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base, monkey
                 if t:
                     as_base[e, t - 1] += g > 0 and answer < K
                     as_novel[e, t - 1] += g == 0 and answer >= K
+            if t:
+                best = K + z[:, K:].argmax(-1)
+                alone[e, t - 1] = sum(a == b for a, b in zip(best.tolist(), labels, strict=False) if b >= K)
     rows = np.tril_indices(sessions + 1)
     assert (counts.hits == square[:, *rows]).all()
     assert (counts.novel_as_base == as_base).all()
     assert (counts.base_as_novel == as_novel).all()
+    assert (counts.novel_alone == alone).all()
+    novel = np.array([n for e in range(4) if (n := sum(label >= K for label in labels))])
+    assert counts.value_by_sequence("novel_alone") == pytest.approx(100 * alone[:, -1] / novel)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -603,6 +611,14 @@ def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
     assert many.base_as_novel.max() == 0 or (many.novel_as_base == 0).all()
 
 
+@pytest.mark.parametrize(("alone", "wrong"), [(3, True), (4, False), (6, False), (7, True)])
+def test_novel_queries_right_alone_are_the_hits_and_perhaps_some_that_base_classes_take(alone, wrong):
+    """Of 9 novel queries 4 are right and 2 are answered with a base class: 4 to 6 can be right alone."""
+    one = np.ones((1, 1), int)
+    counts = SessionCounts(np.array([[5, 5, 4]]), 2 * one, 0 * one, np.array([[6, 9]]), 3, 2, novel_alone=alone * one)
+    assert any("novel_alone" in fault for fault in _count_faults(counts)) == wrong
+
+
 def test_counts_with_ties_and_missing_queries():
     """The base class is the answer of equal logits; queries that are not there count nowhere."""
     zero = torch.zeros(1, 1, 2)
@@ -620,6 +636,7 @@ def test_counts_with_ties_and_missing_queries():
     assert counts.queries.tolist() == [[1, 2]]
     assert counts.novel_as_base.tolist() == [[1]]
     assert counts.base_as_novel.tolist() == [[0]]
+    assert counts.novel_alone.tolist() == [[2]]
 
 
 @pytest.mark.slow("whole runs on all sessions of a packaged task")
