@@ -6,6 +6,7 @@ import bz2
 import io
 import os
 import pickle
+import re
 import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ import pytest
 from ifsl_bench.data.read.archive import Entry, file_kind, open_tree
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
+from ifsl_bench.utils.limits import ARCHIVE_MEMBERS
+from tests.data.helpers import spoil
 
 FILES = {
     "top/wnids.txt": b"a\nb\n",
@@ -214,3 +217,40 @@ def test_encrypted_files_are_said_to_be(tmp_path):
     path.write_bytes(content)
     with open_tree(path) as tree, pytest.raises(UserError, match="encrypted"):
         tree.read(tree.entries[0])
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar of tars", "tar.gz", "tar.bz2", "tar.xz"])
+@pytest.mark.parametrize("share", [0.0002, 0.5, 0.9])
+def test_archives_that_are_cut_short_are_named(kind, share, tmp_path):
+    """Cut anywhere, also where the standard library takes the cut for the end of the list."""
+    path = MAKERS[kind](tmp_path / "data", {f"top/a/a_{i}.JPEG": os.urandom(700) for i in range(90)})
+    content = path.read_bytes()
+    path.write_bytes(content[: max(600, int(share * len(content)))])
+    with pytest.raises(UserError, match=rf"{re.escape(str(path))}.*(cut short|damaged)"), open_tree(path) as tree:
+        _ = tree.entries
+
+
+@pytest.mark.parametrize("kind", ["zip", "stored zip", "lzma zip"])
+def test_damaged_content_in_a_zip_archive_is_named(kind, tmp_path):
+    files = {"top/good.JPEG": os.urandom(3000), "top/bad.JPEG": os.urandom(3000)}
+    path = MAKERS[kind](tmp_path / "data", files)
+    spoil(path, path.read_bytes().index(b"top/bad.JPEG") + 1000)
+    with open_tree(path) as tree:
+        assert tree.read(tree.by_path["top/good.JPEG"]) == files["top/good.JPEG"]
+        with pytest.raises(UserError, match=r"cannot read top/bad\.JPEG in .*data: its content is damaged"):
+            tree.read(tree.by_path["top/bad.JPEG"])
+
+
+@pytest.mark.parametrize("kind", ["stored zip", "tar"])
+def test_a_list_as_long_as_is_taken_fits_into_a_gigabyte(kind, tmp_path, traced):
+    """Measured on a short one, whose files are empty."""
+    names = [f"n{i // 100:04}/image_{i:07}.png" for i in range(3_000)]
+    path = MAKERS[kind](tmp_path / "data", dict.fromkeys(names, b""))
+    peaks = []
+    for _ in range(3):  # modules imported on first use, and other threads of the process, take memory too
+        with traced() as memory, open_tree(path) as tree:
+            assert len(tree.entries) == len(names)
+            digest = tree.content()["names"]
+        peaks.append(memory.peak)
+    assert digest == sha256_json([[name, 0] for name in names])
+    assert min(peaks) / len(names) * ARCHIVE_MEMBERS.most < 1e9

@@ -18,6 +18,7 @@ from ifsl_bench.data.read import images
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.images import BadImage, ImageSpec, MemorySemaphore, decode_into, resize_cubic, tree_items
 from ifsl_bench.utils.serialization import create_array
+from tests.data.test_archive import make_tar
 
 
 def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:
@@ -317,3 +318,21 @@ def test_honest_tiffs_and_such_with_long_texts_are_opened():
         out = io.BytesIO()
         Image.new("RGB", (40, 3000), (9, 8, 7)).save(out, "TIFF", **more)
         assert decode(out.getvalue(), ImageSpec(8, "crop")).shape == (8, 8, 3)
+
+
+def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(tmp_path, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "1")
+    good, large = (
+        encoded(picture(9, 9)),
+        encoded(picture(9, 9)) + bytes(2 * 10**6),
+    )  # what follows an image does no harm
+    with open_tree(make_tar(tmp_path / "x.tar", {"a.png": good, "b.png": large, "c.png": good})) as tree:
+        out = np.zeros((3, 8, 8, 3), np.uint8)
+        ((row, _, reason),) = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop")).bad
+        assert row == 1
+        assert reason.startswith("it has 2,000,")
+        assert "too large for an encoded image" in reason
+        assert out[0].any()
+        assert (out[0] == out[2]).all()
+        monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "3")
+        assert not decode_into(out, tree_items(tree, ["b.png"]), ImageSpec(8, "crop")).bad

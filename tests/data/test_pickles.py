@@ -9,8 +9,10 @@ import zlib
 import numpy as np
 import pytest
 
+from ifsl_bench.data.pickle_pools import to_text
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.pickles import load_pickle
+from ifsl_bench.data.sets.tiered import read_rows_by_wnid
 from ifsl_bench.utils.errors import UserError
 
 # Written by Python 2.7.18 with NumPy 1.16.6, cPickle.dumps(value, protocol), then zlib and base64; value = {
@@ -167,3 +169,24 @@ def test_a_long_array_of_other_bytes_than_its_shape_is_damaged(rows, protocol):
     assert wrong != content
     with pytest.raises(UserError, match=r"damaged.*90,000 bytes for an array uint8"):
         load_pickle(wrong, "x.pkl")
+
+
+def test_what_is_nested_deeply_is_read_but_is_no_name(tmp_path):
+    """Written out, it would exhaust the stack."""
+    content = b"\x80\x04}U\x04data)" + 200_000 * b"\x85" + b"s."
+    assert isinstance(load_pickle(content, "x.pkl")[b"data"], tuple)
+    labels = b"U\x0elabel_specific]K\x00aU\x12label_specific_str](I1\nt" + 200_000 * b"\x85" + b"a"
+    (tmp_path / "train_labels.pkl").write_bytes(b"\x80\x02}(" + labels + b"u.")
+    with open_tree(tmp_path) as tree, pytest.raises(UserError, match="has a class 'a tuple', which is none of"):
+        read_rows_by_wnid(tree, tree.by_path["train_labels.pkl"], {})
+    names = ["a", b"\xe9", np.str_("b"), np.bytes_(b"c"), 7, np.int64(8), True, 1.5, None, [["x"]], {}]
+    texts = ["a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict"]
+    assert list(map(to_text, names)) == texts
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_cut_anywhere_is_said_to_be_cut(protocol):
+    content = pickle.dumps({"data": np.arange(12, dtype=np.uint8), "labels": [1, 2], "names": ["é", b"x"]}, protocol)
+    for length in range(len(content)):
+        with pytest.raises(UserError, match=r"x\.pkl is (cut short|damaged|no pickle but)"):
+            load_pickle(content[:length], "x.pkl")

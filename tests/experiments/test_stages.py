@@ -224,10 +224,10 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
         api.evaluate_checkpoint("nobody", task, work=work)
 
 
-def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):
-    work = api.workspace(glyph_features_home, device="cpu")
-    file = glyph_features_home.parent / "few.toml"
-    (job,) = make_jobs(RunConfig(["protonet"], [f"{file}:few-1shot"]), work.home)
+def test_features_of_other_weights_are_not_cached(hues, monkeypatch):
+    work = api.workspace(hues / "home", device="cpu")
+    (job,) = make_jobs(RunConfig(["protonet"], ["hues.toml:hues-1shot"]), work.home)
+    run_unstored(job, work)
     features = stages_of_job(job)[2]
     assert features.cached(work.home)
     monkeypatch.setattr("ifsl_bench.experiments.stages.features_sha256", lambda home, key: "another")

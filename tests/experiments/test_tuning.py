@@ -37,6 +37,8 @@ from ifsl_bench.reporting.columns import entries_of
 from ifsl_bench.store.schema import file_name, path_of, read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
+from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
+from tests.reporters import Messages
 
 
 class Scaled(Method):
@@ -497,3 +499,20 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
     assert not any(trial.cached(work.home) for trial in changed)
     _, commented = trials(OWN + "# a remark")
     assert all(trial.cached(work.home) for trial in commented)
+
+
+@pytest.mark.parametrize(
+    "change", [{"accuracy": 101.0}, {"accuracy": "high"}, {"episodes": 0}, {"unconverged": -1}, {"diverged": 1}]
+)
+def test_an_impossible_trial_is_tried_again(tmp_path, change):
+    path, tried = tmp_path / "trial.json", TrialRecord(50.0, 10, hits={"base_joint": [3] * 10})
+    search.write_trial(path, tried, "abc", "a job", {})
+    assert search.read_trial(path, "abc", lambda _: True) == tried
+    assert search.read_trial(path, "other weights", lambda _: True) is None
+    write_checksummed(path, {**read_checksummed(path), **change})
+    reporter = Messages()
+    assert search.read_trial(path, "abc", lambda _: True) is None
+    assert path.exists()
+    assert search.read_trial(path, "abc", lambda _: True, reporter) is None
+    assert not path.exists()
+    assert "trial.json is damaged" in reporter.warned[0]

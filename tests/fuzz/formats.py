@@ -14,7 +14,6 @@ import struct
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import resources
@@ -36,22 +35,11 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks, parse_tasks
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import LogReporter
-from tests.fuzz.harness import NUMBERS, Format, change_json, number, once, read_archive, spoiled, spoiled_parts
+from tests.data.test_archive import add_files
+from tests.fuzz.harness import NUMBERS, Format, change_json, number, read_archive, spoiled, spoiled_parts
 
-NAMES = (
-    "a/../../b",
-    "/etc/passwd",
-    "a" * 101,
-    "9" * 5000,
-    "\udc80",
-    "\n\x1b[2J",
-    "",
-    ".",
-    "a//b",
-    "C:x",
-    "a/b.tar",
-    "\0",
-)
+OUTSIDE = ("a/../../b", "/etc/passwd", "C:x")
+NAMES = (*OUTSIDE, "a" * 101, "9" * 5000, "\udc80", "\n\x1b[2J", "", ".", "a//b", "a/b.tar", "\0")
 
 # -- archives, and images in them
 
@@ -67,10 +55,7 @@ def encoded(form: str = "PNG", mode: str = "RGB", size: tuple[int, int] = (9, 7)
 def tarred(content: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form) as archive:
-        for name, data in content.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+        add_files(archive, content)
     return out.getvalue()
 
 
@@ -198,27 +183,6 @@ def images() -> Sequence[bytes]:
         encoded("JPEG", exif=exif),
         encoded("TIFF", "1", compression="group4"),
     ]
-
-
-def png_chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def spoiled_image(random: Random, content: bytes) -> bytes:
-    """Change chunks of a PNG and make their checksums right; of others, change any bytes."""
-    if not content.startswith(b"\x89PNG") or random.random() < 0.3:
-        return spoiled(random, content)
-    at, out = 8, content[:8]
-    while at + 12 <= len(content):
-        (length,) = struct.unpack(">I", content[at : at + 4])
-        kind, data = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
-        at += 12 + length
-        if random.random() < 0.3:
-            data = once(random, data)
-        elif random.random() < 0.1:
-            kind, data = random.choice((b"zTXt", b"iCCP", b"iTXt")), b"k\0\0" + zlib.compress(bytes(1 << 22))
-        out += png_chunk(kind, data)
-    return out
 
 
 def read_image(path: Path) -> None:
@@ -377,7 +341,7 @@ FORMATS = {
         Format("tar.xz", tars, read_archive, partial(spoiled_inside, partial(lzma.compress, preset=0)), 20),
         Format("zip", zips, read_archive, spoiled_zip, 100),
         Format("folder", folders, read_folder, spoiled_folder, 15),
-        Format("image", images, read_image, spoiled_image, 100),
+        Format("image", images, read_image, share=100),
         Format("pickle", pickles, read_pickle, spoiled_pickle, 150),
         Format("npz", npzs, partial(read_features, ".npz"), spoiled_zip, 100),
         Format("pt", pts, partial(read_features, ".pt"), spoiled_zip),

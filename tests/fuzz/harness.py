@@ -179,10 +179,8 @@ def judged(form: Format, path: Path) -> Verdict:
 
 def peak() -> int:
     """Return the most memory that this process has had, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss may be the parent's
-        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text()  # ru_maxrss may be the parent's
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def _work(form: Format, make: Callable[[int], bytes], numbers: range, folder: str, line: Connection) -> None:
@@ -253,12 +251,6 @@ def read_archive(path: Path) -> None:
                 refused.append(error)
         if refused:
             raise refused[0]
-
-
-def replayed(form: Format, content: bytes) -> Verdict:
-    """Return the verdict on one file."""
-    ((_, verdict),) = tried(form, lambda _: content, range(1))
-    return verdict
 
 
 def keep(form: Format, content: bytes, message: str, folder: Path = KEPT) -> Path:

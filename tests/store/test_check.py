@@ -7,13 +7,17 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
+from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.store.result_folder import packaged_root, read_results
-from ifsl_bench.store.schema import file_name, parse, write
+from ifsl_bench.reporting.table import FORMATS, READERS
+from ifsl_bench.store import check
+from ifsl_bench.store.result_folder import packaged_root, read_results, unfit_reasons
+from ifsl_bench.store.schema import Result, file_name, parse, summary_entry, write
 from ifsl_bench.utils.errors import is_printable
 from ifsl_bench.utils.files import Paths
 from tests.store.result_fields import altered, listed
@@ -46,6 +50,9 @@ def test_a_good_file_in_one_line(file):
     assert {text.partition(",")[0] for text in report.unverified} <= {"classes", "distribution"}
 
 
+CLEAR = "\x1b[2J"  # clears a terminal
+BAD = (CLEAR, "a\nb", "\u202eabc", "\u2066x", "\x9b1m", "\u200bx", "\ufeff", "\x00")
+SECTIONS = ("provenance", "pretraining", "cost", "solver", "tuned", "training", "options", "train", "summary")
 TUNED = {"c": {"3": 1.0}}
 
 
@@ -97,6 +104,30 @@ def shorten(value: dict) -> None:
         (lambda v: v["provenance"].update(time="tomorrow"), "provenance.time: 'tomorrow' is no time"),
         (lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"), "Expected a time such as"),
         (lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"), "is in the future"),
+        (
+            lambda v: v["provenance"]["libraries"].update(torch=CLEAR),
+            f"provenance.libraries.torch: {CLEAR!r} can",
+        ),
+        (lambda v: v["pretraining"].update(device=CLEAR), f"pretraining.device: {CLEAR!r} cannot be printed"),
+        (lambda v: v["training"].update(solves={"a": [[{"b": [1, CLEAR]}]]}), f"training.solves.a.b: {CLEAR!r} cannot"),
+        (lambda v: v["options"].update(weight_decay=CLEAR), f"options.weight_decay: {CLEAR!r} cannot be printed"),
+        (lambda v: v.update(setting=CLEAR), f"setting: {CLEAR!r} cannot be printed"),
+        (lambda v: v.update(edge=["x", CLEAR]), f"edge: {CLEAR!r} cannot be printed"),
+        (lambda v: v["provenance"].update(note="x"), "provenance: Object contains unknown field `note`"),
+        (lambda v: v["provenance"]["libraries"].update({"a b": "1"}), "provenance.libraries: Expected the name of a"),
+        (
+            lambda v: v["provenance"].update(distribution={"url": "y"}),
+            "provenance.distribution: Object contains",
+        ),
+        (lambda v: v["pretraining"].update(note="x"), "pretraining: Object contains unknown field `note`"),
+        (
+            lambda v: v["pretraining"]["accuracy"].update({"novel/test": 1.0}),
+            "pretraining.accuracy: Invalid enum",
+        ),
+        (lambda v: v["cost"].update(dollars=1.0), "cost: Invalid enum value 'dollars'"),
+        (lambda v: v.update(solver={"solver_steps": {"least": 1.0}}), "solver[...]: Invalid enum value 'least'"),
+        (lambda v: v["training"].update(note="x"), "training: Object contains unknown field `note`"),
+        (lambda v: v["training"].update(solves={"good": 1}), "training.solves: Invalid enum value 'good'"),
     ],
 )
 def test_each_fault_is_named(file, change, message):
@@ -104,6 +135,29 @@ def test_each_fault_is_named(file, change, message):
     assert any(message in failure for failure in failures), failures
     assert all(is_printable(failure) for failure in failures)
     assert len(set(failures)) == len(failures)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_name_that_cannot_be_printed_is_refused_in_every_section(file, section):
+    value = {"mean": 1.0} if section in ("solver", "tuned", "summary") else 1.0
+    altered(file, lambda v: v[section].update(dict.fromkeys(BAD, value)))
+    failures = check_file(file).failures
+    for text in BAD:
+        assert f"{section}: the name {text!r} cannot be printed as it is" in failures
+    assert all(is_printable(failure) for failure in failures)
+
+
+def test_what_people_write_can_be_printed(file):
+    device = "Grüße 日本語 a\u3000b 👩\u200d🔬 ±"
+    assert check_file(altered(file, lambda v: v["pretraining"].update(device=device))).failures == ()
+
+
+def test_of_a_file_with_a_thousand_faults_few_short_lines_are_printed(file):
+    altered(file, lambda v: v["cost"].update({"\n" * 10_000 + str(i): 1.0 for i in range(1000)}))
+    failures = check_file(file).failures
+    assert len(failures) == check.MAX_FAULTS + 1
+    assert failures[-1] == "and 951 more"
+    assert max(map(len, failures)) <= check.MAX_FAULT_LENGTH + 3
 
 
 def test_a_clock_may_be_a_day_ahead(file):
@@ -237,3 +291,39 @@ def test_the_command(measured, file, call):
     assert "digest" in err[1]
     assert err[-1] == "ifsl-bench: 1 of 2 result files failed the checks"
     assert check(str(path))[0] == 2, "a task of one's own is unknown without its file"
+
+
+def cut(result: Result, n: int) -> Result:
+    """The result with its first n episodes alone, its summary made for these and its digest kept."""
+    entry = listed(result).episodes
+    ways = len(entry.classes) // len(entry.base_joint)
+    parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *OPTIONAL_COUNTS)}
+    parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}
+    shorter = msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **parts), calibration=None)
+    return msgspec.structs.replace(shorter, summary=summary_entry(summarise(shorter.counts().per_episode())))
+
+
+def test_check_and_tables_agree_on_which_episodes_fit(file, call):
+    write(file.parents[1], msgspec.structs.replace(cut(parse(file), 3), choice=None))
+    (task,) = load_tasks("glyphs-5shot")
+    (reason,) = unfit_reasons(task, [parse(file)]).values()
+    assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
+    assert reason in check_file(file).failures
+    status, out, err = call("compare", str(file), str(packaged_root() / "glyphs-5shot" / file.name))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "cannot be compared: both say that their episodes are those of digest" in err
+    for style in FORMATS:
+        status, out, err = call("table", "glyphs-5shot", "--results", str(file.parents[1]), "--format", style)
+        text = out + err
+        assert status == 0
+        assert "over 3 episodes" not in text
+        if style in READERS:
+            assert text.count(f"left out: lwof, seed 1 (yours): {reason}") == 1
+        else:
+            assert f"warning: left out: lwof, seed 1 (yours): {reason}" in text, "programs get no notes"
+
+
+def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
+    monkeypatch.setattr(check, "_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
+    altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
+    assert "it has 1,000,001 episodes; this task allows at most 1,000,000" in check_file(file).failures
