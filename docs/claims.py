@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import overall
-from ifsl_bench.analysis.ranking import LEVEL, Difference, Ranking, holm, setting_of
-from ifsl_bench.analysis.task_results import TaskResults, board_of, rival_of, row_of
+from ifsl_bench.analysis.comparison import overall_difference
+from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting, holm_rejections
+from ifsl_bench.analysis.task_results import TaskResults, find_rival, load_results_by_name, require_row
 from ifsl_bench.protocols.registry import metric_titles
 from ifsl_bench.reporting.columns import plus_minus
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
@@ -87,7 +87,7 @@ class Evidence:
     a: SeedAggregate
     b: SeedAggregate
     task: str
-    difference: Difference
+    difference: RowDifference
     by: float  # the difference in the direction that the claim says
     fixed: str  # what is held fixed; and the backbones, where those of A and B differ
 
@@ -141,7 +141,10 @@ def evaluate_all(root: Path | None = None) -> list[EvaluatedClaim]:
 
 def evaluate(claims: Mapping[str, Claim], folders: Paths) -> list[EvaluatedClaim]:
     """Claims with their verdicts, all statements tested at once; boards are those of these folders."""
-    boards = {task: board_of(task, folders) for task in {name for claim in claims.values() for name in claim.tasks}}
+    boards = {
+        task: load_results_by_name(task, folders)
+        for task in {name for claim in claims.values() for name in claim.tasks}
+    }
     evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
     asserted, opposed = dict[Key, float](), dict[Key, float]()  # of each statement once, however many claims share it
     for name, claim in claims.items():
@@ -151,8 +154,10 @@ def evaluate(claims: Mapping[str, Claim], folders: Paths) -> list[EvaluatedClaim
             asserted |= {key: _p(compared, key) for key in assertions or refutations}
             opposed |= {key: _p(compared, key) for key in refutations if assertions}
     families = (asserted, LEVEL - OPPOSED), (opposed, OPPOSED)
-    shown = {key for p, level in families
-             for key, sure in zip(p, holm(np.array(list(p.values())), level), strict=True) if sure}  # fmt: skip
+    shown = set()
+    for p_values, level in families:
+        rejected = holm_rejections(np.array(list(p_values.values())), level)
+        shown |= {key for key, is_rejected in zip(p_values, rejected, strict=True) if is_rejected}
     return [_evaluated(name, claim, evidence[name], shown) for name, claim in claims.items()]
 
 
@@ -178,7 +183,7 @@ def _p(evidence: Evidence, key: Key) -> float:
     """One-sided p-value of the hypothesis that a statement is wrong."""
     *_, first, _, beyond = key
     gap = evidence.difference
-    return replace(gap, mean=(gap.mean if first == evidence.a.label else -gap.mean) - beyond).p_better()
+    return replace(gap, mean=(gap.mean if first == evidence.a.label else -gap.mean) - beyond).one_sided_p_value()
 
 
 def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence]:
@@ -186,19 +191,19 @@ def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence]
     for a, b in claim.rows:
         for task in claim.tasks:
             board = boards[task]
-            first = row_of(board, a)
-            family = Ranking(board.compared, claim.metric, setting_of(first)).family
-            rivals = family if b == ANY else [rival_of(board, b, a)]
+            first = require_row(board, a)
+            family = Ranking(board.comparable_rows, claim.metric, common_setting(first)).family
+            rivals = family if b == ANY else [find_rival(board, b, a)]
             evidence += [_compared(claim, board, first, rival) for rival in rivals if rival is not first]
     return evidence
 
 
 def _compared(claim: Claim, board: TaskResults, a: SeedAggregate, b: SeedAggregate) -> Evidence:
-    gap = overall(a, b, board.compared, claim.metric)
+    gap = overall_difference(a, b, board.comparable_rows, claim.metric)
     fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
-    fixed += ["backbone"] if a.one_pretraining and b.one_pretraining else []
+    fixed += ["backbone"] if a.has_one_pretraining and b.has_one_pretraining else []
     fixed_text = ", ".join(fixed) + ("" if _backbones(a) == _backbones(b) else "; backbones differ")
-    return Evidence(a, b, board.name, gap, -gap.mean if claim.says == "behind" else gap.mean, fixed_text)
+    return Evidence(a, b, board.task_name, gap, -gap.mean if claim.says == "behind" else gap.mean, fixed_text)
 
 
 def _backbones(row: SeedAggregate) -> set[str]:
@@ -219,7 +224,7 @@ def heading_of_claim(claim: EvaluatedClaim) -> str:
 
 def edges_of(claim: EvaluatedClaim) -> str:
     """The options of a claim's rows that were chosen at the edge of what was tried, in words."""
-    rows = {row.label: row.edge for e in claim.evidence for row in (e.a, e.b) if row.edge}
+    rows = {row.label: row.options_at_edge for e in claim.evidence for row in (e.a, e.b) if row.options_at_edge}
     return "; ".join(f"{label}: {', '.join(options)}" for label, options in sorted(rows.items()))
 
 

@@ -155,7 +155,7 @@ def current(text: str) -> str:
 
 def main() -> int:
     """The exit status: with ``--check`` 1 where a file is not current; 2 where one cannot be made."""
-    asked.load_board = functools.cache(asked.load_board)  # hundreds of commands read the same results
+    asked.load_task_results = functools.cache(asked.load_task_results)  # hundreds of commands read the same results
     parser = argparse.ArgumentParser(description="Write tables of results, and numbers of claims, into Markdown files.")
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a table is not current")
     shown = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

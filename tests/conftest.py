@@ -87,7 +87,7 @@ def _packaged_results_are_read_once() -> Iterator[None]:
     from ifsl_bench.analysis import task_results
     from ifsl_bench.store import published
 
-    load_board, packaged_root = task_results.load_board, task_results.packaged_root
+    load_board, packaged_root = task_results.load_task_results, task_results.packaged_root
     published_root = published.packaged_root
     nothing_else = functools.lru_cache(maxsize=12)(lambda task: load_board(task, Path("no results")))
 
@@ -97,7 +97,7 @@ def _packaged_results_are_read_once() -> Iterator[None]:
         return nothing_else(task) if alone else load_board(task, results)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_results, "load_board", load_once)
+        patch.setattr(task_results, "load_task_results", load_once)
         yield
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.analysis.image_variance import ImageVariance, PoolShares, variance_of_images
-from ifsl_bench.analysis.ranking import Prior, difference, fit_prior, rank_intervals
+from ifsl_bench.analysis.image_variance import ImageVariance, WeightedPoolShares, sum_pool_variances
+from ifsl_bench.analysis.ranking import SeedVariancePrior, estimate_difference, fit_seed_variance_prior, rank_intervals
 
 ROWS, ORDERS, CLASSES, EACH, SEEDS = 8, 60, 40, 15, 3
 DESIGNS = {  # standard errors of a difference, in points: of images, of an image with one seed, of seeds, of orders
@@ -46,7 +46,7 @@ def case(
 
 def of_images(shares: np.ndarray) -> ImageVariance:
     """The variance over images of a difference with these shares, [seeds, images]."""
-    return variance_of_images([PoolShares(shares[:, None], ASKED, LABELS)], models_fixed=False)
+    return sum_pool_variances([WeightedPoolShares(shares[:, None], ASKED, LABELS)], models_fixed=False)
 
 
 def coverage(seeds: int, errors: tuple[float, ...], effects: str, cases: int) -> tuple[float, ...]:
@@ -54,12 +54,12 @@ def coverage(seeds: int, errors: tuple[float, ...], effects: str, cases: int) ->
     rng, held = np.random.default_rng(0), np.zeros(3)
     for _ in range(cases):
         x, shares = case(rng, seeds, errors, effects)
-        images, alone = of_images(shares[0] - shares[1]), Prior(0.0, 0.0)
-        prior = fit_prior(x.mean(2), np.zeros(ROWS, bool))
+        images, alone = of_images(shares[0] - shares[1]), SeedVariancePrior(0.0, 0.0)
+        prior = fit_seed_variance_prior(x.mean(2), np.zeros(ROWS, bool))
         gaps = [
-            difference(x[0], x[1], prior, 2),
-            difference(x[0], x[1], alone, 2, images=images),
-            difference(x[0], x[1], prior, 2, images=images),
+            estimate_difference(x[0], x[1], prior, 2),
+            estimate_difference(x[0], x[1], alone, 2, image_variance=images),
+            estimate_difference(x[0], x[1], prior, 2, image_variance=images),
         ]
         held += [abs(gap.mean) <= gap.interval for gap in gaps]
     return tuple(held / cases)
@@ -71,7 +71,7 @@ def told_apart(seeds: int, errors: tuple[float, ...], effects: str, cases: int) 
     for _ in range(cases):
         x, shares = case(rng, seeds, errors, effects)
         pairs = {(i, j): of_images(shares[i] - shares[j]) for j in range(ROWS) for i in range(j)}
-        ranks = rank_intervals(x, np.zeros(ROWS, bool), images=lambda i, j, pairs=pairs: pairs[i, j])
+        ranks = rank_intervals(x, np.zeros(ROWS, bool), image_variance_of_pair=lambda i, j, pairs=pairs: pairs[i, j])
         wrong += any((rank.first, rank.last) != (1, ROWS) for rank in ranks)
     return wrong / cases
 

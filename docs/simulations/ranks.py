@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.analysis.ranking import rank_intervals, significantly_better
+from ifsl_bench.analysis.ranking import find_significantly_better, rank_intervals
 
 ROWS, EPISODES, EPISODE_ERROR, LEFT_OVER = 10, 40, 0.1, 0.05
 SPREADS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {  # standard deviation over seeds of each method
@@ -55,7 +55,7 @@ def power(gap: float, seeds: int, cases: int, collapse: float = 0.0) -> float:
     for _ in range(cases):
         x = accuracies(rng, np.full(ROWS, 0.4), seeds, better)
         x[-1, 0] -= collapse
-        told = significantly_better(x, np.zeros(ROWS, bool))
+        told = find_significantly_better(x, np.zeros(ROWS, bool))
         detections += int(told[:5, worse].sum())
     return detections / cases / (5 * len(worse))
 

@@ -18,7 +18,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ifsl_bench.analysis.ranking import rank_intervals
-from ifsl_bench.analysis.session_variance import PARTS, mean_difference, split, wrong_sign
+from ifsl_bench.analysis.session_variance import (
+    PARTS,
+    estimate_mean_difference,
+    estimate_wrong_sign_chance,
+    split_variance,
+)
 
 ORDERS, SUPPORTS, MEAN = 100, 4, 0.2
 DESIGNS = {  # deviations of PARTS: order, support, seed, seed by order, rest
@@ -53,15 +58,15 @@ def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int
     truth["one"] = sum(truth.values())
     for _ in range(cases):
         x, with_these_seeds = case(rng, seeds, deviations, effects)
-        of_orders, of_all = mean_difference(x.mean(0, keepdims=True)), mean_difference(x)
-        sign, mean = wrong_sign(x), MEAN if seeds > 1 else with_these_seeds
+        of_orders, of_all = estimate_mean_difference(x.mean(0, keepdims=True)), estimate_mean_difference(x)
+        sign, mean = estimate_wrong_sign_chance(x), MEAN if seeds > 1 else with_these_seeds
         chance = 0.5 * math.erfc(abs(mean) / math.sqrt(2 * truth["one"]))
         coverages = {
             "over orders": abs(of_orders.mean - with_these_seeds) <= of_orders.interval,
             "overall": abs(of_all.mean - mean) <= of_all.interval,
             "sign": sign.low <= chance <= sign.high,
         }
-        coverages |= {part: v.low <= truth[part] <= v.high for part, v in split(x).items()}
+        coverages |= {part: v.low <= truth[part] <= v.high for part, v in split_variance(x).items()}
         for name, holds in coverages.items():
             held[name] = held.get(name, 0) + holds
     return {name: times / cases for name, times in held.items()}
@@ -80,7 +85,7 @@ def told_apart(seeds: int, deviations: tuple[float, ...], effects: str, cases: i
 def chances(seeds: int, deviations: tuple[float, ...], effects: str, mean: float, cases: int) -> tuple[float, float]:
     """The chance that a single comparison has the wrong sign under normal effects, and the mean of its estimates."""
     rng = np.random.default_rng(0)
-    signs = [wrong_sign(case(rng, seeds, deviations, effects, mean)[0]) for _ in range(cases)]
+    signs = [estimate_wrong_sign_chance(case(rng, seeds, deviations, effects, mean)[0]) for _ in range(cases)]
     truth = 0.5 * math.erfc(mean / math.sqrt(2 * sum(deviation**2 for deviation in deviations)))
     return truth, float(np.mean([sign.chance for sign in signs if sign]))
 

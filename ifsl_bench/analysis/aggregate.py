@@ -42,27 +42,27 @@ class SeedAggregate:
     results: tuple[Result, ...]
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Its name in tables: the label, and where it has one the recipe behind a bar, as in "ncm | closer"."""
         return shown_label(self.label)
 
     @property
-    def full_name(self) -> str:
+    def name_with_origin(self) -> str:
         """Its name in tables with its origin: "lr (stored)"; commands take both."""
-        return f"{self.shown} ({self.origin})"
+        return f"{self.display_name} ({self.origin})"
 
     @property
-    def full_label(self) -> str:
+    def label_with_origin(self) -> str:
         """Its label with its origin, which commands take too."""
         return f"{self.label} ({self.origin})"
 
     @property
-    def without_recipe(self) -> str:
+    def label_without_recipe(self) -> str:
         """The label that it has under the task's own recipe."""
         return parse_label(self.label).without_recipe
 
     @property
-    def of_other_recipe(self) -> bool:
+    def has_other_recipe(self) -> bool:
         """Whether a run chose another recipe than the task's own to train the backbone, which the label has."""
         return bool(parse_label(self.label).recipe)
 
@@ -72,7 +72,7 @@ class SeedAggregate:
         return parse_label(self.label).recipe or self.results[0].recipe
 
     @property
-    def knows_classes(self) -> bool:
+    def knows_number_of_classes(self) -> bool:
         """Whether that recipe is given the number of novel classes to come."""
         return any(r.pretraining.get("knows_classes") is True for r in self.results)
 
@@ -81,12 +81,12 @@ class SeedAggregate:
         return tuple(r.seed for r in self.results)
 
     @property
-    def partial(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether it was measured on a data set made from less than its source should hold."""
         return any(r.partial for r in self.results)
 
     @property
-    def transductive(self) -> bool:
+    def is_transductive(self) -> bool:
         """Whether the method uses an episode's other queries, which others must not."""
         return any(r.transductive for r in self.results)
 
@@ -101,9 +101,9 @@ class SeedAggregate:
         return self.protocol.units
 
     @property
-    def single(self) -> bool:
+    def has_single_unit(self) -> bool:
         """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
-        return self._counts[0].unit_count == 1
+        return self._hit_counts[0].unit_count == 1
 
     @property
     def images_kept(self) -> str:
@@ -112,42 +112,42 @@ class SeedAggregate:
         return max(of_seeds, key=("", "supports", "all images").index)
 
     @property
-    def state_bytes(self) -> float | None:
+    def state_bytes_per_class(self) -> float | None:
         """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
-        return self._counts[0].bytes_per_class
+        return self._hit_counts[0].bytes_per_class
 
     @property
-    def novel_seen(self) -> str:
+    def novel_classes_seen(self) -> str:
         """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN_LEVELS`."""
         states = (str(r.pretraining.get("seen", SEEN_LEVELS[0])) for r in self.results)
         return max((state if state in SEEN_LEVELS else "may" for state in states), key=SEEN_LEVELS.index)
 
     @property
-    def one_pretraining(self) -> bool:
+    def has_one_pretraining(self) -> bool:
         """Whether its seeds of meta-training start from one backbone, whose spread is then not in theirs."""
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
     @cached_property
-    def solves(self) -> Solves:
+    def solve_failures(self) -> SolveFailures:
         """Failures of inner solves, summed over the seeds that record them."""
         sums: dict[str, tuple[int, int]] = {}
         for result in self.results:
-            for kind, (count, total) in solves_of(result).items():
+            for kind, (count, total) in count_solve_failures(result).items():
                 before = sums.get(kind, (0, 0))
                 sums[kind] = before[0] + count, before[1] + total
         return sums
 
     @property
-    def other_gradient(self) -> bool:
+    def has_replaced_gradient(self) -> bool:
         """Whether the training of a seed had another gradient than the row's in most of its episodes."""
-        replaced = (solves_of(r).get("adjoint_diverged", (0, 0)) for r in self.results)
+        replaced = (count_solve_failures(r).get("adjoint_diverged", (0, 0)) for r in self.results)
         return any(2 * count > total for count, total in replaced)
 
     @property
-    def fixed(self) -> bool:
+    def is_seed_independent(self) -> bool:
         """Whether all seeds are the same by construction: one backbone, and nothing meta-trained on it."""
         backbones = {str(r.pretraining.get("sha256")) for r in self.results}
-        return self.one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
+        return self.has_one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
 
     @property
     def setting(self) -> str:
@@ -155,48 +155,48 @@ class SeedAggregate:
         return self.results[0].setting
 
     @property
-    def trials(self) -> int:
+    def n_trials(self) -> int:
         """The number of settings that were tried to choose from; 1 where nothing was chosen."""
         return max([1, *(len(tried) for r in self.results for tried in r.tuned.values())])
 
     @property
-    def edge(self) -> list[str]:
+    def options_at_edge(self) -> list[str]:
         """The options whose chosen value is the smallest or the largest that was tried, for some seed."""
         return sorted({name for r in self.results for name in r.edge})
 
     @property
-    def has_options(self) -> bool:
+    def has_changed_options(self) -> bool:
         """Whether the user changed the method's options or training, which the label has after a dot."""
-        return "." in self.without_recipe.removeprefix(self.results[0].method)
+        return "." in self.label_without_recipe.removeprefix(self.results[0].method)
 
     @cached_property
-    def _counts(self) -> tuple[HitCounts, ...]:
+    def _hit_counts(self) -> tuple[HitCounts, ...]:
         """Counts by seed. Metrics are computed on demand: of many episodes each takes 8 times the memory."""
         return tuple(r.counts().compact() for r in self.results)
 
     @property
-    def quantile(self) -> float:
+    def interval_quantile(self) -> float:
         """The quantile for 95% intervals over its episodes, or over the orders of its sequences."""
-        return self._counts[0].quantile
+        return self._hit_counts[0].quantile
 
     @cached_property
-    def _resampled(self) -> tuple[HitCounts | None, ...]:
+    def _resampled_counts(self) -> tuple[HitCounts | None, ...]:
         """Counts by seed with the choices that resamples of the validation episodes would have made."""
-        both = zip(self.results, self._counts, strict=True)
+        both = zip(self.results, self._hit_counts, strict=True)
         return tuple(self.protocol.resampled_counts(counts, r.calibration, r.choice) for r, counts in both)
 
     @property
-    def bias_unrecorded(self) -> bool:
+    def lacks_bias_resamples(self) -> bool:
         """Whether its intervals hold a bias fixed, as older results do."""
         return any(r.calibration and not r.calibration.resampled_base for r in self.results)
 
     @property
-    def choices_unrecorded(self) -> bool:
+    def lacks_choice_resamples(self) -> bool:
         """Whether its intervals hold a choice on validation episodes fixed, as older results do."""
-        unrecorded = self.bias_unrecorded or any(r.tuned and not r.choice for r in self.results)
+        unrecorded = self.lacks_bias_resamples or any(r.tuned and not r.choice for r in self.results)
         return unrecorded and "choices" in self.protocol.features
 
-    def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+    def metric_by_resample(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Return a metric with the choices of each resample of the validation episodes, [RESAMPLES], in percent.
 
         It is averaged over seeds, and for variances: where nothing was chosen or recorded, it is 0.
@@ -207,10 +207,10 @@ class SeedAggregate:
         """
 
         def value(result: Result, counts: HitCounts | None) -> np.ndarray:
-            moved = self.protocol.resampled_metric(metric, self.has_bias(result))
+            moved = self.protocol.resampled_metric(metric, self.includes_bias(result))
             return counts.value(moved) if counts is not None and moved else np.zeros(RESAMPLE_COUNT)
 
-        both = zip(self.results, self._resampled, strict=True)
+        both = zip(self.results, self._resampled_counts, strict=True)
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
         return np.mean(values, axis=0) if values else np.zeros(RESAMPLE_COUNT)
 
@@ -226,58 +226,58 @@ class SeedAggregate:
             metric: its name.
             seed: of its seeds.
         """
-        return self._counts[self.seeds.index(seed)].image_weights(metric)
+        return self._hit_counts[self.seeds.index(seed)].image_weights(metric)
 
-    def has_bias(self, result: Result) -> bool:
+    def includes_bias(self, result: Result) -> bool:
         """Return whether the bias of one of its seeds is part of all its numbers."""
         return result.calibrated
 
     @cached_property
-    def metrics(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         """The metrics that the results of all seeds have."""
-        first, *rest = (counts.metrics for counts in self._counts)
+        first, *rest = (counts.metrics for counts in self._hit_counts)
         return tuple(name for name in first if all(name in names for names in rest))
 
-    def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+    def metric_by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Return a metric for each seed and episode, [seeds, n], in percent.
 
         Args:
             metric: its name.
             seeds: only these; by default all.
         """
-        of_seeds = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
+        of_seeds = [c for c, seed in zip(self._hit_counts, self.seeds, strict=True) if seeds is None or seed in seeds]
         values = [counts.value(metric) for counts in of_seeds]
-        return np.stack(values) if values else np.empty((0, len(self._counts[0].value(metric))))
+        return np.stack(values) if values else np.empty((0, len(self._hit_counts[0].value(metric))))
 
-    def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    def metrics_by_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Return each metric for each episode, [n], in percent, averaged over seeds.
 
         Args:
             seeds: only these; by default all.
         """
-        return {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
+        return {name: self.metric_by_seed(name, seeds).mean(0) for name in self.metric_names}
 
-    def summary(self) -> dict[str, Estimate]:
+    def summarise_metrics(self) -> dict[str, Estimate]:
         """Return means and 95% intervals over episodes of the seeds' average, with the uncertainty of choices."""
-        values = self.per_episode().items()
+        values = self.metrics_by_episode().items()
         return {
-            name: mean_with_interval(of_metric, variance(self.choices(name)), self.quantile)
+            name: mean_with_interval(of_metric, choice_variance(self.metric_by_resample(name)), self.interval_quantile)
             for name, of_metric in values
         }
 
-    def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
+    def metric_by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """Return a metric in sessions for each seed, order and support set, [seeds, orders, supports].
 
         Args:
             metric: its name.
             seeds: only these.
         """
-        counts = [c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds]
+        counts = [c for c, s in zip(self._hit_counts, self.seeds, strict=True) if s in seeds]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
         values = np.stack([c.value_by_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
 
-    def after(self, metric: str = "acc") -> list[Estimate]:
+    def metric_after_sessions(self, metric: str = "acc") -> list[Estimate]:
         """Return a metric after each session: mean and 95% interval over the orders, of the seeds' average.
 
         The intervals have the uncertainty of the bias where it is known. Empty in episodes.
@@ -285,49 +285,52 @@ class SeedAggregate:
         Args:
             metric: one of :data:`~ifsl_bench.protocols.session_metrics.METRICS_AFTER_SESSION`.
         """
-        over_orders = self.orders_after(metric)
+        over_orders = self.metric_after_sessions_by_order(metric)
         biases = [
             counts.after(metric)
-            for result, counts in zip(self.results, self._resampled, strict=True)
-            if counts is not None and self.protocol.resampled_metric(metric, self.has_bias(result)) == metric
+            for result, counts in zip(self.results, self._resampled_counts, strict=True)
+            if counts is not None and self.protocol.resampled_metric(metric, self.includes_bias(result)) == metric
         ]  # [seeds with a bias, RESAMPLES, T + 1]
         of_seeds = (
             np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLE_COUNT, over_orders.shape[1]))
         )
         pairs = zip(over_orders.T, of_seeds.T, strict=True)
-        return [mean_with_interval(of_orders, variance(of_bias), self.quantile) for of_orders, of_bias in pairs]
+        return [
+            mean_with_interval(of_orders, choice_variance(of_bias), self.interval_quantile)
+            for of_orders, of_bias in pairs
+        ]
 
-    def orders_after(self, metric: str = "acc") -> np.ndarray:
+    def metric_after_sessions_by_order(self, metric: str = "acc") -> np.ndarray:
         """Return a metric after each session for each order, [orders, T + 1]; [n, 0] in episodes."""
-        return np.mean([counts.mean_by_order(counts.after(metric)) for counts in self._counts], axis=0)
+        return np.mean([counts.mean_by_order(counts.after(metric)) for counts in self._hit_counts], axis=0)
 
-    def triangle(self) -> np.ndarray:
+    def accuracy_triangle(self) -> np.ndarray:
         """Return the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
-        return np.mean([counts.accuracy_triangle().mean(0) for counts in self._counts], axis=0)
+        return np.mean([counts.accuracy_triangle().mean(0) for counts in self._hit_counts], axis=0)
 
-    def spread(self, metric: str = "acc") -> float:
+    def sd_of_seeds(self, metric: str = "acc") -> float:
         """Return the standard deviation between the seeds' means (n - 1), NaN for one seed."""
         means = [r.summary[metric]["mean"] for r in self.results]
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
 
 
-class LazyRow(SeedAggregate):
+class BaseOnlyAggregate(SeedAggregate):
     """The model with the A_0 of a row in sessions which never answers with a novel class."""
 
     @property
-    def full_name(self) -> str:
+    def name_with_origin(self) -> str:
         """Its label, as in tables."""
         return self.label
 
-    full_label = full_name
+    label_with_origin = name_with_origin
 
     @property
-    def edge(self) -> list[str]:
+    def options_at_edge(self) -> list[str]:
         """The options at an edge: none, as none matters to it."""
         return []
 
     @cached_property
-    def _counts(self) -> tuple[HitCounts, ...]:
+    def _hit_counts(self) -> tuple[HitCounts, ...]:
         return tuple(r.counts().lazy_counts().compact() for r in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
@@ -336,74 +339,74 @@ class LazyRow(SeedAggregate):
         return weights and {"base": {"first": sum(weights.get("base", {}).values())}}
 
     @cached_property
-    def _resampled(self) -> tuple[HitCounts | None, ...]:
+    def _resampled_counts(self) -> tuple[HitCounts | None, ...]:
         """The counts of resampled biases: none, as no bias moves it."""
         return (None,) * len(self.results)
 
 
-class BiasedRow(SeedAggregate):
+class NovelBiasAggregate(SeedAggregate):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
         """Return how a metric is made of hits of images: only the average with the bias is recorded."""
         return super().image_weights("calibrated_acc", seed) if metric == "acc" else None
 
-    def has_bias(self, result: Result) -> bool:
+    def includes_bias(self, result: Result) -> bool:
         """Return whether one was chosen."""
         return result.calibration is not None
 
     @cached_property
-    def _counts(self) -> tuple[HitCounts, ...]:
+    def _hit_counts(self) -> tuple[HitCounts, ...]:
         return tuple(r.counts().calibrated().compact() for r in self.results)
 
 
-def names_of(rows: Sequence[SeedAggregate]) -> list[str]:
+def unique_names(rows: Sequence[SeedAggregate]) -> list[str]:
     """Return names of rows as tables have them, with the origin where two share one."""
     often = Counter(row.label for row in rows)
-    return [row.shown if often[row.label] == 1 else row.full_name for row in rows]
+    return [row.display_name if often[row.label] == 1 else row.name_with_origin for row in rows]
 
 
-def lazy_of(row: SeedAggregate) -> LazyRow:
+def base_only_aggregate(row: SeedAggregate) -> BaseOnlyAggregate:
     """Return the lazy row of a row in sessions."""
-    return LazyRow(LAZY, COMPUTED, row.results)
+    return BaseOnlyAggregate(LAZY, COMPUTED, row.results)
 
 
-def lazy_rows(rows: Iterable[SeedAggregate]) -> list[tuple[LazyRow, list[SeedAggregate]]]:
+def group_by_base_only(rows: Iterable[SeedAggregate]) -> list[tuple[BaseOnlyAggregate, list[SeedAggregate]]]:
     """Return a lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
     groups: dict[str, list[SeedAggregate]] = {}
     for row in rows:
         if "lazy" in row.protocol.features:
-            groups.setdefault(f"{row.after()[0].mean:.2f}", []).append(row)
-    return [(lazy_of(group[0]), group) for group in groups.values()]
+            groups.setdefault(f"{row.metric_after_sessions()[0].mean:.2f}", []).append(row)
+    return [(base_only_aggregate(group[0]), group) for group in groups.values()]
 
 
-def variance(choices: np.ndarray) -> float:
+def choice_variance(by_resample: np.ndarray) -> float:
     """Return the variance that choices on validation episodes add to a mean, over resamples [RESAMPLES]."""
-    return float(choices.var(ddof=1))
+    return float(by_resample.var(ddof=1))
 
 
-def fixed_in_intervals(rows: Sequence[SeedAggregate], *more: str) -> str:
+def describe_fixed_factors(rows: Sequence[SeedAggregate], *more_factors: str) -> str:
     """Name the things that every interval of rows in sessions holds fixed: classes, choices on validation sequences.
 
     A bias is one of these where a result does not record the choices of resamples.
 
     Args:
         rows: in sessions.
-        more: further things that are fixed.
+        more_factors: further things that are fixed.
     """
-    names = [*more, "the base and novel classes"]
-    if fixed := [row.shown for row in rows if row.bias_unrecorded]:
+    names = [*more_factors, "the base and novel classes"]
+    if fixed := [row.display_name for row in rows if row.lacks_bias_resamples]:
         all_of_them = len(fixed) == sum(any(result.calibration for result in row.results) for row in rows)
         names.append("the bias on novel logits" + ("" if all_of_them else f" of {', '.join(fixed)}"))
-    tuned = [row.shown for row in rows if any(result.tuned for result in row.results)]
+    tuned = [row.display_name for row in rows if any(result.tuned for result in row.results)]
     if tuned:
         names.append(f"the chosen options of {', '.join(tuned)}")
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
+def note_unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
     """Return a remark on rows that do not record choices, whose intervals are without their uncertainty."""
-    names = [row.shown for row in rows if row.choices_unrecorded]
+    names = [row.display_name for row in rows if row.lacks_choice_resamples]
     if not names:
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
@@ -413,17 +416,17 @@ def unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
     ]
 
 
-def having(rows: Iterable[SeedAggregate], metric: str) -> list[SeedAggregate]:
+def select_rows_with_metric(rows: Iterable[SeedAggregate], metric: str) -> list[SeedAggregate]:
     """Return the rows that have a metric.
 
     Args:
         rows: to choose from.
         metric: its name.
     """
-    return [row for row in rows if metric in row.metrics]
+    return [row for row in rows if metric in row.metric_names]
 
 
-def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate], list[str]]:
+def aggregate_seeds(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate], list[str]]:
     """Group results of one task by label, with remarks on what does not fit.
 
     The seeds of a row must come from the same method, options, task, data and episodes as its newest result; those that
@@ -441,7 +444,7 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate]
         newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
         members = []
         for result in sorted(group, key=lambda r: r.seed):
-            if reason := pairing_fault(newest, result) or _other_method(newest, result):
+            if reason := pairing_fault(newest, result) or _method_mismatch(newest, result):
                 remarks.append(
                     f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
                     f"which is newer: {reason}; run it again"
@@ -452,7 +455,7 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[SeedAggregate]
     return rows, remarks
 
 
-def _other_method(a: Result, b: Result) -> str | None:
+def _method_mismatch(a: Result, b: Result) -> str | None:
     """Return why two results of one label are not of the same method; the choices of a grid may differ by seed."""
     if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
@@ -476,9 +479,9 @@ def bias_curve(row: SeedAggregate) -> np.ndarray | None:
     Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
     straight. None where there are no validation episodes, and so no curve.
     """
-    if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
+    if "calibrated_delta" not in row.metric_names:  # sequences of sessions have a bias and no curve
         return None
-    curves = [_curve(result) for result in row.results]
+    curves = [_bias_curve_of_seed(result) for result in row.results]
     low, high = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
     at = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
     at = at[(at >= low) & (at <= high)]
@@ -486,12 +489,12 @@ def bias_curve(row: SeedAggregate) -> np.ndarray | None:
     return np.stack([at, *means], 1)
 
 
-def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
+def calibrated_accuracies(row: SeedAggregate) -> tuple[float, float] | None:
     """Return base and novel accuracy in percent, each seed with its bias from validation, the mean over seeds.
 
     None where there are no validation episodes, and so no bias.
     """
-    if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
+    if "calibrated_delta" not in row.metric_names:  # sequences of sessions have a bias and no curve
         return None
     shares = []
     for result in row.results:
@@ -502,7 +505,7 @@ def calibrated_point(row: SeedAggregate) -> tuple[float, float] | None:
     return float(base), float(novel)
 
 
-def _curve(result: Result) -> np.ndarray:
+def _bias_curve_of_seed(result: Result) -> np.ndarray:
     """Return the curve of one seed, [m, 3], ascending in the bias."""
     calibration, counts = result.calibration, result.counts()
     assert calibration is not None
@@ -525,10 +528,10 @@ EVENTS = {  # failures of inner solves in words; all but the last are in meta-tr
     "unconverged": "the inner solve did not converge",
     EVALUATION: "the inner solve did not converge",
 }
-Solves = Mapping[str, tuple[int, int]]  # kind of event -> in how many episodes, of how many
+SolveFailures = Mapping[str, tuple[int, int]]  # kind of event -> in how many episodes, of how many
 
 
-def solves_of(result: Result) -> Solves:
+def count_solve_failures(result: Result) -> SolveFailures:
     """Return how often inner solves failed in meta-training and in the test episodes of one seed."""
     recorded = result.training.get("solves", {})
     counts = {kind: (recorded[kind], recorded[total]) for kind, total in SOLVES_OF.items() if kind in recorded}
@@ -539,15 +542,15 @@ def solves_of(result: Result) -> Solves:
     return counts
 
 
-def solve_notes(rows: Mapping[str, Solves]) -> list[str]:
+def note_solve_failures(failures_by_row: Mapping[str, SolveFailures]) -> list[str]:
     """Return a note for each kind of event in the inner solves of some rows.
 
     Args:
-        rows: name of a row -> its counts over seeds.
+        failures_by_row: name of a row -> its counts over seeds.
     """
     notes = []
     for kind, event in EVENTS.items():
-        counts = [(name, *solves[kind]) for name, solves in rows.items() if solves.get(kind, (0, 0))[0]]
+        counts = [(name, *solves[kind]) for name, solves in failures_by_row.items() if solves.get(kind, (0, 0))[0]]
         if counts:
             which = ", ".join(f"{name} in {count:,} of {total:,}" for name, count, total in counts)
             stage = "test episodes" if kind == EVALUATION else "episodes of meta-training, over all seeds"

@@ -31,40 +31,40 @@ class ImageVariance:
     """The variance that the test images give a mean, in squared percent.
 
     Attributes:
-        value: at least 0.
-        degrees: of freedom, fewer where few images make most of it.
+        variance: at least 0.
+        degrees_of_freedom: of freedom, fewer where few images make most of it.
     """
 
-    value: float
-    degrees: float
+    variance: float
+    degrees_of_freedom: float
 
     @property
-    def interval(self) -> float:
+    def interval_half_width(self) -> float:
         """Half-width of the 95% interval over images alone."""
         from scipy.special import stdtrit
 
-        return float(stdtrit(min(self.degrees, 1e9), 0.975)) * math.sqrt(self.value)
+        return float(stdtrit(min(self.degrees_of_freedom, 1e9), 0.975)) * math.sqrt(self.variance)
 
 
 HELD_FIXED = ImageVariance(0.0, math.inf)
 
 
 @dataclass(frozen=True)
-class PoolShares:
+class WeightedPoolShares:
     """Shares of right queries of the images of a pool, already times the weight that they have in a metric.
 
     Attributes:
         shares: [S, H, G] for each seed, part of the episodes and group of images.
-        asked: [H, G] their queries.
-        classes: [G] the class of each group.
+        query_counts: [H, G] their queries.
+        group_classes: [G] the class of each group.
     """
 
     shares: np.ndarray
-    asked: np.ndarray
-    classes: np.ndarray
+    query_counts: np.ndarray
+    group_classes: np.ndarray
 
 
-def over_images(
+def estimate_image_variance(
     a: SeedAggregate, b: SeedAggregate | None, metric: str, seeds: Sequence[int], models_fixed: bool
 ) -> ImageVariance | None:
     """Return the variance that test images give row a, or the difference a - b, as a mean over seeds.
@@ -95,15 +95,17 @@ def over_images(
         first = grouped[0][0][0].pools[name]
         if any((hits.pools[name].asked != first.asked).any() for part in grouped for hits, _ in part):
             return None
-        mine, *others = [np.stack([_weighted(hits, weights, name) for hits, weights in part]) for part in grouped]
+        mine, *others = [
+            np.stack([_weighted_shares(hits, weights, name) for hits, weights in part]) for part in grouped
+        ]
         for theirs in others:
             same = len(mine) == len(theirs)
             mine = mine - theirs if same else mine.mean(0, keepdims=True) - theirs.mean(0, keepdims=True)
-        pools.append(PoolShares(mine, first.asked, np.repeat(np.arange(len(first.sizes)), first.groups)))
-    return variance_of_images(pools, models_fixed)
+        pools.append(WeightedPoolShares(mine, first.asked, np.repeat(np.arange(len(first.sizes)), first.groups)))
+    return sum_pool_variances(pools, models_fixed)
 
 
-def _weighted(hits: ImageHits, weights: Mapping[str, Mapping[str, float]], name: str) -> np.ndarray:
+def _weighted_shares(hits: ImageHits, weights: Mapping[str, Mapping[str, float]], name: str) -> np.ndarray:
     """Return the sum of the shares of a pool times their weights in a metric, [H, G]."""
     shares = hits.shares_of(name)
     total = np.zeros(hits.pools[name].asked.shape)
@@ -112,24 +114,24 @@ def _weighted(hits: ImageHits, weights: Mapping[str, Mapping[str, float]], name:
     return total
 
 
-def variance_of_images(pools: Sequence[PoolShares], models_fixed: bool) -> ImageVariance:
+def sum_pool_variances(pools: Sequence[WeightedPoolShares], models_fixed: bool) -> ImageVariance:
     """Return the variance of the mean over seeds of the sum of the pools' shares; see the top of this module.
 
     Args:
         pools: with the same seeds.
-        models_fixed: see :func:`over_images`.
+        models_fixed: see :func:`estimate_image_variance`.
     """
     value = spread = freedom = 0.0
     for pool in pools:
         # Classes of one group are one stratum: they have no variance within.
-        alone = np.bincount(pool.classes)[pool.classes] == 1
-        stratum = np.where(alone, len(pool.classes), pool.classes)
-        y, weights = _linear(pool, stratum)  # [S, H, G], [H, G]
+        alone = np.bincount(pool.group_classes)[pool.group_classes] == 1
+        stratum = np.where(alone, len(pool.group_classes), pool.group_classes)
+        y, weights = _linearise_shares(pool, stratum)  # [S, H, G], [H, G]
         seeds, first, second = len(y), y[:, 0], y[:, -1]
         products = first.sum(0) * second.sum(0) / seeds**2
         if not models_fixed and seeds > 1:
             products = (first.sum(0) * second.sum(0) - (first * second).sum(0)) / (seeds * (seeds - 1))
-        products *= _correction(weights[0], weights[-1], stratum)[stratum]
+        products *= _finite_sample_correction(weights[0], weights[-1], stratum)[stratum]
         groups = np.bincount(stratum)
         means = np.bincount(stratum, products) / np.maximum(groups, 1)
         value += float(products.sum())
@@ -140,9 +142,9 @@ def variance_of_images(pools: Sequence[PoolShares], models_fixed: bool) -> Image
     return ImageVariance(1e4 * value, min(freedom, 2 * value**2 / spread) if spread else freedom)
 
 
-def _linear(pool: PoolShares, stratum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _linearise_shares(pool: WeightedPoolShares, stratum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return y, [S, H, G], and the weights of images, [H, G]."""
-    weights = pool.asked / np.maximum(pool.asked.sum(1, keepdims=True), 1)
+    weights = pool.query_counts / np.maximum(pool.query_counts.sum(1, keepdims=True), 1)
     y = np.empty_like(pool.shares)
     for seed, part in np.ndindex(pool.shares.shape[:2]):
         x, weight = pool.shares[seed, part], weights[part]
@@ -151,7 +153,7 @@ def _linear(pool: PoolShares, stratum: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return y, weights
 
 
-def _correction(first: np.ndarray, second: np.ndarray, stratum: np.ndarray) -> np.ndarray:
+def _finite_sample_correction(first: np.ndarray, second: np.ndarray, stratum: np.ndarray) -> np.ndarray:
     """Return how many times as large products would be if means over strata were known, [strata].
 
     For n images of equal weight that is n / (n - 1); in general it follows from the weights, [G], of the two parts.

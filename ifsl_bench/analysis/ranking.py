@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, variance
-from ifsl_bench.analysis.image_variance import HELD_FIXED, ImageVariance, over_images
+from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, choice_variance
+from ifsl_bench.analysis.image_variance import HELD_FIXED, ImageVariance, estimate_image_variance
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.utils.text_format import format_count
 
@@ -37,21 +37,21 @@ LEVEL = 0.05  # chance that any of the intervals misses its rank
 
 
 @dataclass(frozen=True)
-class Prior:
+class SeedVariancePrior:
     """A prior on one row's variance over seeds, from all rows.
 
     Attributes:
-        variance: that rows have in common.
-        degrees: how firmly they keep to it: the number of further seeds of that variance that it is worth.
-        mean: of the rows' variances, whatever stands out; degrees of freedom are computed with no less.
+        variance: the variance over seeds that rows have in common.
+        degrees_of_freedom: the weight of the prior, as a number of further seeds of that variance.
+        mean_variance: the mean of the rows' variances, outliers included; degrees of freedom are computed with no less.
     """
 
     variance: float
-    degrees: float
-    mean: float = 0.0
+    degrees_of_freedom: float
+    mean_variance: float = 0.0
 
 
-def fit_prior(means: np.ndarray, fixed: np.ndarray) -> Prior:
+def fit_seed_variance_prior(row_means: np.ndarray, is_seed_independent: np.ndarray) -> SeedVariancePrior:
     """Return the rows' common variance over seeds, and how firmly they keep to it (Smyth 2004, section 6.2).
 
     A seed may move all rows alike, through the backbone that they share: that cancels in every difference, and is
@@ -61,27 +61,28 @@ def fit_prior(means: np.ndarray, fixed: np.ndarray) -> Prior:
     more than the row's own seeds. See docs/statistics.md for how often equal rows are found to differ.
 
     Args:
-        means: [rows, seeds] means over episodes.
-        fixed: [rows] bool, rows that are the same for every seed by construction, which say nothing of the others.
+        row_means: [rows, seeds] means over episodes.
+        is_seed_independent: [rows] bool, rows that are the same for every seed by construction, which say nothing of
+            the others.
     """
     from scipy.special import digamma, polygamma
 
-    x = means[~fixed]
+    x = row_means[~is_seed_independent]
     rows, seeds = x.shape
     if rows < 3 or seeds < 2:
-        return Prior(0.0, 0.0)
-    variances = _variances(x)
+        return SeedVariancePrior(0.0, 0.0)
+    variances = _row_variances(x)
     degrees = (seeds - 1) * (1 - 1 / rows)
     logs = np.log(variances[variances > 0]) - digamma(degrees / 2) + math.log(degrees / 2)
     if len(logs) < 3:
-        return Prior(0.0, 0.0)
+        return SeedVariancePrior(0.0, 0.0)
     beyond = logs.var(ddof=1) - float(polygamma(1, degrees / 2))  # spread that chance does not explain
     firm = 2 * _inverse_trigamma(beyond) if beyond > 0 else math.inf
     common = np.minimum(variances, np.sort(variances)[-2]).mean()
-    return Prior(float(common), min(firm, seeds - 1.0), float(variances.mean()))
+    return SeedVariancePrior(float(common), min(firm, seeds - 1.0), float(variances.mean()))
 
 
-def _variances(x: np.ndarray) -> np.ndarray:
+def _row_variances(x: np.ndarray) -> np.ndarray:
     """Return the variance over seeds of each row, [rows], without the effect of a seed on all of [rows, seeds].
 
     That is a mean in which a row has the weight of one over its variance, so that a row of which a seed has collapsed
@@ -114,20 +115,21 @@ def _inverse_trigamma(y: float) -> float:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """Row a minus row b, in the units of the rows.
 
     Attributes:
         mean: over the seeds and episodes that both have.
-        error: its standard error, over seeds and episodes; NaN with a single episode, which says nothing of others.
-        degrees: of freedom of ``mean / error`` under Student's distribution.
+        standard_error: its standard error, over seeds and episodes; NaN with a single episode, which says nothing of
+            others.
+        degrees_of_freedom: of ``mean / standard_error`` under Student's distribution.
         models_fixed: whether it is over episodes alone: a statement on these trained models, not on methods.
         images_fixed: whether it holds the test images fixed.
     """
 
     mean: float
-    error: float
-    degrees: float
+    standard_error: float
+    degrees_of_freedom: float
     models_fixed: bool = False
     images_fixed: bool = True
 
@@ -136,79 +138,81 @@ class Difference:
         """Half-width of the 95% interval."""
         from scipy.special import stdtrit
 
-        return float(stdtrit(min(self.degrees, 1e9), 0.975)) * self.error
+        return float(stdtrit(min(self.degrees_of_freedom, 1e9), 0.975)) * self.standard_error
 
-    def p_better(self) -> float:
+    def one_sided_p_value(self) -> float:
         """Return the one-sided p-value of the hypothesis that a is no better than b."""
         from scipy.special import stdtr
 
-        if self.error == 0:
+        if self.standard_error == 0:
             return 0.0 if self.mean > 0 else 1.0
-        return float(stdtr(min(self.degrees, 1e9), -self.mean / self.error))
+        return float(stdtr(min(self.degrees_of_freedom, 1e9), -self.mean / self.standard_error))
 
     @property
-    def p(self) -> float:
+    def p_value(self) -> float:
         """Two-sided p-value of the hypothesis that a and b are equal."""
-        return float(np.minimum(1.0, 2 * replace(self, mean=abs(self.mean)).p_better()))
+        return float(np.minimum(1.0, 2 * replace(self, mean=abs(self.mean)).one_sided_p_value()))
 
 
-def difference(
+def estimate_difference(
     a: np.ndarray,
     b: np.ndarray,
-    prior: Prior,
-    random: int,
-    choices: float = 0.0,
-    images: ImageVariance | None = None,
-) -> Difference:
+    prior: SeedVariancePrior,
+    n_seed_dependent: int,
+    choice_variance: float = 0.0,
+    image_variance: ImageVariance | None = None,
+) -> RowDifference:
     """Return the difference of two rows on the same seeds and episodes.
 
     Args:
         a: one row, [seeds, episodes].
         b: the other one.
         prior: of the variance over seeds.
-        random: how many of the two rows vary between seeds by construction. With none, or with one seed, the comparison
-            is over episodes alone.
-        choices: the variance that choices on validation episodes give the mean, over
+        n_seed_dependent: how many of the two rows vary between seeds by construction. With none, or with one seed, the
+            comparison is over episodes alone.
+        choice_variance: the variance that choices on validation episodes give the mean, over
             ``RESAMPLE_COUNT`` resamples of these.
-        images: the variance that test images give it; None where they are held fixed.
+        image_variance: the variance that test images give it; None where they are held fixed.
     """
-    d, of_images = a - b, images or HELD_FIXED
+    d, of_images = a - b, image_variance or HELD_FIXED
     seeds, episodes = d.shape
-    if not d.any() and not choices:  # in every episode of every seed: they do the same, and chance has no hand in it
-        return Difference(0.0, 0.0, math.inf, not random or seeds < 2, images is None)
+    if (
+        not d.any() and not choice_variance
+    ):  # in every episode of every seed: they do the same, and chance has no hand in it
+        return RowDifference(0.0, 0.0, math.inf, not n_seed_dependent or seeds < 2, image_variance is None)
     over_episodes = float(d.mean(0).var(ddof=1)) / episodes if episodes > 1 else math.nan
     over_seeds, degrees = 0.0, math.inf
-    models_fixed = not random or seeds < 2
+    models_fixed = not n_seed_dependent or seeds < 2
     if not models_fixed:
-        own, degrees = float(d.mean(1).var(ddof=1)), prior.degrees + seeds - 1
-        common = max(random * prior.variance, own)  # moderation makes no variance smaller
-        over_seeds = (prior.degrees * common + (seeds - 1) * own) / degrees / seeds
-    variance = over_seeds + over_episodes + choices + of_images.value
+        own, degrees = float(d.mean(1).var(ddof=1)), prior.degrees_of_freedom + seeds - 1
+        common = max(n_seed_dependent * prior.variance, own)  # moderation makes no variance smaller
+        over_seeds = (prior.degrees_of_freedom * common + (seeds - 1) * own) / degrees / seeds
+    variance = over_seeds + over_episodes + choice_variance + of_images.variance
     # A variance that few seeds make small by chance would raise the degrees of freedom too.
-    least = max(over_seeds, random * prior.mean / seeds) if over_seeds else 0.0
+    least = max(over_seeds, n_seed_dependent * prior.mean_variance / seeds) if over_seeds else 0.0
     shares = (least**2 / degrees if least else 0.0) + over_episodes**2 / max(1, episodes - 1)
-    shares += choices**2 / (RESAMPLE_COUNT - 1) + of_images.value**2 / of_images.degrees
-    degrees = (least + over_episodes + choices + of_images.value) ** 2 / shares if shares else math.inf
-    return Difference(float(d.mean()), math.sqrt(variance), degrees, models_fixed, images is None)
+    shares += choice_variance**2 / (RESAMPLE_COUNT - 1) + of_images.variance**2 / of_images.degrees_of_freedom
+    degrees = (least + over_episodes + choice_variance + of_images.variance) ** 2 / shares if shares else math.inf
+    return RowDifference(float(d.mean()), math.sqrt(variance), degrees, models_fixed, image_variance is None)
 
 
-def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
-    """Return which hypotheses Holm's procedure rejects, [n] bool.
+def holm_rejections(p_values: np.ndarray, level: float = LEVEL) -> np.ndarray:
+    """Return the hypotheses that Holm's procedure rejects, [n] bool.
 
     Args:
-        p: their p-values, [n].
+        p_values: their p-values, [n].
         level: the greatest chance that any is rejected wrongly.
     """
-    order = np.argsort(p, kind="stable")
-    rejected = np.zeros(len(p), dtype=bool)
-    rejected[order] = np.logical_and.accumulate(p[order] <= level / (len(p) - np.arange(len(p))))
+    order = np.argsort(p_values, kind="stable")
+    rejected = np.zeros(len(p_values), dtype=bool)
+    rejected[order] = np.logical_and.accumulate(p_values[order] <= level / (len(p_values) - np.arange(len(p_values))))
     return rejected
 
 
-def significant_signs(differences: Sequence[Difference]) -> np.ndarray:
+def significant_signs(differences: Sequence[RowDifference]) -> np.ndarray:
     """Return whether each difference is above 0, and whether below, by Holm's procedure over all: [n, 2] bool."""
-    p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in differences])
-    return holm(p.reshape(-1)).reshape(-1, 2)
+    p = np.array([(d.one_sided_p_value(), replace(d, mean=-d.mean).one_sided_p_value()) for d in differences])
+    return holm_rejections(p.reshape(-1)).reshape(-1, 2)
 
 
 @dataclass(frozen=True)
@@ -222,49 +226,56 @@ class RankInterval:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-ImagesOf = Callable[[int, int], ImageVariance | None]  # of the difference of two rows
+ImageVarianceOfPair = Callable[[int, int], ImageVariance | None]  # of the difference of two rows
 
 
 def rank_intervals(
-    rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None, images: ImagesOf | None = None
+    rows: Sequence[np.ndarray],
+    is_seed_independent: np.ndarray,
+    means_by_resample: np.ndarray | None = None,
+    image_variance_of_pair: ImageVarianceOfPair | None = None,
 ) -> list[RankInterval]:
     """Return the ranks that each row can have; see the top of this module.
 
     Args:
-        rows: see :func:`significantly_better`, also for the others.
-        fixed: rows that are the same for every seed.
-        choices: means with other choices.
-        images: variance over test images.
+        rows: see :func:`find_significantly_better`, also for the others.
+        is_seed_independent: rows that are the same for every seed.
+        means_by_resample: means with other choices.
+        image_variance_of_pair: variance over test images.
     """
-    better = significantly_better(rows, fixed, choices, images)
+    better = find_significantly_better(rows, is_seed_independent, means_by_resample, image_variance_of_pair)
     n = len(rows)
     return [RankInterval(1 + int(better[:, i].sum()), n - int(better[i].sum())) for i in range(n)]
 
 
-def significantly_better(
-    rows: Sequence[np.ndarray], fixed: np.ndarray, choices: np.ndarray | None = None, images: ImagesOf | None = None
+def find_significantly_better(
+    rows: Sequence[np.ndarray],
+    is_seed_independent: np.ndarray,
+    means_by_resample: np.ndarray | None = None,
+    image_variance_of_pair: ImageVarianceOfPair | None = None,
 ) -> np.ndarray:
     """Return whether row i is significantly better than row j, of all such hypotheses at once: [rows, rows] bool.
 
     Args:
         rows: [seeds, episodes] each, more is better. Two are in memory at a time, so that they may be made on demand.
-        fixed: [rows] bool, rows that are the same for every seed by construction.
-        choices: [rows, RESAMPLES] the mean of each row with what each resample of the validation episodes would have
-            chosen, but for a constant; None where nothing was chosen.
-        images: the variance that test images give the difference of rows i and j; None where they are held fixed.
+        is_seed_independent: [rows] bool, rows that are the same for every seed by construction.
+        means_by_resample: [rows, RESAMPLES] the mean of each row with what each resample of the validation episodes
+            would have chosen, but for a constant; None where nothing was chosen.
+        image_variance_of_pair: the variance that test images give the difference of rows i and j; None where they are
+            held fixed.
     """
     n = len(rows)
-    chosen = np.zeros((n, RESAMPLE_COUNT)) if choices is None else choices
-    prior = fit_prior(np.stack([rows[i].mean(1) for i in range(n)]), fixed)
+    chosen = np.zeros((n, RESAMPLE_COUNT)) if means_by_resample is None else means_by_resample
+    prior = fit_seed_variance_prior(np.stack([rows[i].mean(1) for i in range(n)]), is_seed_independent)
     pairs, differences = [], []
     for i in range(n):
         row = rows[i]
         for j in range(i + 1, n):
             pairs.append((i, j))
-            random = int(not fixed[i]) + int(not fixed[j])
+            random = int(not is_seed_independent[i]) + int(not is_seed_independent[j])
             of_choices = float((chosen[i] - chosen[j]).var(ddof=1))
-            of_images = images(i, j) if images else None
-            differences.append(difference(row, rows[j], prior, random, of_choices, of_images))
+            of_images = image_variance_of_pair(i, j) if image_variance_of_pair else None
+            differences.append(estimate_difference(row, rows[j], prior, random, of_choices, of_images))
     better = np.zeros((n, n), dtype=bool)
     for (i, j), (ours, theirs) in zip(pairs, significant_signs(differences), strict=True):
         better[i, j], better[j, i] = ours, theirs
@@ -275,35 +286,45 @@ SEEDS = 3  # what a rank needs
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """A row of a ranking, in order."""
+class RankedRow:
+    """A row of a ranking, in order.
+
+    Attributes:
+        row: the row.
+        ranking: the ranking that the row has its place in.
+        provisional_reason: why it is provisional; None where it is ranked.
+        difference_to_best: this row minus the best ranked one, in percentage points; None for the best.
+        n_common_seeds: the number of training seeds that the difference is over; of the best, that its rank is over.
+        adjusted_mean: the best row's mean plus the difference, which rows are placed by; their own means may be over
+            other seeds.
+    """
 
     row: SeedAggregate
-    ranking: Ranking  # that it has its place in
-    reason: str | None  # why it is provisional; None where it is ranked
-    gap: Difference | None  # this row minus the best ranked one, in percentage points; None for the best
-    common_seeds: int  # how many training seeds the gap is over; of the best, how many its rank is over
-    level: float  # the best row's mean plus the gap: what rows are placed by. Their own means may be over other seeds.
+    ranking: Ranking
+    provisional_reason: str | None
+    difference_to_best: RowDifference | None
+    n_common_seeds: int
+    adjusted_mean: float
 
     @property
-    def provisional(self) -> bool:
-        return self.reason is not None
+    def is_provisional(self) -> bool:
+        return self.provisional_reason is not None
 
     @cached_property
-    def ranks(self) -> RankInterval | None:
+    def rank_interval(self) -> RankInterval | None:
         """The ranks that it can have; None for a provisional row."""
-        return None if self.provisional else self.ranking.ranks_of(self.row)
+        return None if self.is_provisional else self.ranking.rank_interval_of(self.row)
 
     @property
-    def among(self) -> int:
+    def n_ranked_together(self) -> int:
         """How many rows it is ranked among, itself included; 0 for a provisional row."""
         family = self.ranking.family
-        return 0 if self.provisional else len(family) + (self.row not in family)
+        return 0 if self.is_provisional else len(family) + (self.row not in family)
 
     @property
-    def top(self) -> bool:
+    def may_be_best(self) -> bool:
         """Whether it may be the best."""
-        return self.ranks is not None and self.ranks.first == 1
+        return self.rank_interval is not None and self.rank_interval.first == 1
 
 
 class Ranking:
@@ -318,7 +339,8 @@ class Ranking:
     seen the novel classes elsewhere, or may have.
 
     Args:
-        rows: comparable rows, all that there are; see :attr:`ifsl_bench.analysis.task_results.TaskResults.compared`.
+        rows: comparable rows, all that there are; see
+            :attr:`ifsl_bench.analysis.task_results.TaskResults.comparable_rows`.
         metric: where more is better, as it is for every metric here (Delta is negative where joint prediction hurts).
         setting: "paper", or "tuned-12" for the best of so many trials; rows that are the same in all are in each.
 
@@ -328,41 +350,47 @@ class Ranking:
     """
 
     def __init__(self, rows: Sequence[SeedAggregate], metric: str = "acc", setting: str = PAPER) -> None:
-        self.kind = min(map(_kind, rows), default=(False, False))
-        excluded = [row for row in rows if _kind(row) != self.kind]
-        self.excluded = Ranking(excluded, metric, setting) if excluded else None
-        self.rows = tuple(row for row in rows if _kind(row) == self.kind)
+        self.group_key = min(map(_group_key, rows), default=(False, False))
+        excluded = [row for row in rows if _group_key(row) != self.group_key]
+        self.excluded_ranking = Ranking(excluded, metric, setting) if excluded else None
+        self.rows = tuple(row for row in rows if _group_key(row) == self.group_key)
         self.metric, self.setting = metric, setting
-        able = [row for row in self.rows if self._is_apt(row) and not row.has_options]
-        able = [row for row in able if len(row.seeds) >= SEEDS and not row.other_gradient and not row.single]
+        able = [row for row in self.rows if self._has_selection(row) and not row.has_changed_options]
+        able = [
+            row for row in able if len(row.seeds) >= SEEDS and not row.has_replaced_gradient and not row.has_single_unit
+        ]
         able = [row for row in able if row.origin == STORED] or able
-        self.seeds = _usual(able) or _most_common(able)
+        self.seeds = _usual_seeds(able) or _most_common_seeds(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
-        self._priors: dict[tuple[SeedAggregate, ...], Prior] = {}
+        self._priors: dict[tuple[SeedAggregate, ...], SeedVariancePrior] = {}
         self._image_variances: dict[tuple[SeedAggregate, SeedAggregate, tuple[int, ...]], ImageVariance | None] = {}
 
     @cached_property
-    def places(self) -> list[Ranked]:
+    def ranked_rows(self) -> list[RankedRow]:
         """Every row in its place, the best first: by their difference to the best on the seeds that both have."""
-        places = sorted(map(self._place, self.rows), key=lambda place: -place.level)
-        return places + (self.excluded.places if self.excluded else [])
+        places = sorted(map(self._make_ranked_row, self.rows), key=lambda place: -place.adjusted_mean)
+        return places + (self.excluded_ranking.ranked_rows if self.excluded_ranking else [])
 
-    def difference(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int] | None = None) -> Difference:
+    def row_difference(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int] | None = None) -> RowDifference:
         """Return row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
 
         Args:
             a: one row.
             b: another one.
-            seeds: in place of :meth:`common`. Where the two have none in common, the difference is over episodes alone,
-                each row averaged over its own seeds.
+            seeds: in place of :meth:`common_seeds`. Where the two have none in common, the difference is over episodes
+                alone, each row averaged over its own seeds.
         """
-        over = self.common(a, b) if seeds is None else seeds
-        x, y = self._pair(a, b, over)
-        choices = variance(a.choices(self.metric, over or None) - b.choices(self.metric, over or None))
-        random = int(not a.fixed) + int(not b.fixed)
-        return difference(x, y, self._prior(a, b), random, choices, self.over_images(a, b, over))
+        over = self.common_seeds(a, b) if seeds is None else seeds
+        x, y = self._paired_values(a, b, over)
+        choices = choice_variance(
+            a.metric_by_resample(self.metric, over or None) - b.metric_by_resample(self.metric, over or None)
+        )
+        random = int(not a.is_seed_independent) + int(not b.is_seed_independent)
+        return estimate_difference(
+            x, y, self._seed_variance_prior(a, b), random, choices, self.image_variance(a, b, over)
+        )
 
-    def over_images(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int]) -> ImageVariance | None:
+    def image_variance(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int]) -> ImageVariance | None:
         """Return the variance that test images give row a minus row b; None where they are held fixed.
 
         Args:
@@ -372,41 +400,41 @@ class Ranking:
         """
         key = (a, b, tuple(seeds))
         if key not in self._image_variances:
-            models_fixed = (a.fixed and b.fixed) or len(seeds) < 2
-            self._image_variances[key] = over_images(a, b, self.metric, seeds, models_fixed)
+            models_fixed = (a.is_seed_independent and b.is_seed_independent) or len(seeds) < 2
+            self._image_variances[key] = estimate_image_variance(a, b, self.metric, seeds, models_fixed)
         return self._image_variances[key]
 
-    def level(self, row: SeedAggregate) -> float:
+    def adjusted_mean(self, row: SeedAggregate) -> float:
         """Return the best row's mean plus the difference to it, by which rows are placed."""
-        ranking = self.of(row)
-        best = float(ranking.best.by_seed(self.metric).mean())
-        mine, theirs = ranking.means(row, ranking.best)
-        return best if row is ranking.best else best + mine - theirs
+        ranking = self.ranking_of(row)
+        best = float(ranking.best_row.metric_by_seed(self.metric).mean())
+        mine, theirs = ranking.means_on_common_seeds(row, ranking.best_row)
+        return best if row is ranking.best_row else best + mine - theirs
 
-    def means(self, a: SeedAggregate, b: SeedAggregate) -> tuple[float, float]:
+    def means_on_common_seeds(self, a: SeedAggregate, b: SeedAggregate) -> tuple[float, float]:
         """Return the means of two rows on the seeds that they are compared on; on their own where none are common.
 
         Args:
             a: one row.
             b: another one.
         """
-        x, y = self._pair(a, b, self.common(a, b))
+        x, y = self._paired_values(a, b, self.common_seeds(a, b))
         return float(x.mean()), float(y.mean())
 
-    def _pair(self, a: SeedAggregate, b: SeedAggregate, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _paired_values(self, a: SeedAggregate, b: SeedAggregate, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the metric of both by seed and episode, [seeds, n]; without common seeds their means, [1, n]."""
-        x, y = (row.by_seed(self.metric, over) for row in (a, b))
+        x, y = (row.metric_by_seed(self.metric, over) for row in (a, b))
         if len(x) and len(y):
             return x, y
-        x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
+        x, y = (row.metric_by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
         return x, y
 
-    def of(self, *rows: SeedAggregate) -> Ranking:
+    def ranking_of(self, *rows: SeedAggregate) -> Ranking:
         """Return the ranking that these rows are in: this one, or the excluded rows' if all are there."""
         here = any(row in self.rows for row in rows)
-        return self if here or self.excluded is None else self.excluded.of(*rows)
+        return self if here or self.excluded_ranking is None else self.excluded_ranking.ranking_of(*rows)
 
-    def common(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
+    def common_seeds(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
         """Return the seeds that two rows are compared on: if both are ranked the ranks' seeds, else all they share.
 
         Args:
@@ -414,10 +442,10 @@ class Ranking:
             b: another one.
         """
         both = tuple(seed for seed in a.seeds if seed in b.seeds)
-        ranked = not self._reason(a) and not self._reason(b)
+        ranked = not self._provisional_reason(a) and not self._provisional_reason(b)
         return tuple(seed for seed in both if seed in self.seeds) if ranked else both
 
-    def better(self, guest: SeedAggregate | None = None) -> set[tuple[SeedAggregate, SeedAggregate]]:
+    def significant_pairs(self, guest: SeedAggregate | None = None) -> set[tuple[SeedAggregate, SeedAggregate]]:
         """Return the differences that ranks rest on: pairs (a, b) of which a is significantly better.
 
         Args:
@@ -426,87 +454,89 @@ class Ranking:
         rows = [*self.family, *([guest] if guest is not None else [])]
         if not rows:
             return set()
-        seeds = self.seeds if guest is None else self.common(guest, guest)
-        better = significantly_better(*self._measured(rows, seeds))
+        seeds = self.seeds if guest is None else self.common_seeds(guest, guest)
+        better = find_significantly_better(*self._rank_interval_arguments(rows, seeds))
         return {(rows[i], rows[j]) for i, j in np.argwhere(better)}
 
     @cached_property
-    def best(self) -> SeedAggregate:
+    def best_row(self) -> SeedAggregate:
         """The row of the family with the highest mean over its seeds; of all rows where none is ranked."""
         seeds = self.seeds if self.family else None
-        return max(self.family or self.rows, key=lambda row: row.by_seed(self.metric, seeds).mean())
+        return max(self.family or self.rows, key=lambda row: row.metric_by_seed(self.metric, seeds).mean())
 
     @cached_property
-    def _ranks(self) -> dict[SeedAggregate, RankInterval]:
+    def _family_rank_intervals(self) -> dict[SeedAggregate, RankInterval]:
         """The ranks of the family."""
-        return dict(zip(self.family, rank_intervals(*self._measured(self.family, self.seeds)), strict=True))
+        return dict(
+            zip(self.family, rank_intervals(*self._rank_interval_arguments(self.family, self.seeds)), strict=True)
+        )
 
-    def ranks_of(self, row: SeedAggregate) -> RankInterval:
+    def rank_interval_of(self, row: SeedAggregate) -> RankInterval:
         """Return the ranks that a row can have, one of the family or one that is ranked in the family plus itself."""
         if row in self.family:
-            return self._ranks[row]
-        return rank_intervals(*self._measured([*self.family, row], self.common(row, row)))[-1]
+            return self._family_rank_intervals[row]
+        return rank_intervals(*self._rank_interval_arguments([*self.family, row], self.common_seeds(row, row)))[-1]
 
-    def _place(self, row: SeedAggregate) -> Ranked:
-        level, reason = self.level(row), self._reason(row)
-        if row is self.best:
-            return Ranked(row, self, reason, None, len(self.seeds) or len(row.seeds), level)
-        gap = self.difference(row, self.best)
-        return Ranked(row, self, reason, gap, len(self.common(row, self.best)), level)
+    def _make_ranked_row(self, row: SeedAggregate) -> RankedRow:
+        level, reason = self.adjusted_mean(row), self._provisional_reason(row)
+        if row is self.best_row:
+            return RankedRow(row, self, reason, None, len(self.seeds) or len(row.seeds), level)
+        gap = self.row_difference(row, self.best_row)
+        return RankedRow(row, self, reason, gap, len(self.common_seeds(row, self.best_row)), level)
 
     def _is_guest(self, row: SeedAggregate) -> bool:
         """Return whether a row that is not of the family is ranked with it."""
-        able = _kind(row) == self.kind and not self._reason(row)
+        able = _group_key(row) == self.group_key and not self._provisional_reason(row)
         return able and bool(self.family) and row not in self.family
 
-    def _is_apt(self, row: SeedAggregate) -> bool:
+    def _has_selection(self, row: SeedAggregate) -> bool:
         return row.setting in (self.setting, EVERY)
 
-    def _reason(self, row: SeedAggregate) -> str | None:
+    def _provisional_reason(self, row: SeedAggregate) -> str | None:
         """Return why a row is provisional; None where it is ranked."""
-        if not self._is_apt(row):
+        if not self._has_selection(row):
             return f"ranked separately, with --setting {row.setting}"
-        if row.other_gradient:
-            count, total = row.solves["adjoint_diverged"]
+        if row.has_replaced_gradient:
+            count, total = row.solve_failures["adjoint_diverged"]
             return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
-        if row.single:
+        if row.has_single_unit:
             return f"one {row.units.removesuffix('s')}"
         if len(row.seeds) < SEEDS:
             return format_count(len(row.seeds), "seed")
-        if row.has_options:
+        if row.has_changed_options:
             return "options of its own"
         if sum(seed in row.seeds for seed in self.seeds) < SEEDS:
             lacking = [str(seed) for seed in self.seeds if seed not in row.seeds]
             return f"it lacks {'seed' if len(lacking) == 1 else 'seeds'} {', '.join(lacking)}"
         return None
 
-    def _prior(self, *rows: SeedAggregate) -> Prior:
+    def _seed_variance_prior(self, *rows: SeedAggregate) -> SeedVariancePrior:
         """Return the prior of the variance over seeds, from the family and those of these rows ranked with it."""
         together, seeds = (*self.family, *(row for row in rows if self._is_guest(row))), self.seeds
         if not together:  # two seeds rank no rows, but tell how much rows vary
             seeds = tuple(seed for seed in rows[0].seeds if all(seed in row.seeds for row in rows))
-            together = tuple(row for row in self.rows if self._is_apt(row) and set(seeds) <= set(row.seeds))
+            together = tuple(row for row in self.rows if self._has_selection(row) and set(seeds) <= set(row.seeds))
         if not together or len(seeds) < 2:
-            return Prior(0.0, 0.0)
+            return SeedVariancePrior(0.0, 0.0)
         if together not in self._priors:
             seeds = tuple(seed for seed in seeds if all(seed in row.seeds for row in together))
-            means = np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together])
-            self._priors[together] = fit_prior(means, _fixed(together))
+            means = np.stack([row.metric_by_seed(self.metric, seeds).mean(1) for row in together])
+            self._priors[together] = fit_seed_variance_prior(means, _seed_independence(together))
         return self._priors[together]
 
-    def _measured(
+    def _rank_interval_arguments(
         self, rows: Sequence[SeedAggregate], seeds: Sequence[int]
-    ) -> tuple[_BySeed, np.ndarray, np.ndarray, ImagesOf]:
+    ) -> tuple[_MetricBySeed, np.ndarray, np.ndarray, ImageVarianceOfPair]:
         """Return the arguments of :func:`rank_intervals`."""
-        choices = np.stack([row.choices(self.metric, seeds) for row in rows])
+        choices = np.stack([row.metric_by_resample(self.metric, seeds) for row in rows])
 
         def images(i: int, j: int) -> ImageVariance | None:
-            return self.over_images(rows[i], rows[j], seeds)
+            return self.image_variance(rows[i], rows[j], seeds)
 
-        return _BySeed(rows, self.metric, seeds), _fixed(rows), choices, images
+        return _MetricBySeed(rows, self.metric, seeds), _seed_independence(rows), choices, images
 
 
-def setting_of(*rows: SeedAggregate, default: str = PAPER) -> str:
+def common_setting(*rows: SeedAggregate, default: str = PAPER) -> str:
     """Return the setting that rows are ranked in together.
 
     Args:
@@ -517,12 +547,12 @@ def setting_of(*rows: SeedAggregate, default: str = PAPER) -> str:
     return settings.pop() if len(settings) == 1 else default
 
 
-def _kind(row: SeedAggregate) -> tuple[bool, bool]:
+def _group_key(row: SeedAggregate) -> tuple[bool, bool]:
     """Return the kind of a row, each ranked by itself: (novel classes may have been seen before, transductive)."""
-    return row.novel_seen != "no", row.transductive
+    return row.novel_classes_seen != "no", row.is_transductive
 
 
-class _BySeed(Sequence[np.ndarray]):
+class _MetricBySeed(Sequence[np.ndarray]):
     """A metric of rows, [seeds, n] each, made on demand."""
 
     def __init__(self, rows: Sequence[SeedAggregate], metric: str, seeds: Sequence[int]) -> None:
@@ -532,14 +562,14 @@ class _BySeed(Sequence[np.ndarray]):
         return len(self.rows)
 
     def __getitem__(self, at: Any) -> Any:
-        return self.rows[at].by_seed(self.metric, self.seeds)
+        return self.rows[at].metric_by_seed(self.metric, self.seeds)
 
 
-def _fixed(rows: Iterable[SeedAggregate]) -> np.ndarray:
-    return np.array([row.fixed for row in rows])
+def _seed_independence(rows: Iterable[SeedAggregate]) -> np.ndarray:
+    return np.array([row.is_seed_independent for row in rows])
 
 
-def _usual(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
+def _usual_seeds(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     """Return the seeds that three in four rows have, if three in four have them all, and they are three or more."""
     holders = Counter(seed for row in rows for seed in row.seeds)
     seeds = {seed for seed, count in holders.items() if 4 * count >= 3 * len(rows)}
@@ -547,7 +577,7 @@ def _usual(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     return tuple(sorted(seeds)) if len(seeds) >= SEEDS and 4 * together >= 3 * len(rows) else ()
 
 
-def _most_common(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
+def _most_common_seeds(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     """Return three seeds or more that all rows have, or two rows, as most rows have them; the lowest of several."""
     each = [frozenset(row.seeds) for row in rows]
     shared = {a & b for a in each for b in each} | ({frozenset.intersection(*each)} if each else set())

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import SeedAggregate, having
-from ifsl_bench.analysis.comparison import overall as difference_of_rows
-from ifsl_bench.analysis.image_variance import ImageVariance, over_images
-from ifsl_bench.analysis.ranking import Difference, Prior, difference
-from ifsl_bench.analysis.task_results import TaskResults, nothing_stored
+from ifsl_bench.analysis.aggregate import SeedAggregate, select_rows_with_metric
+from ifsl_bench.analysis.comparison import overall_difference as difference_of_rows
+from ifsl_bench.analysis.image_variance import ImageVariance, estimate_image_variance
+from ifsl_bench.analysis.ranking import RowDifference, SeedVariancePrior, estimate_difference
+from ifsl_bench.analysis.task_results import TaskResults, no_results_error
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.utils.errors import UserError, unknown_name_error
@@ -42,28 +42,33 @@ class MeanSquare:
     """A mean square, or a sum of several."""
 
     value: float
-    degrees: float  # of freedom
-    effective: float  # the fewer of these that effects with heavy tails leave it
-    parts: np.ndarray | None = None  # what each order contributes, [orders]; None of training seeds
+    degrees_of_freedom: float
+    effective_degrees_of_freedom: float  # the fewer of these that effects with heavy tails leave it
+    order_contributions: np.ndarray | None = None  # what each order contributes, [orders]; None of training seeds
 
     @classmethod
-    def over_orders(cls, parts: np.ndarray, degrees: float) -> MeanSquare:
+    def from_orders(cls, order_contributions: np.ndarray, degrees_of_freedom: float) -> MeanSquare:
         """Return the mean square of the contributions of orders.
 
         Of normal effects a mean square S has the variance 2 S^2 / degrees. Here it is read off the spread of the parts,
         and where it is larger, the effective degrees are those that would give it.
 
         Args:
-            parts: the contribution of each order, [orders].
-            degrees: of freedom.
+            order_contributions: the contribution of each order, [orders].
+            degrees_of_freedom: of the mean square, before heavy tails.
         """
-        value = float(parts.sum())
-        variance = len(parts) * float(parts.var(ddof=1))
-        return cls(value, degrees, min(degrees, 2 * value**2 / variance) if variance else degrees, parts)
+        value = float(order_contributions.sum())
+        variance = len(order_contributions) * float(order_contributions.var(ddof=1))
+        return cls(
+            value,
+            degrees_of_freedom,
+            min(degrees_of_freedom, 2 * value**2 / variance) if variance else degrees_of_freedom,
+            order_contributions,
+        )
 
 
 @dataclass(frozen=True)
-class Variance:
+class VarianceEstimate:
     """A variance with its 95% interval, in squared units of the row; an estimate below 0 counts as 0."""
 
     value: float
@@ -72,37 +77,46 @@ class Variance:
 
 
 @dataclass(frozen=True)
-class WrongSign:
-    """The chance that the sign of one comparison of two rows (one order, support set and seed) is not their mean's."""
+class WrongSignChance:
+    """The chance that the sign of one comparison of two rows (one order, support set and seed) is not their mean's.
 
-    chance: float  # under normal effects; `low` and `high` are its 95% interval
+    Attributes:
+        chance: under normal effects.
+        low: of its 95% interval.
+        high: of its 95% interval.
+        observed_share: the share of the single comparisons made here whose sign is not that of their mean, ties half.
+    """
+
+    chance: float
     low: float
     high: float
-    observed: float  # the share of the single comparisons made here whose sign is not that of their mean, ties half
+    observed_share: float
 
 
-def mean_difference(x: np.ndarray, images: ImageVariance | None = None) -> Difference:
+def estimate_mean_difference(differences: np.ndarray, image_variance: ImageVariance | None = None) -> RowDifference:
     """Return the mean of differences [seeds, orders, supports] of two rows, with its error over orders and images.
 
     Args:
-        x: the differences.
-        images: the variance that test images give the mean; None where they are held fixed.
+        differences: the differences.
+        image_variance: the variance that test images give the mean; None where they are held fixed.
 
     Raises:
         UserError: there is one order.
     """
-    means = _order_means(x)
-    return difference(means, np.zeros_like(means), Prior(0.0, 0.0), random=2, images=images)
+    means = _order_means(differences)
+    return estimate_difference(
+        means, np.zeros_like(means), SeedVariancePrior(0.0, 0.0), n_seed_dependent=2, image_variance=image_variance
+    )
 
 
 def _order_means(x: np.ndarray) -> np.ndarray:
-    """[seeds, orders]."""
+    """Return the means over support sets, [seeds, orders]; raise :class:`UserError` for one order."""
     if x.shape[1] < 2:
         raise UserError("one order of the classes has no interval over orders, and its variance cannot be split")
     return np.asarray(x.mean(2))
 
 
-def split(x: np.ndarray) -> dict[str, Variance]:
+def split_variance(values: np.ndarray) -> dict[str, VarianceEstimate]:
     """Return the variances of the effects in [seeds, orders, supports], by :data:`PARTS`, and of all as "one".
 
     A part that the design cannot tell from others is left out: with one seed (pass one where all are the same by
@@ -112,31 +126,39 @@ def split(x: np.ndarray) -> dict[str, Variance]:
     Raises:
         UserError: there is one order.
     """
-    squares, weights = _mean_squares(x), _weights(*x.shape)
-    return {part: _variance([(w, squares[name]) for name, w in of_part.items()]) for part, of_part in weights.items()}
+    squares, weights = _mean_squares(values), _mean_square_weights(*values.shape)
+    return {
+        part: _estimate_variance([(w, squares[name]) for name, w in of_part.items()])
+        for part, of_part in weights.items()
+    }
 
 
-def with_images(parts: Mapping[str, Variance], images: ImageVariance | None) -> dict[str, Variance]:
-    """Return the variances of :func:`split` with that of test images, which adds to the variance of a single value.
+def add_image_variance(
+    variances: Mapping[str, VarianceEstimate], image_variance: ImageVariance | None
+) -> dict[str, VarianceEstimate]:
+    """Add the variance of test images to :func:`split_variance`'s, and to the variance of a single value.
 
     Args:
-        parts: by :data:`PARTS`, and of all as "one".
-        images: None where they are held fixed.
+        variances: by :data:`PARTS`, and of all as "one".
+        image_variance: None where they are held fixed.
     """
-    if images is None:
-        return dict(parts)
+    if image_variance is None:
+        return dict(variances)
     from scipy.special import chdtri
 
-    value, low, high = images.value, 0.0, 0.0
+    value, low, high = image_variance.variance, 0.0, 0.0
     if value:
-        low, high = (value * images.degrees / float(chdtri(images.degrees, tail)) for tail in (TAIL, 1 - TAIL))
-    one = parts[ONE]
-    both = Variance(
+        low, high = (
+            value * image_variance.degrees_of_freedom / float(chdtri(image_variance.degrees_of_freedom, tail))
+            for tail in (TAIL, 1 - TAIL)
+        )
+    one = variances[ONE]
+    both = VarianceEstimate(
         one.value + value,
         max(0.0, one.value + value - math.hypot(one.value - one.low, value - low)),
         one.value + value + math.hypot(one.high - one.value, high - value),
     )
-    return {**parts, IMAGES: Variance(value, low, high), ONE: both}
+    return {**variances, IMAGES: VarianceEstimate(value, low, high), ONE: both}
 
 
 def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
@@ -152,14 +174,14 @@ def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
         "seed by order": (supports * (both**2).sum(0), (seeds - 1) * (orders - 1)),
         "rest": ((rest**2).sum((0, 2)), (seeds - 1) * orders * (supports - 1)),
     }
-    squares = {n: MeanSquare.over_orders(parts / degrees, degrees) for n, (parts, degrees) in sums.items() if degrees}
+    squares = {n: MeanSquare.from_orders(parts / degrees, degrees) for n, (parts, degrees) in sums.items() if degrees}
     if seeds > 1:
         of_seeds = orders * supports * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
         squares["seed"] = MeanSquare(of_seeds, seeds - 1, seeds - 1)
     return squares
 
 
-def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
+def _mean_square_weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
     """Return part -> mean square -> its weight in the estimate, from the expected mean squares of the design."""
     m, r = 1 / seeds, 1 / supports
     weights = {
@@ -180,38 +202,46 @@ def _weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, floa
     return parts | {"one": {name: sum(of_part.get(name, 0.0) for of_part in parts.values()) for name in there}}
 
 
-def _merged(terms: Sequence[tuple[float, MeanSquare]]) -> list[tuple[float, MeanSquare]]:
-    """Return the same sum, with one term for all over orders of one sign.
+def _merge_order_terms(terms: Sequence[tuple[float, MeanSquare]]) -> list[tuple[float, MeanSquare]]:
+    """Merge the terms over orders that have one sign into one term.
 
     An order whose effects are large raises several mean squares at once, and their sum varies more than that of
     independent ones. The sum has Satterthwaite's degrees of freedom.
     """
-    merged = [(w, square) for w, square in terms if w and square.parts is None]
+    merged = [(w, square) for w, square in terms if w and square.order_contributions is None]
     for sign in (1, -1):
-        same = [(abs(w), square, square.parts) for w, square in terms if w * sign > 0 and square.parts is not None]
+        same = [
+            (abs(w), square, square.order_contributions)
+            for w, square in terms
+            if w * sign > 0 and square.order_contributions is not None
+        ]
         if parts := [w * of_orders for w, _, of_orders in same if of_orders is not None]:
-            spread = sum((w * square.value) ** 2 / square.degrees for w, square, _ in same)
+            spread = sum((w * square.value) ** 2 / square.degrees_of_freedom for w, square, _ in same)
             value = sum(w * square.value for w, square, _ in same)
-            merged.append((sign, MeanSquare.over_orders(np.sum(parts, axis=0), value**2 / spread if spread else 1.0)))
+            merged.append((sign, MeanSquare.from_orders(np.sum(parts, axis=0), value**2 / spread if spread else 1.0)))
     return merged
 
 
-def _variance(terms: Sequence[tuple[float, MeanSquare]]) -> Variance:
-    low, high = _interval(_merged(terms))
-    return Variance(max(0.0, sum(w * square.value for w, square in terms)), max(0.0, low), max(0.0, high))
+def _estimate_variance(terms: Sequence[tuple[float, MeanSquare]]) -> VarianceEstimate:
+    low, high = _variance_interval(_merge_order_terms(terms))
+    return VarianceEstimate(max(0.0, sum(w * square.value for w, square in terms)), max(0.0, low), max(0.0, high))
 
 
-def _interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float, float]:
+def _variance_interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float, float]:
     """Return the 95% interval of the sum of w times the expectation of a mean square (Ting et al. 1990)."""
     value = sum(w * square.value for w, square in terms)
-    positive = [(w * square.value, square.effective) for w, square in terms if w > 0]
-    negative = [(-w * square.value, square.effective) for w, square in terms if w < 0]
-    below = _spread(positive, negative, TAIL)
-    above = _spread(negative, positive, TAIL)  # the upper limit is minus the lower one of minus the sum
+    positive = [(w * square.value, square.effective_degrees_of_freedom) for w, square in terms if w > 0]
+    negative = [(-w * square.value, square.effective_degrees_of_freedom) for w, square in terms if w < 0]
+    below = _squared_distance_to_limit(positive, negative, TAIL)
+    above = _squared_distance_to_limit(
+        negative, positive, TAIL
+    )  # the upper limit is minus the lower one of minus the sum
     return value - math.sqrt(max(0.0, below)), value + math.sqrt(max(0.0, above))
 
 
-def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[float, float]], tail: float) -> float:
+def _squared_distance_to_limit(
+    positive: Sequence[tuple[float, float]], negative: Sequence[tuple[float, float]], tail: float
+) -> float:
     """Return the squared distance from an estimate, a sum of positive and negative terms, to its lower limit."""
     from scipy.special import chdtri, fdtri
 
@@ -233,7 +263,9 @@ def _spread(positive: Sequence[tuple[float, float]], negative: Sequence[tuple[fl
     return total
 
 
-def wrong_sign(x: np.ndarray, images: ImageVariance | None = None) -> WrongSign | None:
+def estimate_wrong_sign_chance(
+    differences: np.ndarray, image_variance: ImageVariance | None = None
+) -> WrongSignChance | None:
     """Estimate how often one comparison has the wrong sign, from differences [seeds, orders, supports] of two rows.
 
     None where their mean is 0, as of equal rows: it has no sign.
@@ -244,30 +276,34 @@ def wrong_sign(x: np.ndarray, images: ImageVariance | None = None) -> WrongSign 
     true one, so that the chance is estimated too small.
 
     Args:
-        x: the differences.
-        images: the variance that test images give their mean; None where they are held fixed.
+        differences: the differences.
+        image_variance: the variance that test images give their mean; None where they are held fixed.
 
     Raises:
         UserError: there is one order.
     """
     from scipy.special import ndtr, stdtrit
 
-    mean, squares = mean_difference(x, images), _mean_squares(x)
+    mean, squares = estimate_mean_difference(differences, image_variance), _mean_squares(differences)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
-    merged = _merged([(w, squares[name]) for name, w in _weights(*x.shape)["one"].items()])
-    terms = [(w * square.value, square.effective) for w, square in merged]
-    terms += [(images.value, images.degrees)] if images else []
+    merged = _merge_order_terms(
+        [(w, squares[name]) for name, w in _mean_square_weights(*differences.shape)["one"].items()]
+    )
+    terms = [(w * square.value, square.effective_degrees_of_freedom) for w, square in merged]
+    terms += [(image_variance.variance, image_variance.degrees_of_freedom)] if image_variance else []
     variance = sum(value for value, _ in terms)
-    observed = float(((np.sign(x) != np.sign(mean.mean)) * np.where(x == 0, 0.5, 1.0)).mean())
+    observed = float(((np.sign(differences) != np.sign(mean.mean)) * np.where(differences == 0, 0.5, 1.0)).mean())
     if variance <= 0:
-        return WrongSign(0.0, 0.0, 0.0, observed)
+        return WrongSignChance(0.0, 0.0, 0.0, observed)
     deviation = math.sqrt(variance)
     ratio = abs(mean.mean) / deviation
     of_variance = sum(2 * value**2 / degrees for value, degrees in terms)
-    error = math.sqrt((mean.error / deviation) ** 2 + ratio**2 * of_variance / (4 * variance**2))
-    half = float(stdtrit(min(mean.degrees, 1e9), 1 - TAIL)) * error
-    return WrongSign(float(ndtr(-ratio)), float(ndtr(-(ratio + half))), float(ndtr(-max(0.0, ratio - half))), observed)
+    error = math.sqrt((mean.standard_error / deviation) ** 2 + ratio**2 * of_variance / (4 * variance**2))
+    half = float(stdtrit(min(mean.degrees_of_freedom, 1e9), 1 - TAIL)) * error
+    return WrongSignChance(
+        float(ndtr(-ratio)), float(ndtr(-(ratio + half))), float(ndtr(-max(0.0, ratio - half))), observed
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,63 +312,74 @@ class VarianceSplit:
 
     a: SeedAggregate
     b: SeedAggregate | None
-    mean: Estimate | Difference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
-    parts: Mapping[str, Variance]  # by SOURCES and "one"; what the design cannot tell is left out
-    seeds: int  # how many it is over; 1 where all are the same by construction
-    sign: WrongSign | None = None  # of a difference that is not 0
+    mean: Estimate | RowDifference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
+    variances: Mapping[str, VarianceEstimate]  # by SOURCES and "one"; what the design cannot tell is left out
+    n_seeds: int  # how many it is over; 1 where all are the same by construction
+    wrong_sign: WrongSignChance | None = None  # of a difference that is not 0
 
 
-def splits_of_rows(board: TaskResults, metric: str) -> list[VarianceSplit]:
+def split_variance_of_rows(task_results: TaskResults, metric: str) -> list[VarianceSplit]:
     """Return the split of each row, the best first.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         metric: the metric that is split.
 
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
-    protocol_of(board.task).require_feature("variance", board.name, "variance splits that of tasks in sessions")
-    if not board.rows:
-        raise nothing_stored(board)
-    rows = having((place.row for place in board.places), metric)
+    protocol_of(task_results.task).require_feature(
+        "variance", task_results.task_name, "variance splits that of tasks in sessions"
+    )
+    if not task_results.rows:
+        raise no_results_error(task_results)
+    rows = select_rows_with_metric((place.row for place in task_results.ranked_rows), metric)
     if not rows:
-        metrics = {name for row in board.rows for name in row.metrics}
-        raise unknown_name_error("metric", metric, metrics, where=f"of the measured rows of {board.name}")
-    return [split_of(row, metric) for row in rows]
+        metrics = {name for row in task_results.rows for name in row.metric_names}
+        raise unknown_name_error("metric", metric, metrics, where=f"of the measured rows of {task_results.task_name}")
+    return [split_variance_of_row(row, metric) for row in rows]
 
 
-def split_of(row: SeedAggregate, metric: str) -> VarianceSplit:
+def split_variance_of_row(row: SeedAggregate, metric: str) -> VarianceSplit:
     """Return the split of a row; raise :class:`UserError` where there is one order of the classes.
 
     Args:
         row: the row.
         metric: the metric that is split.
     """
-    x = _values(row, metric, row.seeds, row.fixed)
-    parts = with_images(split(x), over_images(row, None, metric, row.seeds, len(x) < 2))
-    return VarianceSplit(row, None, row.summary()[metric], parts, len(x))
+    x = _metric_by_sequence(row, metric, row.seeds, row.is_seed_independent)
+    parts = add_image_variance(split_variance(x), estimate_image_variance(row, None, metric, row.seeds, len(x) < 2))
+    return VarianceSplit(row, None, row.summarise_metrics()[metric], parts, len(x))
 
 
-def splits_of_differences(board: TaskResults, metric: str) -> list[VarianceSplit]:
+def split_variance_of_differences(task_results: TaskResults, metric: str) -> list[VarianceSplit]:
     """Return the split of the difference of every two rows that have a seed in common, the better one first.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         metric: the metric that is split.
     """
-    rows = having((place.row for place in board.places), metric)
+    rows = select_rows_with_metric((place.row for place in task_results.ranked_rows), metric)
     splits = []
     for a, b in itertools.combinations(rows, 2):
         if seeds := [seed for seed in a.seeds if seed in b.seeds]:
-            fixed = a.fixed and b.fixed
-            x = _values(a, metric, seeds, fixed) - _values(b, metric, seeds, fixed)
-            gap = difference_of_rows(a, b, board.compared, metric)
-            images = over_images(a, b, metric, seeds, len(x) < 2)
-            splits.append(VarianceSplit(a, b, gap, with_images(split(x), images), len(x), wrong_sign(x, images)))
+            fixed = a.is_seed_independent and b.is_seed_independent
+            x = _metric_by_sequence(a, metric, seeds, fixed) - _metric_by_sequence(b, metric, seeds, fixed)
+            gap = difference_of_rows(a, b, task_results.comparable_rows, metric)
+            images = estimate_image_variance(a, b, metric, seeds, len(x) < 2)
+            splits.append(
+                VarianceSplit(
+                    a,
+                    b,
+                    gap,
+                    add_image_variance(split_variance(x), images),
+                    len(x),
+                    estimate_wrong_sign_chance(x, images),
+                )
+            )
     return splits
 
 
-def _values(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
+def _metric_by_sequence(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
     """Return [seeds, orders, supports] of a row; of the first seed where all are the same."""
-    return row.by_sequence(metric, seeds[:1] if fixed else seeds)
+    return row.metric_by_sequence(metric, seeds[:1] if fixed else seeds)

@@ -11,8 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from ifsl_bench.analysis.aggregate import EVERY, FILE, PAPER, PARTIAL, STORED, SeedAggregate, lazy_of, rows_of
-from ifsl_bench.analysis.ranking import Ranked, Ranking
+from ifsl_bench.analysis.aggregate import (
+    EVERY,
+    FILE,
+    PAPER,
+    PARTIAL,
+    STORED,
+    SeedAggregate,
+    aggregate_seeds,
+    base_only_aggregate,
+)
+from ifsl_bench.analysis.ranking import RankedRow, Ranking
 from ifsl_bench.plugin.display_names import LAZY, parse_label
 from ifsl_bench.plugin.registry import names_file
 from ifsl_bench.protocols.registry import protocol_of
@@ -35,68 +44,68 @@ class TaskResults:
 
     Attributes:
         rows: measured rows of today's definition of the task, on all of its episodes; those to be shown.
-        compared: all such rows, shown or not. Ranks are theirs, so that they do not depend on what is shown.
-        others: measured rows on other episodes or data, or on a part of the data where the task is not of such a part;
-            shown apart and never ranked with ``rows``.
-        papers: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
+        comparable_rows: all such rows, shown or not. Ranks are theirs, so that they do not depend on what is shown.
+        incomparable_rows: measured rows on other episodes or data, or on a part of the data where the task is not of
+            such a part; shown apart and never ranked with ``rows``.
+        published_rows: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
         remarks: on files and rows that are left out.
         setting: that rows are ranked in, see :class:`ifsl_bench.analysis.ranking.Ranking`.
         recipes: those that were asked for; empty for the task's own alone.
-        other_recipes: rows on backbones of other recipes than those, which would be of ``rows`` and ``compared``.
-        other_recipes_apart: rows on backbones of other recipes, which would be of ``others``.
+        other_recipe_rows: rows on backbones of other recipes than those, which would be of ``rows`` and ``compared``.
+        incomparable_other_recipe_rows: rows on backbones of other recipes, which would be of ``others``.
     """
 
     task: Task
     rows: tuple[SeedAggregate, ...]
-    compared: tuple[SeedAggregate, ...]
-    others: tuple[SeedAggregate, ...]
-    papers: tuple[PublishedRow, ...]
+    comparable_rows: tuple[SeedAggregate, ...]
+    incomparable_rows: tuple[SeedAggregate, ...]
+    published_rows: tuple[PublishedRow, ...]
     remarks: tuple[str, ...]
     setting: str = PAPER
     recipes: tuple[str, ...] = ()
-    other_recipes: tuple[SeedAggregate, ...] = ()
-    other_recipes_apart: tuple[SeedAggregate, ...] = ()
+    other_recipe_rows: tuple[SeedAggregate, ...] = ()
+    incomparable_other_recipe_rows: tuple[SeedAggregate, ...] = ()
 
     @property
-    def name(self) -> str:
+    def task_name(self) -> str:
         return self.task.name
 
     @property
-    def measured(self) -> tuple[SeedAggregate, ...]:
+    def measured_rows(self) -> tuple[SeedAggregate, ...]:
         """All measured rows, comparable or not."""
-        return (*self.rows, *self.others)
+        return (*self.rows, *self.incomparable_rows)
 
     @property
-    def hidden(self) -> tuple[SeedAggregate, ...]:
+    def hidden_rows(self) -> tuple[SeedAggregate, ...]:
         """All measured rows on backbones of other recipes, which are neither shown nor ranked."""
-        return (*self.other_recipes, *self.other_recipes_apart)
+        return (*self.other_recipe_rows, *self.incomparable_other_recipe_rows)
 
     @property
-    def empty(self) -> bool:
-        return not (self.rows or self.others or self.papers)
+    def is_empty(self) -> bool:
+        return not (self.rows or self.incomparable_rows or self.published_rows)
 
     @cached_property
     def ranking(self) -> Ranking:
         """The ranking by accuracy."""
-        return Ranking(self.compared, setting=self.setting)
+        return Ranking(self.comparable_rows, setting=self.setting)
 
     @property
-    def places(self) -> list[Ranked]:
+    def ranked_rows(self) -> list[RankedRow]:
         """The shown rows in their places, the best first; ranks are among all rows that are compared."""
-        return [place for place in self.ranking.places if place.row in self.rows]
+        return [place for place in self.ranking.ranked_rows if place.row in self.rows]
 
-    def in_setting(self, setting: str) -> TaskResults:
+    def select_setting(self, setting: str) -> TaskResults:
         """Return the rows of a setting, to be ranked, with a remark on rows of other settings."""
         rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
         counts = Counter(row.setting for row in self.rows if row not in rows)
         remarks = [
-            f"`ifsl-bench table --rank --setting {name} {self.name}` has {format_count(count, 'more row')}"
+            f"`ifsl-bench table --rank --setting {name} {self.task_name}` has {format_count(count, 'more row')}"
             for name, count in sorted(counts.items())
         ]
-        hidden = tuple(row for row in self.other_recipes if row.setting in (setting, EVERY))
-        return replace(self, setting=setting, rows=rows, other_recipes=hidden, remarks=(*self.remarks, *remarks))
+        hidden = tuple(row for row in self.other_recipe_rows if row.setting in (setting, EVERY))
+        return replace(self, setting=setting, rows=rows, other_recipe_rows=hidden, remarks=(*self.remarks, *remarks))
 
-    def of_recipes(self, recipes: Collection[str]) -> TaskResults:
+    def select_recipes(self, recipes: Collection[str]) -> TaskResults:
         """Return the results with the rows of some recipes, which are shown and ranked together.
 
         Args:
@@ -106,36 +115,38 @@ class TaskResults:
 
         def asked(row: SeedAggregate) -> bool:
             if not recipes:
-                return not row.of_other_recipe
+                return not row.has_other_recipe
             return ALL_RECIPES in lower or (row.recipe or "").lower() in lower
 
         def divided(*rows: SeedAggregate) -> tuple[tuple[SeedAggregate, ...], tuple[SeedAggregate, ...]]:
             return tuple(filter(asked, rows)), tuple(row for row in rows if not asked(row))
 
-        rows, hidden = divided(*self.rows, *self.other_recipes)
-        others, apart = divided(*self.others, *self.other_recipes_apart)
+        rows, hidden = divided(*self.rows, *self.other_recipe_rows)
+        others, apart = divided(*self.incomparable_rows, *self.incomparable_other_recipe_rows)
         return replace(
-            self, rows=rows, compared=rows, others=others, recipes=tuple(recipes),
-            other_recipes=hidden, other_recipes_apart=apart,
+            self, rows=rows, comparable_rows=rows, incomparable_rows=others, recipes=tuple(recipes),
+            other_recipe_rows=hidden, incomparable_other_recipe_rows=apart,
         )  # fmt: skip
 
     @property
-    def left_out(self) -> tuple[str, ...]:
+    def left_out_remarks(self) -> tuple[str, ...]:
         """The remarks on files and rows that are in no table."""
         return tuple(remark for remark in self.remarks if remark.startswith(LEFT_OUT))
 
     @property
     def labels(self) -> set[str]:
         """The labels of all rows, measured and published."""
-        return {row.label for row in (*self.measured, *self.hidden)} | {paper.label for paper in self.papers}
+        return {row.label for row in (*self.measured_rows, *self.hidden_rows)} | {
+            paper.label for paper in self.published_rows
+        }
 
     def has_row(self, label: str) -> bool:
-        """Return whether :meth:`only` finds a row for a label."""
-        names = {paper.label.lower() for paper in self.papers}
-        names.update(*(row_names(row) for row in (*self.measured, *self.hidden)))
-        return label.lower() in names.union(row.without_recipe.lower() for row in self.measured)
+        """Return whether :meth:`select_labels` finds a row for a label."""
+        names = {paper.label.lower() for paper in self.published_rows}
+        names.update(*(lower_case_names(row) for row in (*self.measured_rows, *self.hidden_rows)))
+        return label.lower() in names.union(row.label_without_recipe.lower() for row in self.measured_rows)
 
-    def only(self, labels: Collection[str]) -> TaskResults:
+    def select_labels(self, labels: Collection[str]) -> TaskResults:
         """Return the rows with these labels, or labels and origins as in "lr (stored)", whatever their case.
 
         A label that names a recipe brings its row, whichever recipes are shown; one without has those of all that are.
@@ -143,30 +154,39 @@ class TaskResults:
         lower = {label.lower() for label in labels}
 
         def chosen(shown: Iterable[SeedAggregate], hidden: Iterable[SeedAggregate]) -> tuple[SeedAggregate, ...]:
-            named = [row for row in shown if lower & {*row_names(row), row.without_recipe.lower()}]
-            return (*named, *(row for row in hidden if lower & set(row_names(row))))
+            named = [row for row in shown if lower & {*lower_case_names(row), row.label_without_recipe.lower()}]
+            return (*named, *(row for row in hidden if lower & set(lower_case_names(row))))
 
-        rows, others = chosen(self.rows, self.other_recipes), chosen(self.others, self.other_recipes_apart)
-        papers = tuple(paper for paper in self.papers if paper.label.lower() in lower)
-        compared = (*self.compared, *(row for row in self.other_recipes if row in rows))
-        left = [row for row in self.hidden if row not in (*rows, *others) and row.without_recipe.lower() in lower]
+        rows, others = (
+            chosen(self.rows, self.other_recipe_rows),
+            chosen(self.incomparable_rows, self.incomparable_other_recipe_rows),
+        )
+        papers = tuple(paper for paper in self.published_rows if paper.label.lower() in lower)
+        compared = (*self.comparable_rows, *(row for row in self.other_recipe_rows if row in rows))
+        left = [
+            row for row in self.hidden_rows if row not in (*rows, *others) and row.label_without_recipe.lower() in lower
+        ]
         return replace(
-            self, rows=rows, compared=compared, others=others, papers=papers,
-            other_recipes=tuple(left), other_recipes_apart=(),
+            self, rows=rows, comparable_rows=compared, incomparable_rows=others, published_rows=papers,
+            other_recipe_rows=tuple(left), incomparable_other_recipe_rows=(),
         )  # fmt: skip
 
-    def default_view(self, labels: Collection[str]) -> TaskResults:
+    def select_default_view(self, kept_labels: Collection[str]) -> TaskResults:
         """Return the rows without stored ones that have other options, or were chosen in another way than these.
 
         The rows of these labels stay. Where no stored row was tuned as they were, those as published stay too.
         """
-        mine = {row.setting for row in self.rows if row.label in labels} - {EVERY} or {PAPER}
-        plain = [row for row in self.rows if row.origin == STORED and not row.has_options]
+        mine = {row.setting for row in self.rows if row.label in kept_labels} - {EVERY} or {PAPER}
+        plain = [row for row in self.rows if row.origin == STORED and not row.has_changed_options]
         alike = any(row.setting in mine for row in plain)
         shown = {*mine, EVERY, *(() if alike else (PAPER,))}
 
         def stays(row: SeedAggregate) -> bool:
-            return row.origin != STORED or row.label in labels or (not row.has_options and row.setting in shown)
+            return (
+                row.origin != STORED
+                or row.label in kept_labels
+                or (not row.has_changed_options and row.setting in shown)
+            )
 
         remarks = []
         if not alike and PAPER in {row.setting for row in plain}:
@@ -176,38 +196,38 @@ class TaskResults:
             )
         if out := [row for row in self.rows if not stays(row)]:
             kinds = Counter(
-                "with other options" if row.has_options else "as published" if row.setting == PAPER else "tuned"
+                "with other options" if row.has_changed_options else "as published" if row.setting == PAPER else "tuned"
                 for row in out
             )
             kinds_here = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
             kinds_text = ", ".join(f"{kinds[kind]} {kind}" for kind in kinds_here)
             remarks.append(
-                f"`ifsl-bench table {self.name}` has {format_count(len(out), 'more stored row')} ({kinds_text})"
+                f"`ifsl-bench table {self.task_name}` has {format_count(len(out), 'more stored row')} ({kinds_text})"
             )
         rows = tuple(row for row in self.rows if stays(row))
         return replace(self, rows=rows, remarks=(*self.remarks, *remarks))
 
-    def row(self, label: str) -> SeedAggregate | None:
+    def find_row(self, label: str) -> SeedAggregate | None:
         """Return the row of a label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
-        rows = [row for row in (*self.measured, *self.hidden) if label.lower() in row_names(row)]
+        rows = [row for row in (*self.measured_rows, *self.hidden_rows) if label.lower() in lower_case_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
     def incompatibility(self, row: SeedAggregate) -> str | None:
         """Return why a row is one of ``others``; None where there is no row to compare it with."""
-        if row.partial and not self.task.dataset.partial:
+        if row.is_partial and not self.task.dataset.partial:
             return PARTIAL
         return pairing_fault(self.rows[0].results[0], row.results[0]) if self.rows else None
 
 
-def row_names(row: SeedAggregate) -> tuple[str, ...]:
+def lower_case_names(row: SeedAggregate) -> tuple[str, ...]:
     """Return the names of a row, in lower case: its label and its name in tables, each alone and with its origin."""
-    return row.label.lower(), row.full_label.lower(), row.shown.lower(), row.full_name.lower()
+    return row.label.lower(), row.label_with_origin.lower(), row.display_name.lower(), row.name_with_origin.lower()
 
 
-def load_board(task: Task, results: Path) -> TaskResults:
+def load_task_results(task: Task, results: Path) -> TaskResults:
     """Load the measured rows of a task, yours first, then those that come with the package, and the published ones.
 
-    Those on backbones of other recipes than the task's own are hidden; :meth:`TaskResults.of_recipes` shows them.
+    Those on backbones of other recipes than the task's own are hidden; :meth:`TaskResults.select_recipes` shows them.
 
     Args:
         task: of the rows.
@@ -215,7 +235,7 @@ def load_board(task: Task, results: Path) -> TaskResults:
     """
     rows: list[SeedAggregate] = []
     remarks: list[str] = []
-    folders = [(origin, *read_results(root, [task.name])) for root, origin in reversed(_roots(results))]
+    folders = [(origin, *read_results(root, [task.name])) for root, origin in reversed(_result_folders(results))]
     reasons = unfit_reasons(
         task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash]
     )
@@ -228,26 +248,26 @@ def load_board(task: Task, results: Path) -> TaskResults:
                 continue
             reason = f": {reasons[id(r)]}" if id(r) in reasons else " belongs to another definition of the task"
             remarks.append(f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}){reason}; run it again")
-        grouped, odd = rows_of(today, origin)
+        grouped, odd = aggregate_seeds(today, origin)
         rows += grouped
         remarks += odd
     # Published rows are of whole data sets, and so is a task unless its file says otherwise.
-    admitted = [row for row in rows if task.dataset.partial or not row.partial]
-    reference = _reference(task, admitted)
+    admitted = [row for row in rows if task.dataset.partial or not row.is_partial]
+    reference = _reference_result(task, admitted)
     comparable = [row for row in admitted if reference is None or not pairing_fault(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
     shown = tuple(comparable)
-    board = TaskResults(task, shown, shown, tuple(others), tuple(published_rows(task.name)), tuple(remarks))
-    return board.of_recipes(())
+    task_results = TaskResults(task, shown, shown, tuple(others), tuple(published_rows(task.name)), tuple(remarks))
+    return task_results.select_recipes(())
 
 
-def _roots(results: Path) -> list[tuple[Path, str]]:
+def _result_folders(results: Path) -> list[tuple[Path, str]]:
     """Return the folders of results, with the origin of their rows."""
     own = packaged_root()
     return [(own, STORED)] if results.resolve() == own.resolve() else [(results, "yours"), (own, STORED)]
 
 
-def _reference(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
+def _reference_result(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
     """Return a result on all episodes of the task, and on its data, with which others are compared.
 
     Where the task pins no data, those of the rows that come with the package count, if there are any.
@@ -258,7 +278,7 @@ def _reference(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
     return next(iter(pinned or whole or results), None)
 
 
-def load_variants(task: Task, results: Path) -> list[TaskResults]:
+def load_variant_results(task: Task, results: Path) -> list[TaskResults]:
     """Load the rows of the tasks that are variants of a task, where there are any or some are left out.
 
     These are the packaged tasks that name it, and the task with changes (``glyphs-5shot+ways=10``) as far as results of
@@ -269,7 +289,9 @@ def load_variants(task: Task, results: Path) -> list[TaskResults]:
         results: the folder of your results.
     """
     variants = {name: variant for name, variant in packaged_tasks().items() if variant.variant_of == task.name}
-    folders = {path.name for root, _ in _roots(results) for path in root.glob(f"{task.name}+*") if path.is_dir()}
+    folders = {
+        path.name for root, _ in _result_folders(results) for path in root.glob(f"{task.name}+*") if path.is_dir()
+    }
     for folder in sorted(folders):
         try:
             plain, change = split_task_name(folder)
@@ -278,42 +300,51 @@ def load_variants(task: Task, results: Path) -> list[TaskResults]:
             continue  # a folder that no run has made
         if plain == task.name and variant.name == folder:
             variants[folder] = variant
-    boards = [load_board(variant, results) for variant in variants.values()]
-    return [board for board in boards if not board.empty or board.left_out]
+    results_of_tasks = [load_task_results(variant, results) for variant in variants.values()]
+    return [
+        task_results for task_results in results_of_tasks if not task_results.is_empty or task_results.left_out_remarks
+    ]
 
 
-def carry_remarks(shown: list[TaskResults], boards: Iterable[TaskResults]) -> list[TaskResults]:
+def append_lost_remarks(shown: list[TaskResults], results_of_tasks: Iterable[TaskResults]) -> list[TaskResults]:
     """Return the tasks shown, the last with the remarks on what was left out of the others, which have no table.
 
     Args:
         shown: those with a table.
-        boards: all tasks.
+        results_of_tasks: all tasks.
     """
     if not shown:
         return shown
-    here = {id(board) for board in shown}
-    lost = [remark for board in boards if id(board) not in here for remark in board.left_out]
+    here = {id(task_results) for task_results in shown}
+    lost = [
+        remark
+        for task_results in results_of_tasks
+        if id(task_results) not in here
+        for remark in task_results.left_out_remarks
+    ]
     return [*shown[:-1], replace(shown[-1], remarks=(*shown[-1].remarks, *lost))]
 
 
-def nothing_stored(board: TaskResults, method: str = "NAME") -> UserError:
+def no_results_error(task_results: TaskResults, method: str = "NAME") -> UserError:
     """Return the error for a task without any row.
 
     Args:
-        board: of the task.
+        task_results: of the task.
         method: of the command in the message that makes a row.
     """
-    if board.hidden:
-        recipes = ", ".join(sorted({row.recipe for row in board.hidden if row.recipe}))
-        return UserError(f"task {board.name!r} has rows of other recipes alone ({recipes}): add --recipe all")
-    remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
+    if task_results.hidden_rows:
+        recipes = ", ".join(sorted({row.recipe for row in task_results.hidden_rows if row.recipe}))
+        return UserError(
+            f"task {task_results.task_name!r} has rows of other recipes alone ({recipes}): add --recipe all"
+        )
+    remarks = f" ({'; '.join(task_results.remarks)})" if task_results.remarks else ""
     return UserError(
-        f"no results of task {board.name!r} are stored{remarks}; "
-        f"make one with: ifsl-bench run --method {method} --task {board.name}"
+        f"no results of task {task_results.task_name!r} are stored{remarks}; "
+        f"make one with: ifsl-bench run --method {method} --task {task_results.task_name}"
     )
 
 
-def boards_of(
+def load_results_of_tasks(
     tasks: Sequence[str], labels: Sequence[str], folders: Paths, recipes: Sequence[str] = ()
 ) -> list[TaskResults]:
     """Load the rows of some tasks.
@@ -322,7 +353,7 @@ def boards_of(
         tasks: their names; by default all tasks that have any row.
         labels: only rows of these, if any.
         folders: with your results and tasks.
-        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
+        recipes: only rows of these, see :meth:`TaskResults.select_recipes`.
 
     Raises:
         UserError: an unknown task, label or recipe.
@@ -332,72 +363,91 @@ def boards_of(
     if files := [name for name in tasks if name.endswith(".json")]:
         raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
     chosen = [task for name in tasks for task in load_tasks(name, home=folders)]
-    boards = [
-        load_board(task, folders.results)
+    results_of_tasks = [
+        load_task_results(task, folders.results)
         for task in chosen or [*packaged_tasks().values(), *own_tasks(folders).values()]
     ]
-    boards = of_recipes(boards, recipes)
+    results_of_tasks = select_recipes(results_of_tasks, recipes)
     if labels:
-        boards = only(boards, labels, f"of {', '.join(tasks) or 'any task'}", f"ifsl-bench table {' '.join(tasks)}")
+        results_of_tasks = select_labels(
+            results_of_tasks, labels, f"of {', '.join(tasks) or 'any task'}", f"ifsl-bench table {' '.join(tasks)}"
+        )
     if tasks and not labels:
-        return boards
-    return carry_remarks([board for board in boards if not board.empty], boards)
+        return results_of_tasks
+    return append_lost_remarks(
+        [task_results for task_results in results_of_tasks if not task_results.is_empty], results_of_tasks
+    )
 
 
-def of_recipes(boards: Sequence[TaskResults], recipes: Sequence[str]) -> list[TaskResults]:
-    """Return the tasks with the rows of some recipes, see :meth:`TaskResults.of_recipes`.
+def select_recipes(results_of_tasks: Sequence[TaskResults], recipes: Sequence[str]) -> list[TaskResults]:
+    """Return the tasks with the rows of some recipes, see :meth:`TaskResults.select_recipes`.
 
     Args:
-        boards: of the tasks.
+        results_of_tasks: of the tasks.
         recipes: with their options.
 
     Raises:
         UserError: a recipe of which no row is stored.
     """
-    known = {row.recipe for board in boards for row in (*board.measured, *board.hidden) if row.recipe}
+    known = {
+        row.recipe
+        for task_results in results_of_tasks
+        for row in (*task_results.measured_rows, *task_results.hidden_rows)
+        if row.recipe
+    }
     for name in recipes:
         if name.lower() not in {ALL_RECIPES, *(recipe.lower() for recipe in known)}:
-            tasks = ", ".join(board.name for board in boards) if len(boards) < 4 else "any task"
+            tasks = (
+                ", ".join(task_results.task_name for task_results in results_of_tasks)
+                if len(results_of_tasks) < 4
+                else "any task"
+            )
             raise unknown_name_error("recipe", name, {ALL_RECIPES, *known}, where=f"in the rows of {tasks}")
-    return [board.of_recipes(recipes) for board in boards] if recipes else [*boards]
+    return (
+        [task_results.select_recipes(recipes) for task_results in results_of_tasks] if recipes else [*results_of_tasks]
+    )
 
 
-def only(boards: Sequence[TaskResults], labels: Sequence[str], where: str, see: str) -> list[TaskResults]:
+def select_labels(
+    results_of_tasks: Sequence[TaskResults], labels: Sequence[str], where: str, see: str
+) -> list[TaskResults]:
     """Return the tasks with the rows of some labels alone.
 
     Args:
-        boards: of the tasks.
+        results_of_tasks: of the tasks.
         labels: of the rows.
         where: the end of the message on an unknown label.
         see: the command that lists labels.
 
     Raises:
-        UserError: a label that no board has.
+        UserError: a label that none of the tasks has.
     """
-    labels_here = {label for board in boards for label in board.labels}
+    labels_here = {label for task_results in results_of_tasks for label in task_results.labels}
     for label in labels:
-        if not any(board.has_row(label) for board in boards):
+        if not any(task_results.has_row(label) for task_results in results_of_tasks):
             raise unknown_name_error("row", label, labels_here, where=where, see=see.strip())
-    return [board.only(labels) for board in boards]
+    return [task_results.select_labels(labels) for task_results in results_of_tasks]
 
 
-def in_setting(boards: Sequence[TaskResults], setting: str | None) -> list[TaskResults]:
+def select_setting(results_of_tasks: Sequence[TaskResults], setting: str | None) -> list[TaskResults]:
     """Return the tasks with the rows of one setting.
 
     Args:
-        boards: of the tasks.
+        results_of_tasks: of the tasks.
         setting: by default the one of methods as published.
 
     Raises:
         UserError: no row has that setting.
     """
-    settings = {PAPER, *(row.setting for board in boards for row in board.compared)} - {EVERY}
+    settings = {PAPER, *(row.setting for task_results in results_of_tasks for row in task_results.comparable_rows)} - {
+        EVERY
+    }
     if setting and setting not in settings:
         raise unknown_name_error("setting", setting, settings)
-    return [board.in_setting(setting or PAPER) for board in boards]
+    return [task_results.select_setting(setting or PAPER) for task_results in results_of_tasks]
 
 
-def measured_boards(
+def load_measured_tasks(
     tasks: Sequence[str], labels: Sequence[str], folders: Paths, recipes: Sequence[str] = ()
 ) -> list[TaskResults]:
     """Load the rows of some tasks.
@@ -406,20 +456,22 @@ def measured_boards(
         tasks: their names; by default all on which something is measured.
         labels: only rows of these, if any.
         folders: with your results and tasks.
-        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
+        recipes: only rows of these, see :meth:`TaskResults.select_recipes`.
 
     Raises:
         UserError: an unknown task, label or recipe, or nothing is measured.
     """
-    boards = boards_of(tasks, labels, folders, recipes)
+    results_of_tasks = load_results_of_tasks(tasks, labels, folders, recipes)
     if not tasks:
-        boards = carry_remarks([board for board in boards if board.rows], boards)
-        if not boards:
+        results_of_tasks = append_lost_remarks(
+            [task_results for task_results in results_of_tasks if task_results.rows], results_of_tasks
+        )
+        if not results_of_tasks:
             raise UserError("nothing is measured yet; make a row with: ifsl-bench run --method NAME --task TASK")
-    return boards
+    return results_of_tasks
 
 
-def board_of(task: str, folders: Paths) -> TaskResults:
+def load_results_by_name(task: str, folders: Paths) -> TaskResults:
     """Load the rows of a task.
 
     Args:
@@ -429,47 +481,59 @@ def board_of(task: str, folders: Paths) -> TaskResults:
     Raises:
         UserError: there is no such task, or it is a file with several.
     """
-    return load_board(load_task(task, folders), folders.results)
+    return load_task_results(load_task(task, folders), folders.results)
 
 
-def row_of(board: TaskResults, label: str) -> SeedAggregate:
+def require_row(task_results: TaskResults, label: str) -> SeedAggregate:
     """Return a measured row.
 
     Args:
-        board: of its task.
+        task_results: of its task.
         label: of the row.
 
     Raises:
         UserError: there is none.
     """
-    row = board.row(label)
+    row = task_results.find_row(label)
     if row is not None:
         return row
-    labels = {row.label for row in (*board.measured, *board.hidden)}
+    labels = {row.label for row in (*task_results.measured_rows, *task_results.hidden_rows)}
     about = (f"{LEFT_OUT}{label}, seed ", f"/{label}.seed-")
-    if remarks := [remark for remark in board.left_out if any(part in remark for part in about)]:
-        raise UserError(f"there is no row {label} of task {board.name}; {remarks[0]}")
+    if remarks := [remark for remark in task_results.left_out_remarks if any(part in remark for part in about)]:
+        raise UserError(f"there is no row {label} of task {task_results.task_name}; {remarks[0]}")
     if not labels:
-        raise nothing_stored(board, label)
+        raise no_results_error(task_results, label)
     method = label.rpartition(":")[2]
     if names_file(label) and (mine := [row_label for row_label in labels if parse_label(row_label).name == method]):
-        raise UserError(f"{label} is a method; its rows on {board.name} are called {', '.join(sorted(mine))}")
-    raise unknown_name_error("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
+        raise UserError(
+            f"{label} is a method; its rows on {task_results.task_name} are called {', '.join(sorted(mine))}"
+        )
+    raise unknown_name_error(
+        "row",
+        label,
+        labels,
+        where=f"of task {task_results.task_name}",
+        see=f"ifsl-bench table {task_results.task_name}",
+    )
 
 
-def rival_of(board: TaskResults, label: str, other: str) -> SeedAggregate:
+def find_rival(task_results: TaskResults, label: str, other_label: str) -> SeedAggregate:
     """Return the row that another one is to be compared with.
 
     Args:
-        board: of the task.
-        label: of the row; in sessions also ``lazy``, the lazy model of ``other``, and ``lazy (ROW)``, any row's.
-        other: the label of the other row.
+        task_results: of the task.
+        label: of the row; in sessions also ``lazy``, the lazy model of ``other_label``, and ``lazy (ROW)``, any row's.
+        other_label: the label of the other row.
 
     Raises:
         UserError: there is no such row.
     """
-    lazy = "lazy" in protocol_of(board.task).features and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
-    return replace(lazy_of(row_of(board, lazy[1] or other)), label=label) if lazy else row_of(board, label)
+    lazy = "lazy" in protocol_of(task_results.task).features and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
+    return (
+        replace(base_only_aggregate(require_row(task_results, lazy[1] or other_label)), label=label)
+        if lazy
+        else require_row(task_results, label)
+    )
 
 
 class ComparedRows(NamedTuple):
@@ -477,11 +541,11 @@ class ComparedRows(NamedTuple):
 
     a: SeedAggregate
     b: SeedAggregate
-    among: tuple[SeedAggregate, ...] = ()
-    namesakes: tuple[SeedAggregate, ...] = ()
+    comparable_rows: tuple[SeedAggregate, ...] = ()
+    same_label_rows: tuple[SeedAggregate, ...] = ()
 
 
-def pair_of(a: str, b: str, task: str | None, folders: Paths, recipe: str | None = None) -> ComparedRows:
+def find_rows_to_compare(a: str, b: str, task: str | None, folders: Paths, recipe: str | None = None) -> ComparedRows:
     """Return two rows to compare, all rows that they are comparable with, and further rows of their labels.
 
     The rows that they are comparable with are those of their recipes.
@@ -499,19 +563,25 @@ def pair_of(a: str, b: str, task: str | None, folders: Paths, recipe: str | None
     if recipe and (not task or recipe.lower() == ALL_RECIPES):
         raise UserError("--recipe takes one recipe here, of rows of a --task; other rows name theirs in their labels")
     if task:
-        board = board_of(task, folders)
+        task_results = load_results_by_name(task, folders)
         if recipe:
-            (of_recipe,) = of_recipes([board], [recipe])
-            labels_of = {row.without_recipe.lower(): row.label for row in of_recipe.measured}
+            (of_recipe,) = select_recipes([task_results], [recipe])
+            labels_of = {row.label_without_recipe.lower(): row.label for row in of_recipe.measured_rows}
             a, b = (labels_of.get(label.lower(), label) for label in (a, b))
-        first, second = rival_of(board, a, b), rival_of(board, b, a)
-        if {id(first.results), id(second.results)} & {id(row.results) for row in board.hidden}:
-            board = board.of_recipes([row.recipe for row in (first, second) if row.recipe])
-        ranked = {id(row.results) for row in board.compared}  # a lazy model has the results of its row
-        among = board.compared if {id(first.results), id(second.results)} <= ranked else ()
+        first, second = find_rival(task_results, a, b), find_rival(task_results, b, a)
+        if {id(first.results), id(second.results)} & {id(row.results) for row in task_results.hidden_rows}:
+            task_results = task_results.select_recipes([row.recipe for row in (first, second) if row.recipe])
+        ranked = {id(row.results) for row in task_results.comparable_rows}  # a lazy model has the results of its row
+        among = task_results.comparable_rows if {id(first.results), id(second.results)} <= ranked else ()
         typed = {a.lower(), b.lower()}
-        labels = {row.label for row in (first, second) if not typed & {row.full_label.lower(), row.full_name.lower()}}
-        return ComparedRows(first, second, among, tuple(row for row in board.measured if row.label in labels))
+        labels = {
+            row.label
+            for row in (first, second)
+            if not typed & {row.label_with_origin.lower(), row.name_with_origin.lower()}
+        }
+        return ComparedRows(
+            first, second, among, tuple(row for row in task_results.measured_rows if row.label in labels)
+        )
     for name in (a, b):
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")

@@ -36,15 +36,15 @@ def report(tasks: tuple[str, ...], out: str, recipes: tuple[str, ...], folders: 
     check_output_path(path)
     chosen = [task for name in tasks for task in load_tasks(name, home=folders)]
     all_tasks = [*packaged_tasks().values(), *own_tasks(folders).values()]
-    boards = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen), recipes)
-    if not boards:
+    results_of_tasks = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen), recipes)
+    if not results_of_tasks:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
-    names = {board.name for board in boards}
-    page = gather(boards)
+    names = {task_results.task_name for task_results in results_of_tasks}
+    page = gather(results_of_tasks)
     content = page_html(page).encode()
     write_bytes(path, content, "--out")
     click.echo(
         f"wrote {out}: {len(page.rows)} rows of {format_count(len(names), 'task')}, "
         f"{len(content) / 1e6:.1f} MB; open it in a browser"
     )
-    warn(note for board in boards for note in board.left_out)
+    warn(note for task_results in results_of_tasks for note in task_results.left_out_remarks)

@@ -40,24 +40,29 @@ FULL = "The joint and alone accuracies too; in sessions the accuracy after each,
 
 
 def _show_tasks(
-    boards: Sequence[TaskResults], folders: Paths, style: str, full: bool, labels: Sequence[str], ranked: bool = True
+    results_of_tasks: Sequence[TaskResults],
+    folders: Paths,
+    style: str,
+    full: bool,
+    labels: Sequence[str],
+    ranked: bool = True,
 ) -> None:
     """Print the tables of tasks; ranked ones with the tables of their variants."""
-    from ifsl_bench.analysis.task_results import nothing_stored
+    from ifsl_bench.analysis.task_results import no_results_error
     from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables, with_variants
 
     if style == "latex":
         from ifsl_bench.reporting.latex import paper_tables
 
-        shown = with_variants(boards, folders.results, labels) if ranked else boards
-        if empty := [board for board in shown if board.empty]:
-            raise nothing_stored(empty[0])
+        shown = with_variants(results_of_tasks, folders.results, labels) if ranked else results_of_tasks
+        if empty := [task_results for task_results in shown if task_results.is_empty]:
+            raise no_results_error(empty[0])
         click.echo(paper_tables(shown, full, rank=ranked))
     elif ranked:
-        tables, closing = ranked_tables(boards, folders.results, full, labels)
+        tables, closing = ranked_tables(results_of_tasks, folders.results, full, labels)
         show_tables(tables, style, closing)
     else:
-        show_tables([table for board in boards for table in task_tables(board, full)], style)
+        show_tables([table for task_results in results_of_tasks for table in task_tables(task_results, full)], style)
 
 
 @click.command(
@@ -99,18 +104,20 @@ def table(
 
     By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
     """
-    from ifsl_bench.analysis.task_results import boards_of, in_setting
+    from ifsl_bench.analysis.task_results import load_results_of_tasks, select_setting
 
-    boards = boards_of(tasks, labels, folders, recipes)
+    results_of_tasks = load_results_of_tasks(tasks, labels, folders, recipes)
     if beside:
         from ifsl_bench.reporting.comparison_tables import published_comparison_tables
 
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
-        if not (tables_beside := published_comparison_tables(boards)):
+        if not (tables_beside := published_comparison_tables(results_of_tasks)):
             from ifsl_bench.protocols.registry import protocol_of
 
-            if boards and all(protocol_of(board.task).published_apart for board in boards):
+            if results_of_tasks and all(
+                protocol_of(task_results.task).published_apart for task_results in results_of_tasks
+            ):
                 raise UserError(
                     "--beside is for tasks in episodes; printed rows in sessions are of other backbones: "
                     "'ifsl-bench leaderboard' shows them"
@@ -119,8 +126,8 @@ def table(
         show_tables(tables_beside, style)
         return
     if rank or setting:
-        boards = in_setting(boards, setting)
-    _show_tasks(boards, folders, style, full, labels, ranked=rank)
+        results_of_tasks = select_setting(results_of_tasks, setting)
+    _show_tasks(results_of_tasks, folders, style, full, labels, ranked=rank)
 
 
 @click.command(
@@ -168,16 +175,16 @@ def leaderboard(
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """
-    from ifsl_bench.analysis.task_results import in_setting, measured_boards
+    from ifsl_bench.analysis.task_results import load_measured_tasks, select_setting
 
-    boards = in_setting(measured_boards(tasks, labels, folders, recipes), setting)
+    results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, recipes), setting)
     if style == TEXT and not (tasks or labels or setting or full or recipes):
         from ifsl_bench.reporting.leaderboard import overview
 
-        tables, closing = overview(boards)
+        tables, closing = overview(results_of_tasks)
         show_tables(tables, style, closing)
         return
-    _show_tasks(boards, folders, style, full, labels)
+    _show_tasks(results_of_tasks, folders, style, full, labels)
 
 
 @click.command(epilog=examples("compare lr+a lr --task glyphs-5shot", "compare first.seed-0.json second.seed-0.json"))
@@ -196,14 +203,14 @@ def compare(a: str, b: str, task: str | None, recipe: str | None, folders: Paths
     lazy model of the other row, and 'lazy (ROW)' that of any row.
     """
     from ifsl_bench.analysis.comparison import compare as compare_rows
-    from ifsl_bench.analysis.task_results import pair_of
+    from ifsl_bench.analysis.task_results import find_rows_to_compare
     from ifsl_bench.reporting.comparison_tables import comparison_table
     from ifsl_bench.reporting.table import PROGRAMS
 
-    comparison = compare_rows(*pair_of(a, b, task, folders, recipe))
+    comparison = compare_rows(*find_rows_to_compare(a, b, task, folders, recipe))
     show_tables([comparison_table(comparison)], style)
     if style in PROGRAMS:  # which get no notes
-        warn(comparison.namesakes)
+        warn(comparison.same_label_notes)
 
 
 @click.command(
@@ -225,11 +232,11 @@ def variance(
     Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
     have, give the wrong sign.
     """
-    from ifsl_bench.analysis.task_results import boards_of
+    from ifsl_bench.analysis.task_results import load_results_of_tasks
     from ifsl_bench.reporting.comparison_tables import variance_tables
 
-    boards = boards_of([task], labels, folders, recipes)
-    show_tables([table for board in boards for table in variance_tables(board, metric)], style)
+    results_of_tasks = load_results_of_tasks([task], labels, folders, recipes)
+    show_tables([table for task_results in results_of_tasks for table in variance_tables(task_results, metric)], style)
 
 
 @click.command(epilog=examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))
@@ -239,7 +246,7 @@ def variance(
 def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
-    from ifsl_bench.analysis.task_results import board_of, row_of
+    from ifsl_bench.analysis.task_results import load_results_by_name, require_row
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_task
     from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
     from ifsl_bench.reporting.table import READERS
@@ -254,12 +261,12 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
             task = load_task(result.task, folders) if is_task_name(result.task) else None
     elif len(what) == 2:
         label, name = what
-        board = board_of(name, folders)
-        task = board.task
-        row = row_of(board, label)
-        if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
+        task_results = load_results_by_name(name, folders)
+        task = task_results.task
+        row = require_row(task_results, label)
+        if row.origin != STORED and task_results.find_row(f"{row.label} ({STORED})"):
             more = [f"The stored row: ifsl-bench show '{row.label} ({STORED})' {name}"]
-        twice = sum(other_row.label == row.label for other_row in board.measured) > 1
+        twice = sum(other_row.label == row.label for other_row in task_results.measured_rows) > 1
         named = f"{row.label} ({row.origin})" if twice else row.label
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
@@ -365,7 +372,7 @@ def reproduce(
 def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     """Return the named files; or the files of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.analysis.aggregate import STORED
-    from ifsl_bench.analysis.task_results import board_of, row_of
+    from ifsl_bench.analysis.task_results import load_results_by_name, require_row
     from ifsl_bench.store.result_folder import packaged_root
     from ifsl_bench.store.schema import path_of
 
@@ -376,8 +383,8 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
             raise UserError("a result file is of one seed; --seed is for a row, named by its label and task")
         return list(what)
     folders, (label, task) = folders_of(None), what
-    board = board_of(task, folders)
-    row = board.row(f"{label} ({STORED})") or row_of(board, label)
+    task_results = load_results_by_name(task, folders)
+    row = task_results.find_row(f"{label} ({STORED})") or require_row(task_results, label)
     root = packaged_root() if row.origin == STORED else folders.results
     if seed is not None and seed not in row.seeds:
         raise UserError(f"{row.label} on {task} has {format_seeds(row.seeds)}, not {seed}")

@@ -217,42 +217,50 @@ def _run(
 
 def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, style: str, full: bool) -> None:
     """Print the rows of the tasks: for readers the new ones among the rows of usual settings, and where they stand."""
-    from ifsl_bench.analysis.task_results import load_board
+    from ifsl_bench.analysis.task_results import load_task_results
     from ifsl_bench.reporting.leaderboard import task_table
     from ifsl_bench.reporting.table import PROGRAMS
 
-    boards, labels_of = [], dict[str, list[str]]()
+    results_of_tasks, labels_of = [], dict[str, list[str]]()
     for task in tasks:
-        board = load_board(task, work.home.results)
+        task_results = load_task_results(task, work.home.results)
         labels = list(dict.fromkeys(job.label for job in summary.stored if job.task.name == task.name))
-        new = [row for label in labels if (row := board.row(label))]
-        if any(row.of_other_recipe for row in new):
-            board = board.of_recipes([row.recipe for row in new if row.recipe])
-        labels_of[board.name] = labels
-        boards.append(board)
+        new = [row for label in labels if (row := task_results.find_row(label))]
+        if any(row.has_other_recipe for row in new):
+            task_results = task_results.select_recipes([row.recipe for row in new if row.recipe])
+        labels_of[task_results.task_name] = labels
+        results_of_tasks.append(task_results)
     if style in PROGRAMS:
-        show_tables([task_table(board, full) for board in boards if not board.empty], style)
+        show_tables(
+            [task_table(task_results, full) for task_results in results_of_tasks if not task_results.is_empty], style
+        )
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
     from ifsl_bench.reporting.notes import standings
 
-    boards = [board.default_view(labels_of[board.name]) for board in boards if labels_of[board.name]]
-    if style == "latex" and boards:
+    results_of_tasks = [
+        task_results.select_default_view(labels_of[task_results.task_name])
+        for task_results in results_of_tasks
+        if labels_of[task_results.task_name]
+    ]
+    if style == "latex" and results_of_tasks:
         from ifsl_bench.reporting.latex import paper_tables
 
-        click.echo(paper_tables(boards, full))
-    for board in boards:
+        click.echo(paper_tables(results_of_tasks, full))
+    for task_results in results_of_tasks:
         if style != "latex":
             click.echo()
-            show_tables([task_table(board, full)], style)
+            show_tables([task_table(task_results, full)], style)
         by_setting: dict[str, list[str]] = {}
-        for label in labels_of[board.name]:
-            row = board.row(label)
+        for label in labels_of[task_results.task_name]:
+            row = task_results.find_row(label)
             by_setting.setdefault(row.setting if row and row.setting != EVERY else PAPER, []).append(label)
         for setting, of_setting in by_setting.items():
-            for lines in standings(board.in_setting(setting), of_setting):
+            for lines in standings(task_results.select_setting(setting), of_setting):
                 say("\n" + "\n".join(lines), style)
-    if printed := [board for board in boards if board.papers or board.task.variant_of]:
+    if printed := [
+        task_results for task_results in results_of_tasks if task_results.published_rows or task_results.task.variant_of
+    ]:
         from ifsl_bench.reporting.comparison_tables import published_comparison_tables
 
         if beside := published_comparison_tables(printed):

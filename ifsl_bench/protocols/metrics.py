@@ -324,7 +324,7 @@ class PairedDifference:
 
     mean: float  # mean of A - B over episodes, in percentage points
     interval: float  # half-width of its 95% interval
-    p: float  # two-sided p-value of a paired t-test (Student's distribution, n - 1) that the mean is zero
+    p_value: float  # two-sided p-value of a paired t-test (Student's distribution, n - 1) that the mean is zero
 
 
 def paired_difference(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> PairedDifference:

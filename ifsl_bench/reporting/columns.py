@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, lazy_rows
-from ifsl_bench.analysis.ranking import Difference, Ranked
+from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, group_by_base_only
+from ifsl_bench.analysis.ranking import RankedRow, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY, shown_label
 from ifsl_bench.protocols.metrics import METRICS, Estimate, PairedDifference
@@ -48,7 +48,7 @@ class TableRow:
     seeds: int | None = None
     spread: float = math.nan
     partial: bool | None = None
-    place: Ranked | None = None
+    place: RankedRow | None = None
     note: str = ""
     measured: SeedAggregate | None = None
     after: Sequence[Estimate] = ()
@@ -60,67 +60,80 @@ class TableRow:
         return "measured" if self.measured else COMPUTED if self.source == COMPUTED else "published"
 
 
-def entries_of(board: TaskResults, rank: bool = False) -> list[TableRow]:
+def entries_of(task_results: TaskResults, rank: bool = False) -> list[TableRow]:
     """Return comparable measured rows, lazy rows, other measured ones and published ones.
 
     Published rows in sessions have a table of their own, see :func:`ifsl_bench.reporting.leaderboard.published_tables`.
 
     Args:
-        board: the results of a task.
+        task_results: the results of a task.
         rank: put comparable rows in the order of their ranks, which are among all of the task's comparable rows,
             whichever are shown.
     """
     if rank:
-        comparable = [_measured(board, place.row, True, place) for place in board.places]
+        comparable = [_measured(task_results, place.row, True, place) for place in task_results.ranked_rows]
     else:
-        comparable = [_measured(board, row, True) for row in board.rows]
-    others = [_measured(board, row, False) for row in board.others]
-    papers = [] if protocol_of(board.task).published_apart else published_entries(board)
-    return [*comparable, *_lazy(board), *others, *papers]
+        comparable = [_measured(task_results, row, True) for row in task_results.rows]
+    others = [_measured(task_results, row, False) for row in task_results.incomparable_rows]
+    papers = [] if protocol_of(task_results.task).published_apart else published_entries(task_results)
+    return [*comparable, *_lazy(task_results), *others, *papers]
 
 
-def _measured(board: TaskResults, row: SeedAggregate, comparable: bool, place: Ranked | None = None) -> TableRow:
+def _measured(
+    task_results: TaskResults, row: SeedAggregate, comparable: bool, place: RankedRow | None = None
+) -> TableRow:
     return TableRow(
-        board.task,
+        task_results.task,
         comparable,
         row.label,
-        row.summary(),
+        row.summarise_metrics(),
         row.origin,
         seeds=len(row.results),
-        spread=row.spread(),
-        partial=row.partial,
+        spread=row.sd_of_seeds(),
+        partial=row.is_partial,
         place=place,
         measured=row,
-        after=row.after(),
+        after=row.metric_after_sessions(),
     )
 
 
-def _lazy(board: TaskResults) -> list[TableRow]:
+def _lazy(task_results: TaskResults) -> list[TableRow]:
     """Return the rows, in sessions, of models that never answer with a novel class, each named after a row of its A_0.
 
     There is none in episodes.
     """
-    rows = [(lazy, alike) for lazy, alike in lazy_rows(board.rows) if LAZY not in {row.label for row in alike}]
+    rows = [
+        (lazy, alike)
+        for lazy, alike in group_by_base_only(task_results.rows)
+        if LAZY not in {row.label for row in alike}
+    ]
     entries = []
     for lazy, alike in rows:
         labels = list(dict.fromkeys(row.label for row in alike))
         plainest = min(labels, key=lambda label: "." in label)
         name = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})"
-        note, after = f"the A_0 of {', '.join(map(shown_label, labels))}", lazy.after()
+        note, after = f"the A_0 of {', '.join(map(shown_label, labels))}", lazy.metric_after_sessions()
         entry = TableRow(
-            board.task, True, name, lazy.summary(), COMPUTED, seeds=len(lazy.seeds), note=note, after=after
+            task_results.task,
+            True,
+            name,
+            lazy.summarise_metrics(),
+            COMPUTED,
+            seeds=len(lazy.seeds),
+            note=note,
+            after=after,
         )
         entries.append(entry)
     return entries
 
 
-def published_entries(board: TaskResults) -> list[TableRow]:
+def published_entries(task_results: TaskResults) -> list[TableRow]:
     """Return the published rows of a task, whose numbers have no intervals."""
     entries = []
-    for paper in board.papers:
+    for paper in task_results.published_rows:
         values = {name: Estimate(value, math.nan) for name, value in paper.values.items()}
         entry = TableRow(
-            board.task,
+            task_results.task,
             not paper.protocol,
             paper.label,
             values,
@@ -237,7 +250,7 @@ def metric_names(protocol: Protocol) -> Column[str]:
     return Column("metric", lambda name: protocol.column(name).title, lambda name: {"metric": name})
 
 
-def plus_minus(value: Estimate | PairedDifference | Difference, sign: str = "") -> str:
+def plus_minus(value: Estimate | PairedDifference | RowDifference, sign: str = "") -> str:
     """Return mean ± interval with two digits, or the mean alone where there is no interval.
 
     Args:
@@ -273,7 +286,7 @@ def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[
         return {name: rounded(value.mean), f"{name}_interval": rounded(value.interval)}
 
     def bold(entry: TableRow) -> bool:
-        return ranked and name == "acc" and entry.place is not None and entry.place.top
+        return ranked and name == "acc" and entry.place is not None and entry.place.may_be_best
 
     def latex(entry: TableRow, is_bold: bool) -> str:
         """Return a number as papers print it: with its ± next to an accuracy only."""
@@ -322,15 +335,15 @@ def _rank(entry: TableRow) -> str:
     """Return the ranks that a row can have, "-" where it is provisional."""
     if entry.place is None:
         return ""
-    return "-" if entry.place.ranks is None else str(entry.place.ranks)
+    return "-" if entry.place.rank_interval is None else str(entry.place.rank_interval)
 
 
 def _rank_fields(entry: TableRow) -> dict[str, int | bool | None]:
-    ranks = entry.place.ranks if entry.place else None
+    ranks = entry.place.rank_interval if entry.place else None
     return {
         "rank_first": ranks.first if ranks else None,
         "rank_last": ranks.last if ranks else None,
-        "provisional": entry.place.provisional if entry.place else None,
+        "provisional": entry.place.is_provisional if entry.place else None,
     }
 
 
@@ -338,7 +351,7 @@ def _state(entry: TableRow) -> float:
     """Return the bytes that a row carries on for each novel class; NaN where that is not known."""
     if entry.measured is None:
         return 0.0 if entry.kind == COMPUTED else math.nan
-    size = entry.measured.state_bytes
+    size = entry.measured.state_bytes_per_class
     return math.nan if size is None else size
 
 
@@ -379,7 +392,7 @@ def _recipe_fields(entry: TableRow) -> dict[str, str | float | bool | None]:
         "recipe": row.recipe,
         "pretraining_steps": facts.get("steps", entry.task.pretraining.steps),
         "passes": facts.get("passes", 1.0),
-        "knows_classes": row.knows_classes,
+        "knows_classes": row.knows_number_of_classes,
     }
 
 
@@ -401,23 +414,23 @@ def _trials(entry: TableRow) -> str:
     row = entry.measured
     if row is None:
         return ""
-    return f"{row.trials}, edge: {', '.join(row.edge)}" if row.edge else f"{row.trials}"
+    return f"{row.n_trials}, edge: {', '.join(row.options_at_edge)}" if row.options_at_edge else f"{row.n_trials}"
 
 
 def _trials_fields(entry: TableRow) -> dict[str, str | int | None]:
     row = entry.measured
     if row is None:
         return {"setting": None, "trials": None, "edge": None}
-    return {"setting": row.setting, "trials": row.trials, "edge": ", ".join(row.edge)}
+    return {"setting": row.setting, "trials": row.n_trials, "edge": ", ".join(row.options_at_edge)}
 
 
 def remarks_of(row: SeedAggregate) -> list[str]:
     """Return the remarks on a measured row: what its method sees and keeps, and what its backbone saw and knows."""
     remarks = (
-        "transductive" if row.transductive else "",
+        "transductive" if row.is_transductive else "",
         f"keeps {row.images_kept}" if row.images_kept else "",
-        SEEN_MARKS[row.novel_seen],
-        "knows the number of classes" if row.knows_classes else "",
+        SEEN_MARKS[row.novel_classes_seen],
+        "knows the number of classes" if row.knows_number_of_classes else "",
     )
     return [remark for remark in remarks if remark]
 
@@ -439,7 +452,7 @@ def _source(ranked: bool) -> Column[TableRow]:
 
 
 def _data_fields(entry: TableRow) -> dict[str, bool | str | float | None]:
-    novel_seen = entry.measured.novel_seen if entry.measured else None
+    novel_seen = entry.measured.novel_classes_seen if entry.measured else None
     return {"partial_data": entry.partial, "novel_seen": novel_seen, **_recipe_fields(entry)}
 
 
@@ -448,19 +461,19 @@ def _to_best(entry: TableRow) -> str:
 
     :func:`ifsl_bench.reporting.notes.notes_of_ranks` explains the mark.
     """
-    if not (entry.place and entry.place.gap):
+    if not (entry.place and entry.place.difference_to_best):
         return ""
-    few = entry.place.common_seeds < 2 and not entry.place.row.single
-    return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if few else "")
+    few = entry.place.n_common_seeds < 2 and not entry.place.row.has_single_unit
+    return plus_minus(entry.place.difference_to_best, "+") + (FEW_SEEDS if few else "")
 
 
 def _to_best_fields(entry: TableRow) -> dict[str, float | str | None]:
     """Return the difference to the best row, and what papers print with their numbers."""
-    gap = entry.place.gap if entry.place else None
+    gap = entry.place.difference_to_best if entry.place else None
     return {
         "to_best": rounded(gap.mean) if gap else None,
         "to_best_interval": rounded(gap.interval) if gap else None,
-        "common_seeds": entry.place.common_seeds if entry.place else None,
+        "common_seeds": entry.place.n_common_seeds if entry.place else None,
         "plus_minus_as_printed": entry.printed,
         "note": entry.note or None,
     }

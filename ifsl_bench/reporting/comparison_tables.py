@@ -6,19 +6,24 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, names_of
-from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, verdict
-from ifsl_bench.analysis.published_comparison import OUTSIDE, PublishedPair, order_agreement, pairs_of
-from ifsl_bench.analysis.ranking import Difference
+from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, unique_names
+from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, describe_verdict
+from ifsl_bench.analysis.published_comparison import (
+    OUTSIDE,
+    PublishedPair,
+    count_order_agreements,
+    pair_with_published_rows,
+)
+from ifsl_bench.analysis.ranking import RowDifference
 from ifsl_bench.analysis.session_variance import (
     IMAGES,
     ONE,
     PARTS,
-    Variance,
+    VarianceEstimate,
     VarianceSplit,
-    WrongSign,
-    splits_of_differences,
-    splits_of_rows,
+    WrongSignChance,
+    split_variance_of_differences,
+    split_variance_of_rows,
 )
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import shown_label
@@ -31,33 +36,37 @@ from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
 def comparison_table(comparison: Comparison) -> Table[str]:
     """Return a row for each metric: A - B, first with the interval that claims about methods need."""
-    several, units, images = len(comparison.seeds) > 1, comparison.units, bool(comparison.over_images)
+    several, units, images = len(comparison.seeds) > 1, comparison.units, bool(comparison.image_intervals)
 
     def record(name: str) -> dict[str, Any]:
-        over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
-        classes = comparison.over_classes.get(name, NONE).interval
+        over, seeds, both = (
+            comparison.episode_differences[name],
+            comparison.mean_seed_differences[name],
+            comparison.overall_differences[name],
+        )
+        classes = comparison.class_intervals.get(name, NONE).interval
         return {
             "difference": rounded(over.mean, 6),
             "interval": rounded(over.interval, 6),
-            "p": None if math.isnan(over.p) else over.p,
+            "p": None if math.isnan(over.p_value) else over.p_value,
             "difference_of_seeds": rounded(seeds.mean, 6),
             "interval_of_seeds": rounded(seeds.interval, 6),
             "interval_overall": rounded(both.interval, 6) if several or images else None,
-            "p_overall": both.p if (several or images) and not math.isnan(both.p) else None,
-            "interval_of_images": rounded(comparison.over_images.get(name, NONE).interval, 6),
+            "p_overall": both.p_value if (several or images) and not math.isnan(both.p_value) else None,
+            "interval_of_images": rounded(comparison.image_intervals.get(name, NONE).interval, 6),
             "images_fixed": both.images_fixed,
             "interval_of_classes": rounded(classes, 6),
-            "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
-            "classes": comparison.classes or None,
-            "each_seed": [round(float(value), 6) for value in comparison.by_seed[name]],
+            "sd_of_classes": rounded(comparison.class_effect_sds.get(name, math.nan), 6),
+            "classes": comparison.n_classes or None,
+            "each_seed": [round(float(value), 6) for value in comparison.seed_differences[name]],
             "seeds": list(comparison.seeds),
-            "partial_data": comparison.partial,
+            "partial_data": comparison.is_partial,
             "a": comparison.a,
             "b": comparison.b,
         }
 
-    def main(name: str) -> Difference | PairedDifference:
-        return comparison.overall[name] if several or images else comparison.episodes[name]
+    def main(name: str) -> RowDifference | PairedDifference:
+        return comparison.overall_differences[name] if several or images else comparison.episode_differences[name]
 
     def half(values: Mapping[str, PairedDifference | Estimate], name: str) -> str:
         interval = values.get(name, NONE).interval
@@ -68,21 +77,27 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         Column(
             "A - B overall" if several or images else f"A - B over {units}", lambda name: plus_minus(main(name), "+")
         ),
-        Column("p", lambda name: format_p_value(main(name).p).removeprefix("= ")),
-        Column(f"over {units}" if several or images else None, lambda name: half(comparison.episodes, name), drop=2),
-        Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
-        Column("over images" if comparison.over_images else None, lambda name: half(comparison.over_images, name)),
-        Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),
+        Column("p", lambda name: format_p_value(main(name).p_value).removeprefix("= ")),
+        Column(
+            f"over {units}" if several or images else None,
+            lambda name: half(comparison.episode_differences, name),
+            drop=2,
+        ),
+        Column("over seeds" if several else None, lambda name: half(comparison.mean_seed_differences, name), drop=3),
+        Column(
+            "over images" if comparison.image_intervals else None, lambda name: half(comparison.image_intervals, name)
+        ),
+        Column("over classes" if comparison.n_classes else None, lambda name: half(comparison.class_intervals, name)),
         Column(
             "each seed" if several else None,
-            lambda name: "  ".join(f"{value:+.2f}" for value in comparison.by_seed[name]),
+            lambda name: "  ".join(f"{value:+.2f}" for value in comparison.seed_differences[name]),
             drop=4,
         ),
         Column(fields=record),
     ]
     title = (
         f"A = {shown_label(comparison.a)}, B = {shown_label(comparison.b)}, task {comparison.task}, "
-        f"{comparison.count:,} {units if comparison.count > 1 else units[:-1]}, {format_seeds(comparison.seeds)}"
+        f"{comparison.n_units:,} {units if comparison.n_units > 1 else units[:-1]}, {format_seeds(comparison.seeds)}"
     )
     drawn = f"{units}, seeds and test images" if images else f"{units} and seeds"
     overall = [
@@ -101,15 +116,15 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         *(overall if several else alone),
         *_of_images(comparison),
         *_of_classes(comparison),
-        *(f"Note: {note}." for note in (*comparison.namesakes, *comparison.notes)),
+        *(f"Note: {note}." for note in (*comparison.same_label_notes, *comparison.notes)),
     ]
-    return Table(columns, list(comparison.episodes), title, notes, lead=verdict(comparison))
+    return Table(columns, list(comparison.episode_differences), title, notes, lead=describe_verdict(comparison))
 
 
 def _of_images(comparison: Comparison) -> list[str]:
     """Return what explains the interval over images, and in which numbers test images are held fixed."""
-    inside = [name for name in comparison.episodes if name in comparison.over_images]
-    outside = ", ".join(metric_titles()[name] for name in comparison.episodes if name not in inside)
+    inside = [name for name in comparison.episode_differences if name in comparison.image_intervals]
+    outside = ", ".join(metric_titles()[name] for name in comparison.episode_differences if name not in inside)
     if not inside:
         return ["Test images are held fixed: not both results record the hits of single images."]
     note = "over images: over other test images of the same classes; trained models held fixed."
@@ -118,105 +133,115 @@ def _of_images(comparison: Comparison) -> list[str]:
 
 def _of_classes(comparison: Comparison) -> list[str]:
     """Return what explains the interval over classes, where there is one."""
-    if not comparison.classes:
+    if not comparison.n_classes:
         return []
     note = (
-        f"over classes: over {comparison.units} and the {comparison.classes} novel classes that they draw from; "
+        f"over classes: over {comparison.units} and the {comparison.n_classes} novel classes that they draw from; "
         "trained models held fixed; for claims about other classes."
     )
-    none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
+    none = [
+        name
+        for name, over in comparison.class_intervals.items()
+        if over.interval and not comparison.class_effect_sds[name]
+    ]
     if none:
         metrics = ", ".join(metric_titles()[name] for name in none)
         note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
-    if comparison.count > MANY:
+    if comparison.n_units > MANY:
         note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
     return [note]
 
 
-def published_comparison_tables(boards: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
+def published_comparison_tables(results_of_tasks: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
     """Return a table for each task of which something was measured that a paper prints too."""
-    return [_beside_table(board, pairs) for board in boards if (pairs := pairs_of(board))]
+    return [
+        _beside_table(task_results, pairs)
+        for task_results in results_of_tasks
+        if (pairs := pair_with_published_rows(task_results))
+    ]
 
 
-def _beside_table(board: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPair]:
-    judged = [pair for pair in pairs if pair.verdict]
+def _beside_table(task_results: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPair]:
+    judged = [pair for pair in pairs if pair.band_verdict]
     notes = []
     if judged:
-        outside = [pair.row.shown for pair in judged if pair.verdict == OUTSIDE]
+        outside = [pair.measured_row.display_name for pair in judged if pair.band_verdict == OUTSIDE]
         notes.append(
             f"{len(judged) - len(outside)} of {len(judged)} rows are within the band around the printed accuracy"
             + (f"; outside: {', '.join(outside)}" if outside else "")
             + ". docs/paper.md says where the band comes from, and what may explain a difference."
         )
-    if few := [pair.row.shown for pair in judged if len(pair.row.results) < 3]:
+    if few := [pair.measured_row.display_name for pair in judged if len(pair.measured_row.results) < 3]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
-    notes += _order(board, pairs)
+    notes += _order(task_results, pairs)
     reasons = {pair.incompatibility: None for pair in pairs if pair.incompatibility}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
-    papers = [pair.paper for pair in pairs if pair.paper.remark]
+    papers = [pair.published_row for pair in pairs if pair.published_row.remark]
     notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
     return Table(
         PUBLISHED_COLUMNS,
         pairs,
-        f"{board.name}, measured here beside what is printed",
+        f"{task_results.task_name}, measured here beside what is printed",
         notes,
-        mine=lambda pair: pair.row.origin != STORED,
+        mine=lambda pair: pair.measured_row.origin != STORED,
     )
 
 
-def _order(board: TaskResults, pairs: list[PublishedPair]) -> list[str]:
+def _order(task_results: TaskResults, pairs: list[PublishedPair]) -> list[str]:
     """Return a note on the order of the ranked rows; none where no two rows are ranked."""
-    order = order_agreement(board, pairs)
-    if not order.pairs:
+    order = count_order_agreements(task_results, pairs)
+    if not order.n_pairs:
         return []
+    undecided = order.n_pairs - order.n_agreements - order.n_reversals
     return [
-        f"Pairs of rows: {order.pairs}; in the printed order {order.agreements}, in the opposite order "
-        f"{order.reversals}, not told apart here {order.pairs - order.agreements - order.reversals} (over episodes and "
-        "seeds, familywise error 5%)."
+        f"Pairs of rows: {order.n_pairs}; in the printed order {order.n_agreements}, in the opposite order "
+        f"{order.n_reversals}, not told apart here {undecided} (over episodes and seeds, familywise error 5%)."
     ]
 
 
 def _delta(pair: PublishedPair) -> str:
-    printed = pair.paper.values.get("delta")
-    measured = plus_minus(pair.row.summary()["delta"])
+    printed = pair.published_row.values.get("delta")
+    measured = plus_minus(pair.measured_row.summarise_metrics()["delta"])
     return measured if printed is None else f"{measured} ({printed:.2f})"
 
 
 def _printed(pair: PublishedPair) -> str:
-    value, plus = pair.paper.values["acc"], pair.paper.values.get("plus_minus_as_printed")
+    value, plus = pair.published_row.values["acc"], pair.published_row.values.get("plus_minus_as_printed")
     return f"{value:.2f}" + (f" ({plus:.2f})" if plus is not None else "")
 
 
 def _fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
-    values, printed = pair.row.summary(), pair.paper.values
+    values, printed = pair.measured_row.summarise_metrics(), pair.published_row.values
     return {
         "acc": rounded(values["acc"].mean),
         "acc_interval": rounded(values["acc"].interval),
         "printed": printed["acc"],
         "plus_minus_as_printed": printed.get("plus_minus_as_printed"),
         "difference": rounded(pair.difference),
-        "band": pair.paper.band,
-        "verdict": pair.verdict,
+        "band": pair.published_row.band,
+        "verdict": pair.band_verdict,
         "apart": pair.incompatibility,
         "delta": rounded(values["delta"].mean),
         "printed_delta": printed.get("delta"),
-        "seeds": len(pair.row.results),
-        "source": pair.row.origin,
-        "paper": pair.paper.source,
+        "seeds": len(pair.measured_row.results),
+        "source": pair.measured_row.origin,
+        "paper": pair.published_row.source,
     }
 
 
 PUBLISHED_COLUMNS: tuple[Column[PublishedPair], ...] = (
-    Column(fields=lambda pair: {"task": pair.board.name}),
-    Column("method", lambda pair: pair.row.shown, lambda pair: {"method": pair.row.label}, fold=16),
-    Column("Acc.", lambda pair: plus_minus(pair.row.summary()["acc"])),
+    Column(fields=lambda pair: {"task": pair.task_results.task_name}),
+    Column(
+        "method", lambda pair: pair.measured_row.display_name, lambda pair: {"method": pair.measured_row.label}, fold=16
+    ),
+    Column("Acc.", lambda pair: plus_minus(pair.measured_row.summarise_metrics()["acc"])),
     Column("printed", _printed),
     Column("difference", lambda pair: f"{pair.difference:+.2f}"),
-    Column("band", lambda pair: "" if pair.paper.band is None else f"± {pair.paper.band:g}"),
-    Column("verdict", lambda pair: pair.verdict or "not comparable", fold=10),
+    Column("band", lambda pair: "" if pair.published_row.band is None else f"± {pair.published_row.band:g}"),
+    Column("verdict", lambda pair: pair.band_verdict or "not comparable", fold=10),
     Column("Delta (printed)", _delta, drop=3),
-    Column("seeds", lambda pair: str(len(pair.row.results)), drop=1),
-    Column("source", lambda pair: f"{pair.row.origin}; {pair.paper.source}", _fields, fold=8, drop=2),
+    Column("seeds", lambda pair: str(len(pair.measured_row.results)), drop=1),
+    Column("source", lambda pair: f"{pair.measured_row.origin}; {pair.published_row.source}", _fields, fold=8, drop=2),
 )
 
 
@@ -235,38 +260,42 @@ EMPTY = (
 NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows: it has no sign."
 
 
-def variance_tables(board: TaskResults, metric: str = "acc") -> list[Table[VarianceSplit]]:
+def variance_tables(task_results: TaskResults, metric: str = "acc") -> list[Table[VarianceSplit]]:
     """Return tables of how rows vary, the best first; and of how their differences do, the better one first.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         metric: the metric that is split.
 
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
-    rows = splits_of_rows(board, metric)
-    heading = protocol_of(board.task).column(metric).title
-    names = dict(zip((row.a for row in rows), names_of([row.a for row in rows]), strict=True))
+    rows = split_variance_of_rows(task_results, metric)
+    heading = protocol_of(task_results.task).column(metric).title
+    names = dict(zip((row.a for row in rows), unique_names([row.a for row in rows]), strict=True))
     notes = [*VARIANCE_NOTES]
-    if any(row.a.one_pretraining for row in rows):
+    if any(row.a.has_one_pretraining for row in rows):
         notes.append("Seeds are of meta-training alone: the backbone is held fixed.")
-    if fixed := [row.a.shown for row in rows if row.a.fixed]:
+    if fixed := [row.a.display_name for row in rows if row.a.is_seed_independent]:
         notes.append(f"The same for every seed, of which one counts: {', '.join(fixed)}.")
-    columns = [*_named(names, "method", "a"), *_variance_columns(board, heading, rows)]
-    tables = [Table(columns, rows, f"{board.name}, {heading}", [*notes, *_empty(rows)])]
-    if differences := splits_of_differences(board, metric):
+    columns = [*_named(names, "method", "a"), *_variance_columns(task_results, heading, rows)]
+    tables = [Table(columns, rows, f"{task_results.task_name}, {heading}", [*notes, *_empty(rows)])]
+    if differences := split_variance_of_differences(task_results, metric):
         columns = [*_named(names, "A", "a"), *_named(names, "B", "b")]
-        columns += [*_variance_columns(board, f"A - B, {heading}", differences), *_sign()]
-        signs = [SIGN, *_empty(differences), *([NO_SIGN] if any(entry.sign is None for entry in differences) else [])]
-        tables.append(Table(columns, differences, f"{board.name}, differences of two rows", signs))
+        columns += [*_variance_columns(task_results, f"A - B, {heading}", differences), *_sign()]
+        signs = [
+            SIGN,
+            *_empty(differences),
+            *([NO_SIGN] if any(entry.wrong_sign is None for entry in differences) else []),
+        ]
+        tables.append(Table(columns, differences, f"{task_results.task_name}, differences of two rows", signs))
     return tables
 
 
 def _empty(splits: Sequence[VarianceSplit]) -> list[str]:
-    empty = [EMPTY] if any(part not in entry.parts for entry in splits for part in PARTS) else []
-    if any(IMAGES not in entry.parts for entry in splits):
-        which = "all" if all(IMAGES not in entry.parts for entry in splits) else "those without a number for them"
+    empty = [EMPTY] if any(part not in entry.variances for entry in splits for part in PARTS) else []
+    if any(IMAGES not in entry.variances for entry in splits):
+        which = "all" if all(IMAGES not in entry.variances for entry in splits) else "those without a number for them"
         return [*empty, f"Test images are held fixed in {which}: not all results record the hits of single images."]
     return empty
 
@@ -278,66 +307,70 @@ def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list
 
     def label(entry: VarianceSplit) -> str:
         row = entry.a if which == "a" else entry.b
-        return "" if row is None else row.label if names[row] == row.shown else row.full_label
+        return "" if row is None else row.label if names[row] == row.display_name else row.label_with_origin
 
     return [Column(heading, name, lambda entry: {heading.lower(): label(entry)}, fold=14)]
 
 
-def _variance_columns(board: TaskResults, heading: str, splits: Sequence[VarianceSplit]) -> list[Column[VarianceSplit]]:
-    with_images = any(IMAGES in entry.parts for entry in splits)
+def _variance_columns(
+    task_results: TaskResults, heading: str, splits: Sequence[VarianceSplit]
+) -> list[Column[VarianceSplit]]:
+    with_images = any(IMAGES in entry.variances for entry in splits)
     sources = (*PARTS, *((IMAGES,) if with_images else ()), ONE)
 
     def deviation(part: str) -> Column[VarianceSplit]:
         def text(entry: VarianceSplit) -> str:
-            if part not in entry.parts:
+            if part not in entry.variances:
                 return ""
-            value, low, high = _deviations(entry.parts[part])
+            value, low, high = _deviations(entry.variances[part])
             return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
         def fields(entry: VarianceSplit) -> dict[str, float | None]:
             name = f"sd_{'single' if part == ONE else part.replace(' ', '_')}"
-            values = _deviations(entry.parts[part]) if part in entry.parts else (math.nan,) * 3
+            values = _deviations(entry.variances[part]) if part in entry.variances else (math.nan,) * 3
             return {name + end: rounded(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
 
         return Column("a single one" if part == ONE else part, text, fields, drop=sources[::-1].index(part))
 
     def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
         return {
-            "task": board.name,
+            "task": task_results.task_name,
             "mean": rounded(entry.mean.mean),
             "interval": rounded(entry.mean.interval),
-            "seeds": entry.seeds,
+            "seeds": entry.n_seeds,
         }
 
     sign = "+" if " - " in heading else ""
     return [
         Column(heading, lambda entry: plus_minus(entry.mean, sign), mean),
         *map(deviation, (ONE, *sources[:-1])),
-        Column("seeds", lambda entry: str(entry.seeds)),
+        Column("seeds", lambda entry: str(entry.n_seeds)),
     ]
 
 
-def _deviations(variance: Variance) -> tuple[float, float, float]:
+def _deviations(variance: VarianceEstimate) -> tuple[float, float, float]:
     return math.sqrt(variance.value), math.sqrt(variance.low), math.sqrt(variance.high)
 
 
 def _sign() -> list[Column[VarianceSplit]]:
     def text(entry: VarianceSplit) -> str:
-        if entry.sign is None:
+        if entry.wrong_sign is None:
             return ""
-        chance, low, high = (100 * value for value in (entry.sign.chance, entry.sign.low, entry.sign.high))
+        chance, low, high = (
+            100 * value for value in (entry.wrong_sign.chance, entry.wrong_sign.low, entry.wrong_sign.high)
+        )
         return f"{chance:.0f}% ({low:.0f}-{high:.0f}%)"
 
     def fields(entry: VarianceSplit) -> dict[str, float | None]:
-        sign = entry.sign or WrongSign(math.nan, math.nan, math.nan, math.nan)
+        sign = entry.wrong_sign or WrongSignChance(math.nan, math.nan, math.nan, math.nan)
         return {
             "wrong_sign": rounded(sign.chance),
             "wrong_sign_low": rounded(sign.low),
             "wrong_sign_high": rounded(sign.high),
-            "wrong_sign_made": rounded(sign.observed),
+            "wrong_sign_made": rounded(sign.observed_share),
         }
 
     return [
         Column("wrong sign", text, fields),
-        Column("made here", lambda entry: f"{100 * entry.sign.observed:.0f}%" if entry.sign else ""),
+        Column("made here", lambda entry: f"{100 * entry.wrong_sign.observed_share:.0f}%" if entry.wrong_sign else ""),
     ]

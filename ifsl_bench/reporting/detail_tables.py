@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, PARTIAL, BiasedRow, SeedAggregate, solve_notes
+from ifsl_bench.analysis.aggregate import FILE, PARTIAL, NovelBiasAggregate, SeedAggregate, note_solve_failures
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
@@ -25,13 +25,13 @@ PERCENT = "In percent; intervals are over {}, trained models held fixed."
 
 def _notes(row: SeedAggregate) -> list[str]:
     """Return what the intervals of a row hold fixed."""
-    if row.single:
+    if row.has_single_unit:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
-    if "sessions" in row.protocol.features and any(map(row.has_bias, row.results)):
+    if "sessions" in row.protocol.features and any(map(row.includes_bias, row.results)):
         unmoved = [name for name in METRICS_AFTER_SESSION if row.protocol.resampled_metric(name, biased=True) is None]
         titles = [row.protocol.column(name).title for name in unmoved]
-        which = "Intervals" if row.bias_unrecorded else f"Those of {', '.join(titles[:-1])} and {titles[-1]}"
+        which = "Intervals" if row.lacks_bias_resamples else f"Those of {', '.join(titles[:-1])} and {titles[-1]}"
         notes.append(f"{which} hold the bias on novel logits fixed, too.")
     return notes
 
@@ -41,7 +41,7 @@ def row_table(row: SeedAggregate) -> Table[str]:
 
     Of a result file there is the mean alone.
     """
-    summary, first, of_file = row.summary(), row.results[0], row.origin == FILE
+    summary, first, of_file = row.summarise_metrics(), row.results[0], row.origin == FILE
 
     def number(heading: str, field: str, value: Mapping[str, float], drop: int = 0) -> Column[str]:
         digits = 6 if of_file else 4
@@ -53,14 +53,14 @@ def row_table(row: SeedAggregate) -> Table[str]:
         metric_names(row.protocol),
         number("mean", "mean", {name: value.mean for name, value in summary.items()}),
     ]
-    if not row.single:
+    if not row.has_single_unit:
         columns.append(number("95% interval", "interval", {name: value.interval for name, value in summary.items()}))
     for place, seed in enumerate(() if of_file else row.seeds):
-        means = {name: float(row.by_seed(name)[place].mean()) for name in summary}
+        means = {name: float(row.metric_by_seed(name)[place].mean()) for name in summary}
         columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
     seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {format_count(len(row.seeds), 'seed')}"
-    notes = [*_notes(row), *([] if of_file else solve_notes({row.shown: row.solves}))]
-    return Table(columns, list(summary), f"{row.shown} on {first.task}{seeds}", notes)
+    notes = [*_notes(row), *([] if of_file else note_solve_failures({row.display_name: row.solve_failures}))]
+    return Table(columns, list(summary), f"{row.display_name} on {first.task}{seeds}", notes)
 
 
 def session_tables(row: SeedAggregate) -> list[Table[int]]:
@@ -68,15 +68,15 @@ def session_tables(row: SeedAggregate) -> list[Table[int]]:
     if "sessions" not in row.protocol.features:
         return []
     tables = [_sessions(row, "after each session", "")]
-    if "calibrated_acc" in row.metrics:
-        biased = BiasedRow(row.label, row.origin, row.results)
+    if "calibrated_acc" in row.metric_names:
+        biased = NovelBiasAggregate(row.label, row.origin, row.results)
         tables.append(_sessions(biased, "after each session, with one bias on all novel logits", "calibrated_"))
     return tables
 
 
 def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
     def column(name: str) -> Column[int]:
-        values = row.after(name)
+        values = row.metric_after_sessions(name)
 
         def fields(t: int) -> dict[str, float | None]:
             return {f"{prefix}{name}": rounded(values[t].mean), f"{prefix}{name}_interval": rounded(values[t].interval)}
@@ -85,7 +85,9 @@ def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
 
     columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, METRICS_AFTER_SESSION)]
-    return Table(columns, range(len(row.after())), f"{row.shown}, {title}", _notes(row)[1:], whole=True)
+    return Table(
+        columns, range(len(row.metric_after_sessions())), f"{row.display_name}, {title}", _notes(row)[1:], whole=True
+    )
 
 
 def validated_on(task: Task) -> str:

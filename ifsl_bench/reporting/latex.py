@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED, having
-from ifsl_bench.analysis.ranking import Ranking, setting_of
+from ifsl_bench.analysis.aggregate import COMPUTED, STORED, select_rows_with_metric
+from ifsl_bench.analysis.ranking import Ranking, common_setting
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import Paper, papers
@@ -35,7 +35,7 @@ NOT_COMPARABLE = (3, "Measured, not comparable")  # a block of a table: its plac
 Bold = set[tuple[TableRow, str]]  # entries, each with a metric
 
 
-def paper_tables(boards: Sequence[TaskResults], full: bool = False, rank: bool = False) -> str:
+def paper_tables(results_of_tasks: Sequence[TaskResults], full: bool = False, rank: bool = False) -> str:
     """Return one ``table`` for tasks that differ in shots alone; it needs the packages booktabs and multirow.
 
     Variants of a task have a table of their own, whose caption says so. Rows that are not comparable (on other
@@ -47,14 +47,14 @@ def paper_tables(boards: Sequence[TaskResults], full: bool = False, rank: bool =
     are as printed.
 
     Args:
-        boards: the results of each task.
+        results_of_tasks: the results of each task.
         full: the columns of the paper's full ablation tables, such as Delta_a and Delta_b.
         rank: also the ranks that each measured row can have.
     """
     groups: dict[str, list[TaskResults]] = {}
-    for board in boards:
-        ranked = replace(board, setting=setting_of(*board.rows, default=board.setting))
-        groups.setdefault(_kind(board.task), []).append(ranked)
+    for task_results in results_of_tasks:
+        ranked = replace(task_results, setting=common_setting(*task_results.rows, default=task_results.setting))
+        groups.setdefault(_kind(task_results.task), []).append(ranked)
     return "\n\n".join(_table(sorted(group, key=lambda b: b.task.shots), full, rank) for group in groups.values())
 
 
@@ -67,31 +67,40 @@ def _kind(task: Task) -> str:
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
 
 
-def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
-    task = boards[0].task
+def _table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool) -> str:
+    task = results_of_tasks[0].task
     protocol = protocol_of(task)
-    measured = [row for board in boards for row in board.measured]
-    recipes = any(row.of_other_recipe for row in measured)
-    columns = paper_columns(task, full, rank, [name for name in metric_titles() if having(measured, name)], recipes)
+    measured = [row for task_results in results_of_tasks for row in task_results.measured_rows]
+    recipes = any(row.has_other_recipe for row in measured)
+    columns = paper_columns(
+        task, full, rank, [name for name in metric_titles() if select_rows_with_metric(measured, name)], recipes
+    )
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     stored, own = ({row.label for row in measured if (row.origin == STORED) is here} for here in (True, False))
     blocks: dict[tuple[int, str], dict[str, dict[str, TableRow]]] = {}
     bold: Bold = set()
-    for board in boards:
-        entries = [*entries_of(board, rank), *(published_entries(board) if protocol.published_apart else [])]
-        bold |= _bold(board, entries, names)
+    for task_results in results_of_tasks:
+        entries = [
+            *entries_of(task_results, rank),
+            *(published_entries(task_results) if protocol.published_apart else []),
+        ]
+        bold |= _bold(task_results, entries, names)
         for entry in entries:
             lines = blocks.setdefault(_block(entry), {})
-            lines.setdefault(_label(entry, stored & own), {})[board.name] = entry
+            lines.setdefault(_label(entry, stored & own), {})[task_results.task_name] = entry
     body: list[str] = []
     for block in sorted(blocks):
         body.append(r"\midrule")
         if len(blocks) > 1 or block == NOT_COMPARABLE:
-            width = 1 + len(boards) * len(columns)
+            width = 1 + len(results_of_tasks) * len(columns)
             body.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escaped(block[1])}}}}} \\")
         for label, by_task in sorted(blocks[block].items(), key=lambda item: _order(item[1]), reverse=True):
-            cells = [_cell(by_task.get(board.name), column, bold) for board in boards for column in columns]
+            cells = [
+                _cell(by_task.get(task_results.task_name), column, bold)
+                for task_results in results_of_tasks
+                for column in columns
+            ]
             marks = next(iter(by_task.values())).marks
             brace = "{}" * label.startswith(("[", "*"))  # else it would be an argument of the \\ before it
             first = brace + escaped(label) + (f"$^{{{','.join(marks)}}}$" if marks else "")
@@ -103,64 +112,71 @@ def _table(boards: Sequence[TaskResults], full: bool, rank: bool) -> str:
         body += [r"\midrule", rf"{span}{{\footnotesize {escaped(legend)}}} \\"]
     return "\n".join(
         [
-            f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
+            f"% {' '.join(task_results.task_name for task_results in results_of_tasks)}; needs booktabs and multirow",
             r"\begin{table}[t]",
             r"\begin{center}",
-            rf"\caption{{{escaped(_caption(boards))}}}",
-            rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(boards))}}}",
+            rf"\caption{{{escaped(_caption(results_of_tasks))}}}",
+            rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(results_of_tasks))}}}",
             r"\toprule",
-            *(_sessions_header(columns) if protocol.curve_sessions(task) else _header(boards, columns)),
+            *(_sessions_header(columns) if protocol.curve_sessions(task) else _header(results_of_tasks, columns)),
             *body,
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{center}",
             r"\end{table}",
-            *(f"% {comment}" for comment in _comments(boards, names, bold, rank)),
+            *(f"% {comment}" for comment in _comments(results_of_tasks, names, bold, rank)),
         ]
     )
 
 
-def _comments(boards: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
+def _comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
     """Return the comments below the table: what is bold, then the notes on all boards, and on some with their names."""
-    task = boards[0].task
+    task = results_of_tasks[0].task
     protocol = protocol_of(task)
-    of_each = [[*notes_of(board, "their ± too", names), *notes_of_ranks(board, to_best=False)] for board in boards]
+    of_each = [
+        [*notes_of(task_results, "their ± too", names), *notes_of_ranks(task_results, to_best=False)]
+        for task_results in results_of_tasks
+    ]
     notes = [
-        note if all(note in others for others in of_each) else f"{board.name}: {note}"
-        for board, own in zip(boards, of_each, strict=True)
+        note if all(note in others for others in of_each) else f"{task_results.task_name}: {note}"
+        for task_results, own in zip(results_of_tasks, of_each, strict=True)
         for note in own
     ]
-    notes += [WARNING] if protocol.published_apart and boards[0].papers else []
+    notes += [WARNING] if protocol.published_apart and results_of_tasks[0].published_rows else []
     notes += [RANKS.format(protocol.column("acc").title)] if rank else []
     return [
         (BOLD.partition(";")[0] + "." if protocol.published_apart else BOLD).format(protocol.units),
-        *_not_shown(boards, bold),
+        *_not_shown(results_of_tasks, bold),
         *([ARROWS] if {"delta", "delta_a", "delta_b"}.intersection(names) else []),
         *map(one_line, dict.fromkeys(notes)),
         *([of_calibration(task)] if "calibrated_acc" in names else []),
     ]
 
 
-def _caption(boards: Sequence[TaskResults]) -> str:
+def _caption(results_of_tasks: Sequence[TaskResults]) -> str:
     """Return what the tasks' titles have in common, and what a reader of the printed table must not miss."""
-    titles = [(board.task.title or board.name).split(", ") for board in boards]
+    titles = [(task_results.task.title or task_results.task_name).split(", ") for task_results in results_of_tasks]
     caption = ", ".join(part for part in titles[0] if all(part in title for title in titles))
-    parts = [caption or ", ".join(board.name for board in boards)]
-    if of := " and ".join(dict.fromkeys(board.task.variant_of for board in boards if board.task.variant_of)):
-        changes = "; ".join(change for board in boards if (change := board.name.partition("+")[2]))
+    parts = [caption or ", ".join(task_results.task_name for task_results in results_of_tasks)]
+    if of := " and ".join(
+        dict.fromkeys(task_results.task.variant_of for task_results in results_of_tasks if task_results.task.variant_of)
+    ):
+        changes = "; ".join(
+            change for task_results in results_of_tasks if (change := task_results.task_name.partition("+")[2])
+        )
         parts.append(f"a variant of {of}{f' ({changes})' if changes else ''}, not comparable with the original")
-    if any(row.partial for board in boards for row in board.rows):
+    if any(row.is_partial for task_results in results_of_tasks for row in task_results.rows):
         parts.append("data set marked partial")
     return "; ".join(parts)
 
 
-def _header(boards: Sequence[TaskResults], columns: Sequence[Column[TableRow]]) -> list[str]:
-    shots = [f"{board.task.shots}-shot" for board in boards]
+def _header(results_of_tasks: Sequence[TaskResults], columns: Sequence[Column[TableRow]]) -> list[str]:
+    shots = [f"{task_results.task.shots}-shot" for task_results in results_of_tasks]
     if len(columns) == 1:
         return [" & ".join(["Model", *shots]) + r" \\"]
-    sides = ["c|"] * (len(boards) - 1) + ["c"]
+    sides = ["c|"] * (len(results_of_tasks) - 1) + ["c"]
     spans = [rf"\multicolumn{{{len(columns)}}}{{{side}}}{{{name}}}" for side, name in zip(sides, shots, strict=True)]
-    heads = [column.latex_heading for _ in boards for column in columns]
+    heads = [column.latex_heading for _ in results_of_tasks for column in columns]
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
 
 
@@ -202,14 +218,14 @@ def _cell(entry: TableRow | None, column: Column[TableRow], bold: Bold) -> str:
     return "" if entry is None else column.latex(entry, (entry, column.name) in bold)
 
 
-def _bold(board: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> Bold:
+def _bold(task_results: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> Bold:
     """Return the entries and metrics that may be the best of the ranked ones, or the highest of several of a paper."""
     bold = set()
     for name in set(names) - {"pd"}:  # of which the least is the best, where A_0 are alike
-        ranking = Ranking(having(board.compared, name), name, board.setting)
-        tops = {place.row for place in ranking.places if place.top}
+        ranking = Ranking(select_rows_with_metric(task_results.comparable_rows, name), name, task_results.setting)
+        tops = {place.row for place in ranking.ranked_rows if place.may_be_best}
         bold |= {(entry, name) for entry in entries if entry.measured in tops}
-        apart = protocol_of(board.task).published_apart
+        apart = protocol_of(task_results.task).published_apart
         published = [e for e in entries if e.kind == "published" and name in e.values and not apart]
         for source in {entry.source for entry in published}:
             values = {entry: entry.values[name].mean for entry in published if entry.source == source}
@@ -218,15 +234,16 @@ def _bold(board: TaskResults, entries: Sequence[TableRow], names: Sequence[str])
     return bold
 
 
-def _not_shown(boards: Sequence[TaskResults], bold: Bold) -> list[str]:
+def _not_shown(results_of_tasks: Sequence[TaskResults], bold: Bold) -> list[str]:
     """Return a comment on each task of whose measured accuracies none is bold, as what may be the best is not shown."""
     shown = {entry.measured for entry, name in bold if name == "acc"}
     lines = []
-    for board in boards:
-        tops = [place.row for place in board.ranking.places if place.top]
-        if board.rows and tops and not shown.intersection(tops):
-            names = one_line(", ".join(row.shown for row in tops))
+    for task_results in results_of_tasks:
+        tops = [place.row for place in task_results.ranking.ranked_rows if place.may_be_best]
+        if task_results.rows and tops and not shown.intersection(tops):
+            names = one_line(", ".join(row.display_name for row in tops))
             lines.append(
-                f"None is bold among the measured rows of {board.name}: {names} may be the best, and is not shown."
+                f"None is bold among the measured rows of {task_results.task_name}: {names} may be the best, "
+                "and is not shown."
             )
     return lines

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED, solve_notes
-from ifsl_bench.analysis.task_results import TaskResults, carry_remarks, load_variants, nothing_stored
+from ifsl_bench.analysis.aggregate import COMPUTED, STORED, note_solve_failures
+from ifsl_bench.analysis.task_results import TaskResults, append_lost_remarks, load_variant_results, no_results_error
 from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import TableRow, entries_of, rounded, task_columns
@@ -46,104 +46,121 @@ PUBLISHED_NOTES = [
 
 
 def task_tables(
-    board: TaskResults, full: bool = False, ranked: bool = False
+    task_results: TaskResults, full: bool = False, ranked: bool = False
 ) -> list[Table[TableRow] | Table[PublishedRow]]:
     """Return the table of a task, and for one in sessions the rows that papers print, in a table of their own.
 
     Args:
-        board: the results of a task.
+        task_results: the results of a task.
         full: see :func:`task_table`.
         ranked: see :func:`task_table`.
     """
-    printed = published_tables(board, full)
-    if printed and not (board.rows or board.others):
+    printed = published_tables(task_results, full)
+    if printed and not (task_results.rows or task_results.incomparable_rows):
         return [*printed]
-    return [task_table(board, full, ranked), *printed]
+    return [task_table(task_results, full, ranked), *printed]
 
 
-def task_table(board: TaskResults, full: bool = False, ranked: bool = False) -> Table[TableRow]:
+def task_table(task_results: TaskResults, full: bool = False, ranked: bool = False) -> Table[TableRow]:
     """Return the table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
-    Measured rows are placed as :meth:`ifsl_bench.analysis.ranking.Ranking.level` has it, by what they differ in on the
-    seeds that they share.
+    Measured rows are placed as :meth:`ifsl_bench.analysis.ranking.Ranking.adjusted_mean` has it, by what they differ in
+    on the seeds that they share.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         full: with all columns that :func:`ifsl_bench.reporting.columns.task_columns` has.
         ranked: with the ranks of measured rows; rows of other protocols come last.
 
     Raises:
         UserError: there is no row, and none to rank in another setting.
     """
-    if board.empty and not ranked:
-        raise nothing_stored(board)
+    if task_results.is_empty and not ranked:
+        raise no_results_error(task_results)
 
     def order(entry: TableRow) -> tuple[int, float]:
         row, place = entry.measured, entry.place
         if not entry.comparable and (row or ranked):
             return 1 if row else 2, 0.0
-        return 0, -(place.level if place else board.ranking.level(row) if row else entry.values["acc"].mean)
+        return 0, -(
+            place.adjusted_mean
+            if place
+            else task_results.ranking.adjusted_mean(row)
+            if row
+            else entry.values["acc"].mean
+        )
 
-    entries = sorted(entries_of(board, ranked), key=order)
+    entries = sorted(entries_of(task_results, ranked), key=order)
     metrics = {name for entry in entries for name in entry.values}
     shared = [entry for entry in entries if entry.kind == COMPUTED and "," in entry.note]
-    notes = [*notes_of(board), *(f"{shown_label(entry.label)}: {entry.note}." for entry in shared)]
-    notes += [of_calibration(board.task)] if "calibrated_acc" in metrics else []
+    notes = [*notes_of(task_results), *(f"{shown_label(entry.label)}: {entry.note}." for entry in shared)]
+    notes += [of_calibration(task_results.task)] if "calibrated_acc" in metrics else []
     means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
-    title = board.name
+    title = task_results.task_name
     if ranked:
-        title += f", a variant of {board.task.variant_of}: not comparable with it" if board.task.variant_of else ""
-        notes += notes_of_ranks(board)
+        title += (
+            f", a variant of {task_results.task.variant_of}: not comparable with it"
+            if task_results.task.variant_of
+            else ""
+        )
+        notes += notes_of_ranks(task_results)
     elif any(above < below for above, below in itertools.pairwise(means)):
         notes.append(SHARED)
-    recipes = any(row.of_other_recipe for row in board.measured)
-    columns = task_columns(board.task, full, ranked, metrics, recipes)
+    recipes = any(row.has_other_recipe for row in task_results.measured_rows)
+    columns = task_columns(task_results.task, full, ranked, metrics, recipes)
     return Table(columns, entries, title, notes, mine=_mine, whole=full)
 
 
 def ranked_tables(
-    boards: Iterable[TaskResults], results: Path, full: bool = False, labels: Collection[str] = ()
+    results_of_tasks: Iterable[TaskResults], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[TableRow] | Table[PublishedRow]], str]:
     """Return the ranked tables of tasks and of their variants, and the notes below all of them.
 
     Args:
-        boards: see :func:`with_variants`.
+        results_of_tasks: see :func:`with_variants`.
         results: see :func:`with_variants`.
         full: see :func:`task_table`.
         labels: see :func:`with_variants`.
     """
-    shown = with_variants(boards, results, labels)
-    ranked = [board.task for board in shown if len(board.compared) > 1]
+    shown = with_variants(results_of_tasks, results, labels)
+    ranked = [task_results.task for task_results in shown if len(task_results.comparable_rows) > 1]
     names = join_or(protocol_of(task).column("acc").title for task in ranked)
     closing = RULE.format(names, join_or(protocol_of(task).units for task in ranked)) if ranked else ""
-    return [table for board in shown for table in task_tables(board, full, ranked=True)], closing
+    return [table for task_results in shown for table in task_tables(task_results, full, ranked=True)], closing
 
 
-def overview(boards: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
+def overview(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
     """Return the best three ranked rows of each task and the user's own in few columns, and where there is more.
 
     Lazy rows of these are shown too.
     """
-    tables, boards = [], list(boards)
-    for board in boards:
-        whole = task_table(board, ranked=True)
-        best = {place.row for place in ([place for place in board.places if place.ranks] or board.places)[:3]}
+    tables, results_of_tasks = [], list(results_of_tasks)
+    for task_results in results_of_tasks:
+        whole = task_table(task_results, ranked=True)
+        best = {
+            place.row
+            for place in (
+                [place for place in task_results.ranked_rows if place.rank_interval] or task_results.ranked_rows
+            )[:3]
+        }
         own = [entry for entry in whole.rows if entry.place and (entry.measured in best or _mine(entry))]
         firsts = {f"{entry.after[0].mean:.2f}" for entry in own if entry.after}
         shown = [e for e in whole.rows if e in own or (e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts)]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
-        notes = [f"{format_count(count, 'more row')}: ifsl-bench leaderboard {board.name}"] if count else []
-        notes += solve_notes({row.full_name: row.solves for entry in own if (row := entry.measured)})
-        notes += [*recipe_notes(board), *(f"{remark}." for remark in board.left_out)]
+        notes = [f"{format_count(count, 'more row')}: ifsl-bench leaderboard {task_results.task_name}"] if count else []
+        notes += note_solve_failures(
+            {row.name_with_origin: row.solve_failures for entry in own if (row := entry.measured)}
+        )
+        notes += [*recipe_notes(task_results), *(f"{remark}." for remark in task_results.left_out_remarks)]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
-    units = join_or(protocol_of(board.task).units for board in boards)
+    units = join_or(protocol_of(task_results.task).units for task_results in results_of_tasks)
     closing = (
         f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; rows that are not tuned. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
         "--full` has them of all tasks."
     )
-    here = {board.name for board in boards}
+    here = {task_results.task_name for task_results in results_of_tasks}
     if printed := [name for name in published_tasks() if name not in here]:
         more = ", ".join(printed[:-1])
         closing += f" Tasks with published numbers only: `ifsl-bench leaderboard {printed[-1]}`, and {more}."
@@ -154,14 +171,16 @@ def _mine(entry: TableRow) -> bool:
     return entry.measured is not None and entry.measured.origin != STORED
 
 
-def published_tables(board: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
+def published_tables(task_results: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
     """Return the table of what papers and authors print of a task in sessions, by method; none where there is nothing.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         full: with the accuracy after each session.
     """
-    rows = sorted((paper for paper in board.papers if paper.sequence), key=lambda paper: paper.label.lower())
+    rows = sorted(
+        (paper for paper in task_results.published_rows if paper.sequence), key=lambda paper: paper.label.lower()
+    )
     if not rows:
         return []
     notes = [*PUBLISHED_NOTES]
@@ -171,17 +190,25 @@ def published_tables(board: TaskResults, full: bool = False) -> list[Table[Publi
     for row in rows:
         labels.setdefault((row.source, row.note), []).append(row.label)
     notes += [f"{', '.join(of_note)} ({source}): {note}." for (source, note), of_note in labels.items() if note]
-    return [Table(_published_columns(board, full), rows, f"{board.name}: published numbers", notes, whole=full)]
+    return [
+        Table(
+            _published_columns(task_results, full),
+            rows,
+            f"{task_results.task_name}: published numbers",
+            notes,
+            whole=full,
+        )
+    ]
 
 
-def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedRow]]:
+def _published_columns(task_results: TaskResults, full: bool) -> list[Column[PublishedRow]]:
     def sequence(row: PublishedRow) -> PublishedSequence:
         assert row.sequence is not None
         return row.sequence
 
     def metric(name: str) -> Column[PublishedRow]:
         return Column(
-            protocol_of(board.task).column(name).title,
+            protocol_of(task_results.task).column(name).title,
             lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
             lambda row: {name: rounded(row.values[name]) if name in row.values else None},
             drop=PUBLISHED_DROP.get(name, 0),
@@ -207,13 +234,13 @@ def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedR
     def source(row: PublishedRow) -> dict[str, str | int | None]:
         return {"source": f"published: {row.source}", "seeds": sequence(row).seeds, "note": row.note or None}
 
-    fixed = {"task": board.name, "kind": "published", "comparable": False}
+    fixed = {"task": task_results.task_name, "kind": "published", "comparable": False}
     first, *others = (metric(name) for name in PUBLISHED if not (full and name in ("first", "last")))
     return [
         Column(fields=lambda row: fixed),
         Column("method", lambda row: row.label, lambda row: {"method": row.label}, fold=14),
         first,
-        *map(after, protocol_of(board.task).curve_sessions(board.task)),
+        *map(after, protocol_of(task_results.task).curve_sessions(task_results.task)),
         *others,
         Column(
             "kind",
@@ -233,38 +260,43 @@ def _published_columns(board: TaskResults, full: bool) -> list[Column[PublishedR
     ]
 
 
-def with_variants(boards: Iterable[TaskResults], results: Path, labels: Collection[str]) -> list[TaskResults]:
+def with_variants(results_of_tasks: Iterable[TaskResults], results: Path, labels: Collection[str]) -> list[TaskResults]:
     """Return each board with rows, then the tasks of another protocol that are not named themselves.
 
     Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
 
     Args:
-        boards: of the tasks to show.
+        results_of_tasks: of the tasks to show.
         results: the folder in which variants are looked for.
-        labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
+        labels: of the only rows to show of the variants, as ``results_of_tasks`` may be of some rows alone; all if
+            empty.
 
     Raises:
         UserError: nothing is stored of a task, nor of a variant of it.
     """
-    named = {board.name: board for board in boards}
+    named = {task_results.task_name: task_results for task_results in results_of_tasks}
     shown: dict[str, TaskResults] = {}
     every: list[TaskResults] = []
-    for board in named.values():
-        variants = [variant for variant in load_variants(board.task, results) if variant.name not in named]
-        variants = [variant.of_recipes(board.recipes).in_setting(board.setting) for variant in variants]
+    for task_results in named.values():
+        variants = [
+            variant for variant in load_variant_results(task_results.task, results) if variant.task_name not in named
+        ]
+        variants = [
+            variant.select_recipes(task_results.recipes).select_setting(task_results.setting) for variant in variants
+        ]
         if labels:
-            variants = [variant.only(labels) for variant in variants]
-        every += (board, *variants)
-        if all(board.empty for board in (board, *variants)):
-            if labels and not all(other.empty for other in named.values()):
+            variants = [variant.select_labels(labels) for variant in variants]
+        every += (task_results, *variants)
+        if all(task_results.is_empty for task_results in (task_results, *variants)):
+            if labels and not all(other.is_empty for other in named.values()):
                 continue
-            raise nothing_stored(board)
-        if not board.empty:
-            stored = [v for v in variants if all(row.origin == STORED for row in v.measured)]
+            raise no_results_error(task_results)
+        if not task_results.is_empty:
+            stored = [v for v in variants if all(row.origin == STORED for row in v.measured_rows)]
             variants = [variant for variant in variants if variant not in stored]
-            if names := [variant.name for variant in stored if not variant.empty]:
-                short = ", ".join(name.removeprefix(board.name) for name in names)
+            if names := [variant.task_name for variant in stored if not variant.is_empty]:
+                short = ", ".join(name.removeprefix(task_results.task_name) for name in names)
                 remark = f"Stored as well: {short} (`ifsl-bench leaderboard {names[0]}`)"
-                board = replace(board, remarks=(*board.remarks, remark))
-        shown |= {b.name: b for b in (board, *variants) if not b.empty}
-    return carry_remarks(list(shown.values()), [variant for variant in every if variant.empty])
+                task_results = replace(task_results, remarks=(*task_results.remarks, remark))
+        shown |= {b.task_name: b for b in (task_results, *variants) if not b.is_empty}
+    return append_lost_remarks(list(shown.values()), [variant for variant in every if variant.is_empty])

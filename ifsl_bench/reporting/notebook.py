@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ifsl_bench.analysis.comparison import compare as compare_rows
-from ifsl_bench.analysis.task_results import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
+from ifsl_bench.analysis.task_results import (
+    find_rows_to_compare,
+    load_measured_tasks,
+    load_results_by_name,
+    load_results_of_tasks,
+    require_row,
+    select_setting,
+)
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
@@ -54,9 +61,9 @@ def table(
         >>> [record["method"] for record in frame.records()]
         ['imprint', 'protonet']
     """
-    boards = boards_of(tasks, listed(methods), Paths.locate(home, results), listed(recipe))
-    boards = in_setting(boards, setting) if setting else boards
-    return Frame([table for board in boards for table in task_tables(board, full)])
+    results_of_tasks = load_results_of_tasks(tasks, listed(methods), Paths.locate(home, results), listed(recipe))
+    results_of_tasks = select_setting(results_of_tasks, setting) if setting else results_of_tasks
+    return Frame([table for task_results in results_of_tasks for table in task_tables(task_results, full)])
 
 
 def leaderboard(
@@ -88,8 +95,8 @@ def leaderboard(
         ['imprint', 'protonet']
     """
     folders, labels = Paths.locate(home, results), listed(methods)
-    boards = in_setting(measured_boards(tasks, labels, folders, listed(recipe)), setting)
-    return Frame(*ranked_tables(boards, folders.results, full, labels))
+    results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, listed(recipe)), setting)
+    return Frame(*ranked_tables(results_of_tasks, folders.results, full, labels))
 
 
 def compare(
@@ -119,7 +126,7 @@ def compare(
         >>> print(str(frame).splitlines()[0])
         A = imprint (stored), B = protonet (stored), task glyphs-5shot, 2,000 episodes, seeds 0 to 4
     """
-    rows = pair_of(str(a), str(b), task, Paths.locate(home, results), recipe)
+    rows = find_rows_to_compare(str(a), str(b), task, Paths.locate(home, results), recipe)
     return Frame([comparison_table(compare_rows(*rows))])
 
 
@@ -149,8 +156,8 @@ def variance(
         >>> print(str(ifsl_bench.variance("glyphs-sessions", methods=["imprint"])).splitlines()[0])
         glyphs-sessions, Avg.
     """
-    (board,) = boards_of([task], listed(methods), Paths.locate(home, results), listed(recipe))
-    return Frame(variance_tables(board, metric))
+    (task_results,) = load_results_of_tasks([task], listed(methods), Paths.locate(home, results), listed(recipe))
+    return Frame(variance_tables(task_results, metric))
 
 
 def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:
@@ -170,7 +177,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         [0, 1, 2, 3, 4]
     """
     if task is not None:
-        return Results(row_of(board_of(task, Paths.locate(home, results)), str(what)).results)
+        return Results(require_row(load_results_by_name(task, Paths.locate(home, results)), str(what)).results)
     path = Path(what).expanduser()
     if not os.path.isfile(path):
         raise UserError(

@@ -10,12 +10,12 @@ from ifsl_bench.analysis.aggregate import (
     PAPER,
     PARTIAL,
     SeedAggregate,
-    fixed_in_intervals,
-    names_of,
-    solve_notes,
-    unrecorded_choices,
+    describe_fixed_factors,
+    note_solve_failures,
+    note_unrecorded_choices,
+    unique_names,
 )
-from ifsl_bench.analysis.ranking import Difference, Ranking
+from ifsl_bench.analysis.ranking import Ranking, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owning_entry_points
 from ifsl_bench.protocols.registry import protocol_of
@@ -52,142 +52,148 @@ def _what_is_measured(result: Result) -> str:
 
 
 def notes_of(
-    board: TaskResults, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
+    task_results: TaskResults, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
 ) -> list[str]:
     """Return the notes that a reader of the task's table needs, a line each.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         plus_minus: where the table has the ± that papers print.
         shown: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
     """
     notes = [
-        *_measurement_notes(board, shown),
-        *_choice_notes(board),
-        *_group_notes(board),
-        *recipe_notes(board),
-        *_anomaly_notes(board),
-        *_incomparable_notes(board),
+        *_measurement_notes(task_results, shown),
+        *_choice_notes(task_results),
+        *_group_notes(task_results),
+        *recipe_notes(task_results),
+        *_anomaly_notes(task_results),
+        *_incomparable_notes(task_results),
     ]
-    if board.papers and not protocol_of(board.task).published_apart:
+    if task_results.published_rows and not protocol_of(task_results.task).published_apart:
         notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
-        notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in board.papers if paper.remark]
-    return notes + [f"{remark}." for remark in board.remarks]
+        notes += [
+            f"{paper.label} ({paper.source}): {paper.remark}." for paper in task_results.published_rows if paper.remark
+        ]
+    return notes + [f"{remark}." for remark in task_results.remarks]
 
 
-def _measurement_notes(board: TaskResults, shown: Collection[str]) -> list[str]:
+def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> list[str]:
     """Return what is measured, over how many episodes, and what intervals hold fixed."""
-    notes, protocol = [], protocol_of(board.task)
-    measured = board.measured
-    single = bool(board.rows) and board.rows[0].single
-    if board.rows:
-        first = board.rows[0].results[0]
+    notes, protocol = [], protocol_of(task_results.task)
+    measured = task_results.measured_rows
+    single = bool(task_results.rows) and task_results.rows[0].has_single_unit
+    if task_results.rows:
+        first = task_results.rows[0].results[0]
         notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
         if "sessions" in first.protocol.features:
             notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
         if not single:
             fixed = "the trained models, the test images and the novel classes"
             if "sessions" in first.protocol.features:
-                fixed = fixed_in_intervals(board.rows, "the trained models", "the test images")
+                fixed = describe_fixed_factors(task_results.rows, "the trained models", "the test images")
             notes.append(f"Intervals hold fixed {fixed}.")
-        if board.task.hides_base_classes("val"):
+        if task_results.task.hides_base_classes("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
-    usual = board.task.evaluation.episodes
-    labels = zip(measured, names_of(measured), strict=True)
+    usual = task_results.task.evaluation.episodes
+    labels = zip(measured, unique_names(measured), strict=True)
     if many := [label for row, label in labels if len(row.results[0].episodes) > usual]:
         notes.append(
             f"Over more {protocol.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval "
             f"over {protocol.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel "
             "classes are the same."
         )
-    if any(row.one_pretraining for row in board.rows) and not single:
+    if any(row.has_one_pretraining for row in task_results.rows) and not single:
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
     return notes
 
 
-def _choice_notes(board: TaskResults) -> list[str]:
+def _choice_notes(task_results: TaskResults) -> list[str]:
     """Return how the options of rows were chosen."""
-    measured = board.measured
-    labels = dict(zip(measured, names_of(measured), strict=True))
-    tried_on = f"validation {protocol_of(board.task).drawn}"
-    tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
+    measured = task_results.measured_rows
+    labels = dict(zip(measured, unique_names(measured), strict=True))
+    tried_on = f"validation {protocol_of(task_results.task).drawn}"
+    tuned = {row.setting: row.results[0].trials for row in task_results.rows if row.results[0].trials}
     notes = [
         f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())
     ]
-    if many := [f"{labels[row]} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
+    if many := [
+        f"{labels[row]} {row.n_trials}" for row in task_results.rows if row.n_trials > 1 and row.setting not in tuned
+    ]:
         notes.append(f"Settings of our grid tried on the {tried_on} of each seed, by row: {', '.join(many)}.")
-    if edges := [f"{labels[row]}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
+    if edges := [
+        f"{labels[row]}: {', '.join(row.options_at_edge)}" for row in task_results.rows if row.options_at_edge
+    ]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
-    return notes + [f"{remark[0].upper()}{remark[1:]}." for remark in unrecorded_choices(board.rows)]
+    return notes + [f"{remark[0].upper()}{remark[1:]}." for remark in note_unrecorded_choices(task_results.rows)]
 
 
-def _group_notes(board: TaskResults) -> list[str]:
+def _group_notes(task_results: TaskResults) -> list[str]:
     """Return which rows are ranked apart, and what their data and backbones have seen."""
-    notes, measured = [], board.measured
-    if any(row.partial for row in board.rows):
+    notes, measured = [], task_results.measured_rows
+    if any(row.is_partial for row in task_results.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
-    if looking := [row.full_name for row in measured if row.transductive]:
+    if looking := [row.name_with_origin for row in measured if row.is_transductive]:
         notes.append(f"Transductive, seeing an episode's queries all at once, and ranked apart: {', '.join(looking)}.")
     for state, what in (("yes", "has seen"), ("may", "may have seen")):
-        if rows := [row.full_name for row in measured if row.novel_seen == state]:
+        if rows := [row.name_with_origin for row in measured if row.novel_classes_seen == state]:
             notes.append(
                 f"On a backbone that {what} images of the novel classes when it was pretrained elsewhere, and ranked "
                 f"apart: {', '.join(rows)}."
             )
-    if measured and (corpora := board.task.pretraining.pretrained_on):
+    if measured and (corpora := task_results.task.pretraining.pretrained_on):
         notes.append(f"That the backbone has seen {corpora} and nothing else is the word of whoever gave its weights.")
     return notes
 
 
-def recipe_notes(board: TaskResults) -> list[str]:
+def recipe_notes(task_results: TaskResults) -> list[str]:
     """Return what trained the backbones of rows whose names do not say it, what recipes know, and where others are."""
     notes = []
-    if any(row.of_other_recipe for row in board.measured):
-        plain = {row.recipe for row in board.measured if row.recipe and not row.of_other_recipe}
+    if any(row.has_other_recipe for row in task_results.measured_rows):
+        plain = {row.recipe for row in task_results.measured_rows if row.recipe and not row.has_other_recipe}
         of_others = f"; of the other rows, {', '.join(plain)}" if plain else ""
         notes.append(f"Behind a bar is the recipe that trained the backbone{of_others}.")
-    if knowing := [row.full_name for row in board.measured if row.knows_classes]:
+    if knowing := [row.name_with_origin for row in task_results.measured_rows if row.knows_number_of_classes]:
         notes.append(f"On a backbone whose recipe is given the number of novel classes to come: {', '.join(knowing)}.")
-    return [*notes, *(f"{remark}." for remark in hidden_rows(board))]
+    return [*notes, *(f"{remark}." for remark in hidden_rows(task_results))]
 
 
-def hidden_rows(board: TaskResults) -> list[str]:
+def hidden_rows(task_results: TaskResults) -> list[str]:
     """Return a remark on rows on backbones of other recipes than those shown, if there are any."""
-    if not board.hidden:
+    if not task_results.hidden_rows:
         return []
-    recipes = ", ".join(sorted({row.recipe for row in board.hidden if row.recipe}))
-    more = f"{format_count(len(board.hidden), 'more row')} on backbones of other recipes ({recipes})"
-    return [f"`ifsl-bench table {board.name} --recipe all` has {more}"]
+    recipes = ", ".join(sorted({row.recipe for row in task_results.hidden_rows if row.recipe}))
+    more = f"{format_count(len(task_results.hidden_rows), 'more row')} on backbones of other recipes ({recipes})"
+    return [f"`ifsl-bench table {task_results.task_name} --recipe all` has {more}"]
 
 
-def _anomaly_notes(board: TaskResults) -> list[str]:
+def _anomaly_notes(task_results: TaskResults) -> list[str]:
     """Return what went wrong in solves, on novel logits, and what is not installed here."""
-    measured = board.measured
+    measured = task_results.measured_rows
     notes = [
-        *solve_notes({row.full_name: row.solves for row in measured}),
+        *note_solve_failures({row.name_with_origin: row.solve_failures for row in measured}),
         *(
-            f"{row.full_name} takes nearly every base query for one of a novel class: its novel logits are larger "
-            "throughout, as where features are not centred (docs/data.md)."
-            for row in board.rows
+            f"{row.name_with_origin} takes nearly every base query for one of a novel class: its novel logits are "
+            "larger throughout, as where features are not centred (docs/data.md)."
+            for row in task_results.rows
             if _overrun(row)
         ),
     ]
-    backbone = board.task.pretraining.backbone
+    backbone = task_results.task.pretraining.backbone
     installed = any(owning_entry_points(BACKBONES, name) for name in (backbone, backbone.partition(":")[0]))
     if measured and backbone not in (NO_BACKBONE, INCLUDED) and not installed:
         notes.append(f"No backbone {backbone!r} is installed here: these rows cannot be made again on this machine.")
     return notes
 
 
-def _incomparable_notes(board: TaskResults) -> list[str]:
+def _incomparable_notes(task_results: TaskResults) -> list[str]:
     """Return which rows are not comparable with the others, and why."""
     notes = []
-    above = "the rows above" if board.rows or board.papers else "results on the whole"
+    above = "the rows above" if task_results.rows or task_results.published_rows else "results on the whole"
     apart: dict[str, list[str]] = {}
-    for row in board.others:
-        if reason := board.incompatibility(row):
-            apart.setdefault(reason, []).append(row.full_name)
+    for row in task_results.incomparable_rows:
+        if reason := task_results.incompatibility(row):
+            apart.setdefault(reason, []).append(row.name_with_origin)
     for reason, names in _merged_reasons(apart).items():
         are = "is" if len(names) == 1 else "are"
         notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
@@ -206,28 +212,28 @@ def _merged_reasons(apart: dict[str, list[str]]) -> dict[str, list[str]]:
 
 def _overrun(row: SeedAggregate) -> bool:
     """Return whether joint prediction loses nine tenths of the base queries that are right among the base classes."""
-    if "delta_a" not in row.metrics:
+    if "delta_a" not in row.metric_names:
         return False
-    joint, alone = (float(row.by_seed(metric).mean()) for metric in ("base_joint", "base_alone"))
+    joint, alone = (float(row.metric_by_seed(metric).mean()) for metric in ("base_joint", "base_alone"))
     return alone >= 20 and joint < 0.1 * alone  # percent
 
 
-def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
+def notes_of_ranks(task_results: TaskResults, to_best: bool = True) -> list[str]:
     """Return the further notes that a reader of the ranked table needs.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         to_best: whether the table has the column "to the best".
     """
-    ranking, places = board.ranking, board.places
+    ranking, places = task_results.ranking, task_results.ranked_rows
     notes = []
     if ranking.family:
         seeds = format_numbers(ranking.seeds)
         notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
     reasons: dict[str, list[str]] = {}
     for place in places:
-        if place.reason:
-            reasons.setdefault(place.reason, []).append(place.row.full_name)
+        if place.provisional_reason:
+            reasons.setdefault(place.provisional_reason, []).append(place.row.name_with_origin)
 
     def which(rows: list[str]) -> str:
         if len(rows) > 1 and len(rows) >= len(places) - 1:
@@ -237,66 +243,78 @@ def notes_of_ranks(board: TaskResults, to_best: bool = True) -> list[str]:
     if reasons:
         reasons_text = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
         notes.append(f"Provisional, without a rank. {reasons_text[0].upper()}{reasons_text[1:]}.")
-    held = [place.row.full_name for place in places if place.gap and place.gap.images_fixed and not place.row.single]
+    held = [
+        place.row.name_with_origin
+        for place in places
+        if place.difference_to_best and place.difference_to_best.images_fixed and not place.row.has_single_unit
+    ]
     if len(places) > 1:
         of_images = f"hold the test images fixed for {which(held)}" if held else "include other test images"
         notes.append(f"Ranks{' and differences to the best' * to_best} {of_images}.")
-    few = [place.row.full_name for place in places if place.gap and place.common_seeds < 2 and not place.row.single]
+    few = [
+        place.row.name_with_origin
+        for place in places
+        if place.difference_to_best and place.n_common_seeds < 2 and not place.row.has_single_unit
+    ]
     if few and to_best:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
-            f"over {protocol_of(board.task).units} alone, of these trained models and not of the methods."
+            f"over {protocol_of(task_results.task).units} alone, of these trained models and not of the methods."
         )
     return notes
 
 
-def standings(board: TaskResults, labels: Sequence[str]) -> list[list[str]]:
+def standings(task_results: TaskResults, labels: Sequence[str]) -> list[list[str]]:
     """Return the :func:`standing` of each row; one line for several rows that nothing is ranked with.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         labels: of the rows.
     """
-    reasons = {place.reason for place in board.ranking.places}
-    if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
+    reasons = {place.provisional_reason for place in task_results.ranking.ranked_rows}
+    if len(labels) > 1 and not task_results.ranking.family and len(reasons) == 1:
         reason = str(reasons.pop())
         needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
         return [
             [
                 one_line(
                     f"All rows are provisional ({reason}){needs}. A difference: "
-                    f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}"
+                    f"ifsl-bench compare {labels[0]} {labels[1]} --task {task_results.task_name}"
                 )
             ]
         ]
-    return [standing(board, label) for label in labels]
+    return [standing(task_results, label) for label in labels]
 
 
-def standing(board: TaskResults, label: str) -> list[str]:
+def standing(task_results: TaskResults, label: str) -> list[str]:
     """Return a row's rank, and its paired differences to the best row, to the nearest, and to its stored namesake.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         label: of the row.
     """
-    mine, ranking = board.row(label), board.ranking
-    if mine is None or mine not in board.rows:
+    mine, ranking = task_results.find_row(label), task_results.ranking
+    if mine is None or mine not in task_results.rows:
         return [f"{label} is not comparable with the stored rows."] if mine else []
-    (place,) = (place for place in board.places if place.row is mine)
-    places = [place for place in board.places if place.row is not mine]
+    (place,) = (place for place in task_results.ranked_rows if place.row is mine)
+    places = [place for place in task_results.ranked_rows if place.row is not mine]
     if not places:
-        return [f"{label} is the only measured row on these {protocol_of(board.task).drawn}."]
-    rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
-    best = next((place.row for place in places if not place.provisional), places[0].row)
+        return [f"{label} is the only measured row on these {protocol_of(task_results.task).drawn}."]
+    rank = (
+        f"provisional ({place.provisional_reason})"
+        if place.is_provisional
+        else f"rank {place.rank_interval} of {place.n_ranked_together}"
+    )
+    best = next((place.row for place in places if not place.is_provisional), places[0].row)
     away = [place.row for place in places if place.row.label != label]
-    nearest = min(away, key=lambda row: abs(ranking.of(mine, row).difference(mine, row).mean), default=best)
-    kin = "" if board.setting == PAPER else f" of those ranked with it ({board.setting})"
+    nearest = min(away, key=lambda row: abs(ranking.ranking_of(mine, row).row_difference(mine, row).mean), default=best)
+    kin = "" if task_results.setting == PAPER else f" of those ranked with it ({task_results.setting})"
     targets = (
         [(f"best other row{kin}, the nearest", best)]
         if nearest is best
         else [(f"best other row{kin}", best), (f"nearest row{kin}", nearest)]
     )
-    lines = [f"{mine.shown}: {rank}"]
+    lines = [f"{mine.display_name}: {rank}"]
     lines += [f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in targets]
     lines += [_again(ranking, mine, p.row) for p in places if p.row.label == label and p.row is not best]
     return [one_line(line) for line in lines]
@@ -306,23 +324,23 @@ def _again(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """Return the difference of a row to its namesake in words."""
     gap, common = _paired(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
-        return f"  {row.full_name} has the same accuracy in every {mine.units[:-1]} ({format_seeds(common)})"
+        return f"  {row.name_with_origin} has the same accuracy in every {mine.units[:-1]} ({format_seeds(common)})"
     return f"  against the row of the same name, {_difference(ranking, mine, row)}"
 
 
-def _paired(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> tuple[Difference, tuple[int, ...]]:
+def _paired(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> tuple[RowDifference, tuple[int, ...]]:
     """Return the difference of two rows and the seeds that it is over, in the ranking that they are in."""
-    part = ranking.of(mine, row)
-    return part.difference(mine, row), part.common(mine, row)
+    part = ranking.ranking_of(mine, row)
+    return part.row_difference(mine, row), part.common_seeds(mine, row)
 
 
 def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """Return the difference of two rows in words, with their numbers on its seeds where a table has other numbers."""
     gap, common = _paired(ranking, mine, row)
-    ours, theirs = ranking.of(mine, row).means(mine, row)
+    ours, theirs = ranking.ranking_of(mine, row).means_on_common_seeds(mine, row)
     level = f"{theirs:.2f} on {format_seeds(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
-        level += f", where {mine.shown} has {ours:.2f}"
+        level += f", where {mine.display_name} has {ours:.2f}"
     units = mine.units if gap.images_fixed else f"{mine.units}, test images"
     over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {units} and seeds"
     if gap.models_fixed and not gap.images_fixed:
@@ -330,7 +348,6 @@ def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> st
     if not common:
         over += "; the two have no seed in common"
     if math.isnan(gap.interval):
-        return f"{row.full_name} with {level}: {gap.mean:+.2f} points on one {mine.units.removesuffix('s')}"
-    return (
-        f"{row.full_name} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {format_p_value(gap.p)}, {over}"
-    )
+        return f"{row.name_with_origin} with {level}: {gap.mean:+.2f} points on one {mine.units.removesuffix('s')}"
+    p_value = format_p_value(gap.p_value)
+    return f"{row.name_with_origin} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value}, {over}"

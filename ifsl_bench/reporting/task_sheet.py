@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ifsl_bench.analysis.task_results import TaskResults, load_board
+from ifsl_bench.analysis.task_results import TaskResults, load_task_results
 from ifsl_bench.backbones.contract import corpora_of, is_frozen
 from ifsl_bench.data.preparing.catalogue import availability
 from ifsl_bench.data.preparing.metadata import task_metadata
@@ -55,8 +55,8 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     )
     yield "definition", task.hash
     yield "digest", task.digest or ""
-    board = load_board(task, folders.results)
-    yield "results", _results(board)
+    task_results = load_task_results(task, folders.results)
+    yield "results", _results(task_results)
     yield "run", f"ifsl-bench run --method imprint --task {task.name}"
     yield "cite", f"ifsl-bench cite {task.name}"
 
@@ -82,8 +82,10 @@ def _backbone(task: Task) -> str:
     return f"{name}, pretrained on the base classes for {spec.steps:,} steps, {own}"
 
 
-def _results(board: TaskResults) -> str:
-    measured = len({(row.label, row.origin) for row in board.measured})
-    counts = {"measured": measured, "published": len(board.papers)}
+def _results(task_results: TaskResults) -> str:
+    measured = len({(row.label, row.origin) for row in task_results.measured_rows})
+    counts = {"measured": measured, "published": len(task_results.published_rows)}
     text = " and ".join(format_count(count, f"{kind} row") for kind, count in counts.items() if count)
-    return f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if text else "none yet"
+    return (
+        f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {task_results.task_name}" if text else "none yet"
+    )

@@ -36,11 +36,13 @@ def board():
 
 
 def test_rows_that_may_have_seen_the_novel_classes_are_ranked_by_themselves(board):
-    places = {place.row.label: (str(place.ranks), place.among) for place in board.ranking.places}
+    places = {
+        place.row.label: (str(place.rank_interval), place.n_ranked_together) for place in board.ranking.ranked_rows
+    }
     assert places == {"lwof": ("1", 2), "protonet": ("2", 2), "lr+a": ("1", 2), "imprint": ("2", 2)}
-    alone = Ranking([row for row in board.rows if row.novel_seen == "no"]).places
-    levels = {place.row.label: place.level for place in board.ranking.places}
-    assert {place.row.label: place.level for place in alone}.items() <= levels.items()
+    alone = Ranking([row for row in board.rows if row.novel_classes_seen == "no"]).ranked_rows
+    levels = {place.row.label: place.adjusted_mean for place in board.ranking.ranked_rows}
+    assert {place.row.label: place.adjusted_mean for place in alone}.items() <= levels.items()
     assert "rank 1 of 2" in standing(board, "lr+a")[0]
 
 
@@ -69,4 +71,4 @@ def test_the_notes_name_them(board):
 def test_a_verdict_that_this_version_does_not_know_counts_as_may(board):
     (first, *_) = board.rows
     results = tuple(msgspec.structs.replace(r, pretraining={**r.pretraining, "seen": "perhaps"}) for r in first.results)
-    assert SeedAggregate("x", "stored", results).novel_seen == "may"
+    assert SeedAggregate("x", "stored", results).novel_classes_seen == "may"

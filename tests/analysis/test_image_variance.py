@@ -7,8 +7,8 @@ import pytest
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.image_variance import PoolShares, over_images, variance_of_images
-from ifsl_bench.analysis.ranking import Prior, Ranking, difference
+from ifsl_bench.analysis.image_variance import WeightedPoolShares, estimate_image_variance, sum_pool_variances
+from ifsl_bench.analysis.ranking import Ranking, SeedVariancePrior, estimate_difference
 from ifsl_bench.protocols.image_counts import ImageHits, PoolHits
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.store.schema import StoredImageHits
@@ -30,15 +30,17 @@ def test_it_is_that_of_a_plain_loop():
         squares, cubes = sum(n**2 for n in a), sum(n**3 for n in a)
         left = 1 - 2 * cubes / squares / sum(a) + squares / sum(a) ** 2  # of the expectation, as the mean is estimated
         expected += sum(part**2 for part in parts) / left
-    found = variance_of_images([PoolShares(x, asked, classes)], models_fixed=True)
-    assert found.value == pytest.approx(1e4 * expected)
-    cross = variance_of_images([PoolShares(x, asked, classes)], models_fixed=False)
-    halves = variance_of_images([PoolShares(x.transpose(1, 0, 2), np.repeat(asked, 2, 0), classes)], models_fixed=True)
-    assert cross.value == pytest.approx(halves.value), "products of seeds, and of halves, in place of squares"
-    assert cross.value < found.value
-    equal = variance_of_images([PoolShares(x, np.full((1, 7), 5), classes)], models_fixed=True)
+    found = sum_pool_variances([WeightedPoolShares(x, asked, classes)], models_fixed=True)
+    assert found.variance == pytest.approx(1e4 * expected)
+    cross = sum_pool_variances([WeightedPoolShares(x, asked, classes)], models_fixed=False)
+    halves = sum_pool_variances(
+        [WeightedPoolShares(x.transpose(1, 0, 2), np.repeat(asked, 2, 0), classes)], models_fixed=True
+    )
+    assert cross.variance == pytest.approx(halves.variance), "products of seeds, and of halves, in place of squares"
+    assert cross.variance < found.variance
+    equal = sum_pool_variances([WeightedPoolShares(x, np.full((1, 7), 5), classes)], models_fixed=True)
     within = sum(n * np.var(x.mean(0)[0, classes == c], ddof=1) for c, n in ((0, 3), (1, 4)))
-    assert equal.value == pytest.approx(1e4 * within / 49)
+    assert equal.variance == pytest.approx(1e4 * within / 49)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -52,7 +54,9 @@ def test_it_is_the_variance_over_images_alone_though_few_queries_are_asked_of_ea
         of_seed = np.clip(chance + rng.normal(0, own, (seeds, 1, 300)), 0, 1)
         asked = rng.poisson(2.0, (2, 300))
         right = rng.binomial(asked, of_seed) / np.maximum(asked, 1)
-        estimates.append(variance_of_images([PoolShares(right, asked, classes)], models_fixed=seeds < 2).value)
+        estimates.append(
+            sum_pool_variances([WeightedPoolShares(right, asked, classes)], models_fixed=seeds < 2).variance
+        )
     draws = np.clip(rng.normal(mean, spread, 10**6), 0, 1)
     shown = np.clip(draws[:, None] + rng.normal(0, own, (10**6, 4)), 0, 1)
     truth = np.cov(shown[:, 0], shown[:, 0 if seeds < 2 else 1])[0, 1]  # what seeds have in common
@@ -62,8 +66,8 @@ def test_it_is_the_variance_over_images_alone_though_few_queries_are_asked_of_ea
 def test_a_class_of_one_image_is_compared_with_others_of_one():
     shares = np.array([0.1, 0.5, 0.9, 0.2, 0.4]).reshape(1, 1, 5)
     asked, classes = np.ones((1, 5), int), np.array([0, 1, 2, 3, 3])
-    found = variance_of_images([PoolShares(shares, asked, classes)], models_fixed=True)
-    assert found.value == pytest.approx(
+    found = sum_pool_variances([WeightedPoolShares(shares, asked, classes)], models_fixed=True)
+    assert found.variance == pytest.approx(
         1e4 / 25 * (3 * np.var([0.1, 0.5, 0.9], ddof=1) + 2 * np.var([0.2, 0.4], ddof=1))
     )
 
@@ -94,22 +98,24 @@ def rows_of_images(step: int = 1) -> list[SeedAggregate]:
 
 def test_overall_intervals_ranks_and_comparisons_include_images():
     a, b = rows_of_images()
-    images = over_images(a, b, "acc", a.seeds, models_fixed=False)
-    x, y = (row.by_seed("acc") for row in (a, b))
-    expected = difference(x, y, Prior(0, 0), 2, images=images)
-    assert expected.error**2 == pytest.approx(difference(x, y, Prior(0, 0), 2).error ** 2 + images.value)
-    assert Ranking([a, b]).difference(a, b) == expected
+    images = estimate_image_variance(a, b, "acc", a.seeds, models_fixed=False)
+    x, y = (row.metric_by_seed("acc") for row in (a, b))
+    expected = estimate_difference(x, y, SeedVariancePrior(0, 0), 2, image_variance=images)
+    assert expected.standard_error**2 == pytest.approx(
+        estimate_difference(x, y, SeedVariancePrior(0, 0), 2).standard_error ** 2 + images.variance
+    )
+    assert Ranking([a, b]).row_difference(a, b) == expected
     assert not expected.images_fixed
     comparison = compare(a, b, [a, b])
-    assert comparison.overall["acc"] == expected
-    fixed = over_images(a, b, "delta", a.seeds, models_fixed=True)
-    assert comparison.over_images["delta"].interval == pytest.approx(fixed.interval)
-    assert "ausuc" not in comparison.over_images
+    assert comparison.overall_differences["acc"] == expected
+    fixed = estimate_image_variance(a, b, "delta", a.seeds, models_fixed=True)
+    assert comparison.image_intervals["delta"].interval == pytest.approx(fixed.interval_half_width)
+    assert "ausuc" not in comparison.image_intervals
     older = SeedAggregate(
         "b", "yours", tuple(counted("b", s, b.results[s].counts(), b.results[s].classes()) for s in b.seeds)
     )
-    assert over_images(a, older, "acc", a.seeds, models_fixed=True) is None
-    assert Ranking([a, older]).difference(a, older).images_fixed
+    assert estimate_image_variance(a, older, "acc", a.seeds, models_fixed=True) is None
+    assert Ranking([a, older]).row_difference(a, older).images_fixed
 
 
 def test_rows_whose_images_are_grouped_differently_are_compared_on_the_larger_groups():
@@ -117,9 +123,9 @@ def test_rows_whose_images_are_grouped_differently_are_compared_on_the_larger_gr
     assert coarse.results[0].images.pools["base"].step == 4
 
     def variance(a, b):
-        return over_images(a, b, "acc", a.seeds, models_fixed=True)
+        return estimate_image_variance(a, b, "acc", a.seeds, models_fixed=True)
 
     mixed, backwards = variance(fine[0], coarse), variance(coarse, fine[0])
-    assert mixed.value == pytest.approx(backwards.value) != pytest.approx(variance(*fine).value)
-    assert variance(coarse, fine[1]).value == 0, "the same hits"
-    assert mixed.degrees < variance(*fine).degrees
+    assert mixed.variance == pytest.approx(backwards.variance) != pytest.approx(variance(*fine).variance)
+    assert variance(coarse, fine[1]).variance == 0, "the same hits"
+    assert mixed.degrees_of_freedom < variance(*fine).degrees_of_freedom

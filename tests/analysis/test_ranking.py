@@ -11,9 +11,15 @@ from scipy import stats
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import compare, verdict
-from ifsl_bench.analysis.ranking import Ranking, RankInterval, difference, fit_prior, rank_intervals
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.comparison import compare, describe_verdict
+from ifsl_bench.analysis.ranking import (
+    Ranking,
+    RankInterval,
+    estimate_difference,
+    fit_seed_variance_prior,
+    rank_intervals,
+)
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.store.schema import write
@@ -27,14 +33,14 @@ def test_a_comparison_says_what_its_interval_says():
         for noise in range(1, 9):
             a, b = row("a", [15, 15.4, 14.9][:seeds], noise=noise), row("b", [14.9, 15, 14.5][:seeds], noise=20 + noise)
             comparison = compare(a, b)
-            gap = comparison.overall["acc"] if seeds == 3 else comparison.episodes["acc"]
+            gap = comparison.overall_differences["acc"] if seeds == 3 else comparison.episode_differences["acc"]
             ahead, behind = ("a (yours)", "b (yours)") if gap.mean > 0 else ("b (yours)", "a (yours)")
             claim = (f"{ahead} has a significantly higher Acc. than {behind}" if abs(gap.mean) > gap.interval
                     else "Acc. does not tell a (yours) and b (yours) apart")  # fmt: skip
-            assert verdict(comparison).startswith(f"{claim} (p {format_p_value(gap.p)}")
-            assert verdict(comparison).endswith("over episodes and 3 seeds)." if seeds == 3 else
+            assert describe_verdict(comparison).startswith(f"{claim} (p {format_p_value(gap.p_value)}")
+            assert describe_verdict(comparison).endswith("over episodes and 3 seeds)." if seeds == 3 else
                                            "a claim about methods needs --seeds 3 or more.")  # fmt: skip
-    assert verdict(compare(a, a)) == "a (yours) and a (yours) have the same accuracy in every episode."
+    assert describe_verdict(compare(a, a)) == "a (yours) and a (yours) have the same accuracy in every episode."
 
 
 def test_overall_is_over_episodes_and_seeds_together():
@@ -42,15 +48,17 @@ def test_overall_is_over_episodes_and_seeds_together():
     d = accuracies(a) - accuracies(b)
     over_seeds, over_episodes = d.mean(1).var(ddof=1) / 3, d.mean(0).var(ddof=1) / 400
     degrees = (over_seeds + over_episodes) ** 2 / (over_seeds**2 / 2 + over_episodes**2 / 399)
-    overall = compare(a, b).overall["acc"]
+    overall = compare(a, b).overall_differences["acc"]
     assert overall.mean == pytest.approx(d.mean())
     assert overall.interval == pytest.approx(stats.t.ppf(0.975, degrees) * np.sqrt(over_seeds + over_episodes))
-    single = compare(row("a", [15], noise=1), row("b", [14], noise=2)).overall["acc"]
+    single = compare(row("a", [15], noise=1), row("b", [14], noise=2)).overall_differences["acc"]
     assert single.models_fixed, "one seed says nothing of others"
     assert single.interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d[0]))
     more = [a, b, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))]
-    assert compare(a, b, more).overall["acc"] == Ranking(more).difference(a, b), "moderated as ranks are"
-    assert compare(a, b, more).overall["acc"].degrees > degrees
+    assert compare(a, b, more).overall_differences["acc"] == Ranking(more).row_difference(a, b), (
+        "moderated as ranks are"
+    )
+    assert compare(a, b, more).overall_differences["acc"].degrees_of_freedom > degrees
 
 
 def test_rows_are_ranked_as_far_as_they_can_be_told_apart():
@@ -61,13 +69,15 @@ def test_rows_are_ranked_as_far_as_they_can_be_told_apart():
         row("last", [10.5, 10.4, 10.6], noise=4),
     ]
     ranking = Ranking(rows)
-    assert ranks(ranking.places) == {"best": "1-2", "near": "1-2", "behind": "3", "last": "4"}
-    assert [place.row.label for place in ranking.places] == ["best", "near", "behind", "last"]
-    assert [place.top for place in ranking.places] == [True, True, False, False]
-    assert [place.gap is None for place in ranking.places] == [True, False, False, False]
+    assert ranks(ranking.ranked_rows) == {"best": "1-2", "near": "1-2", "behind": "3", "last": "4"}
+    assert [place.row.label for place in ranking.ranked_rows] == ["best", "near", "behind", "last"]
+    assert [place.may_be_best for place in ranking.ranked_rows] == [True, True, False, False]
+    assert [place.difference_to_best is None for place in ranking.ranked_rows] == [True, False, False, False]
     whole = rank_intervals(np.stack([accuracies(entry) for entry in rows]), np.zeros(4, bool))
-    assert ranks(ranking.places) == {entry.label: str(interval) for entry, interval in zip(rows, whole, strict=True)}
-    assert {place.among for place in ranking.places} == {4}
+    assert ranks(ranking.ranked_rows) == {
+        entry.label: str(interval) for entry, interval in zip(rows, whole, strict=True)
+    }
+    assert {place.n_ranked_together for place in ranking.ranked_rows} == {4}
 
 
 def test_few_seeds_and_options_make_a_row_provisional():
@@ -77,19 +87,21 @@ def test_few_seeds_and_options_make_a_row_provisional():
         row("a.gamma=1", [14.0, 14.1, 14.2], noise=5, method="a"), row("a@tuned-12", [11.0, 11.1, 11.2], noise=6),
         row("file.a", [10.0, 10.1, 10.2], noise=7), row("file.a.gamma=1", [9.0, 9.1, 9.2], noise=8, method="file.a"),
     ]  # fmt: skip
-    places = Ranking(rows).places
-    assert {place.row.label: place.reason for place in places if place.provisional} == {
+    places = Ranking(rows).ranked_rows
+    assert {place.row.label: place.provisional_reason for place in places if place.is_provisional} == {
         "one": "1 seed", "two": "2 seeds", "a.gamma=1": "options of its own", "file.a.gamma=1": "options of its own",
     }  # fmt: skip
-    assert ranks(place for place in places if not place.provisional) == {
+    assert ranks(place for place in places if not place.is_provisional) == {
         "a": "1", "b": "2", "a@tuned-12": "3", "file.a": "4",
     }  # fmt: skip
-    assert not any(place.top for place in places if place.provisional)
+    assert not any(place.may_be_best for place in places if place.is_provisional)
     (single,) = (place for place in places if place.row.label == "one")
     assert single is places[0]
-    assert single.gap.models_fixed
+    assert single.difference_to_best.models_fixed
     d = (accuracies(rows[2]) - accuracies(rows[0], 1)).mean(0)
-    assert (single.gap.mean, single.gap.interval) == pytest.approx((d.mean(), stats.t.ppf(0.975, 399) * stats.sem(d)))
+    assert (single.difference_to_best.mean, single.difference_to_best.interval) == pytest.approx(
+        (d.mean(), stats.t.ppf(0.975, 399) * stats.sem(d))
+    )
 
 
 def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
@@ -100,21 +112,23 @@ def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
     five, three, four = of("five", [0, 1, 2, 3, 4], 1), of("three", [0, 1, 2], 2), of("four", [0, 1, 2, 4], 3)
     ranking = Ranking([five, three, four])
     assert ranking.seeds == (0, 1, 2)
-    assert ranking.difference(five, four).mean == pytest.approx((accuracies(five, 3) - accuracies(four, 3)).mean())
+    assert ranking.row_difference(five, four).mean == pytest.approx((accuracies(five, 3) - accuracies(four, 3)).mean())
     gaps = compare(five, four, [five, three, four])
-    assert gaps.overall["acc"].mean == pytest.approx(gaps.episodes["acc"].mean), "on all seeds that these two have"
+    assert gaps.overall_differences["acc"].mean == pytest.approx(gaps.episode_differences["acc"].mean), (
+        "on all seeds that these two have"
+    )
     assert Ranking([five, four]).seeds == (0, 1, 2, 4)
     late = of("late", [2, 3, 4], 4)
     ranking = Ranking([late, five, three, four])
     assert ranking.seeds == (0, 1, 2)
-    assert {place.row.label: place.reason for place in ranking.places if place.provisional} == {
+    assert {place.row.label: place.provisional_reason for place in ranking.ranked_rows if place.is_provisional} == {
         "late": "it lacks seeds 0, 1"
     }
     apart = Ranking([of("a", [0, 1, 2], 1), of("b", [3, 4, 5], 2), of("c", [3, 4, 5], 3)])
     assert [row.label for row in apart.family] == ["b", "c"]
-    (place,) = (place for place in apart.places if place.provisional)
-    assert place.common_seeds == 0
-    assert place.gap.models_fixed, "no seed in common"
+    (place,) = (place for place in apart.ranked_rows if place.is_provisional)
+    assert place.n_common_seeds == 0
+    assert place.difference_to_best.models_fixed, "no seed in common"
 
 
 def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone():
@@ -126,9 +140,9 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
     ]
     ranking = Ranking([*rows, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))])
     d = (accuracies(rows[0]) - accuracies(rows[1]))[0]
-    assert ranking.difference(*rows).models_fixed
-    assert not ranking.difference(rows[0], ranking.rows[-1]).models_fixed
-    assert ranking.difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
+    assert ranking.row_difference(*rows).models_fixed
+    assert not ranking.row_difference(rows[0], ranking.rows[-1]).models_fixed
+    assert ranking.row_difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
     trained = [
         SeedAggregate(
             entry.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in entry.results)
@@ -136,9 +150,9 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
         for entry in rows
     ]
     foreign = msgspec.structs.replace(rows[0].results[2], pretraining={"key": "k", "sha256": "trained elsewhere"})
-    assert [entry.fixed for entry in (*rows, *trained)] == [True, True, False, False]
-    assert not SeedAggregate("a", "yours", (*rows[0].results[:2], foreign)).fixed
-    assert not SeedAggregate("a", "yours", rows[0].results[:1]).fixed, "one seed tells nothing"
+    assert [entry.is_seed_independent for entry in (*rows, *trained)] == [True, True, False, False]
+    assert not SeedAggregate("a", "yours", (*rows[0].results[:2], foreign)).is_seed_independent
+    assert not SeedAggregate("a", "yours", rows[0].results[:1]).is_seed_independent, "one seed tells nothing"
 
 
 def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
@@ -151,9 +165,11 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     task = packaged_tasks()["mini-5shot"]
 
     def ranks_and_places() -> tuple[dict[str, str], dict[str, tuple]]:
-        places = load_board(task, stored_rows.root).ranking.places
+        places = load_task_results(task, stored_rows.root).ranking.ranked_rows
         split = [[p for p in places if p.row.origin == origin] for origin in ("stored", "yours")]
-        return ranks(split[0]), {p.row.label: (str(p.ranks), p.among, p.gap) for p in split[1]}
+        return ranks(split[0]), {
+            p.row.label: (str(p.rank_interval), p.n_ranked_together, p.difference_to_best) for p in split[1]
+        }
 
     before, none = ranks_and_places()
     assert not none
@@ -162,37 +178,41 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     after, yours = ranks_and_places()
     assert after == before
     assert yours["mine"][1] == 5
-    whole = [*load_board(task, stored_rows.root).compared]
+    whole = [*load_task_results(task, stored_rows.root).comparable_rows]
     alone = rank_intervals(np.stack([accuracies(entry) for entry in whole]), np.zeros(5, bool))
     assert yours["mine"][0] == str(alone[[entry.label for entry in whole].index("mine")]) == "4"
     stacked = np.stack([accuracies(entry) for entry in whole])
-    gap = difference(accuracies(mine), stacked[1], fit_prior(stacked.mean(2), np.zeros(5, bool)), 2)
+    gap = estimate_difference(
+        accuracies(mine), stacked[1], fit_seed_variance_prior(stacked.mean(2), np.zeros(5, bool)), 2
+    )
     found_gap = yours["mine"][2]
     assert (found_gap.mean, found_gap.interval) == pytest.approx((gap.mean, gap.interval)), "moderated by itself too"
     stored_rows(*(row(f"m{i}", [20.0, 20.1, 20.2], noise=10 + i, n=2000) for i in range(3)), row("x", [25.0], n=2000))
     again, more = ranks_and_places()
     assert (again, more["mine"]) == (before, yours["mine"])
-    whole = load_board(task, stored_rows.root)
-    for some in (whole.only(["s1", "mine"]), whole.default_view([])):
+    whole = load_task_results(task, stored_rows.root)
+    for some in (whole.select_labels(["s1", "mine"]), whole.select_default_view([])):
         records = document(leaderboard([some], stored_rows.root, "json", labels=["s1"]))
         for r in records:
             if r["kind"] == "measured" and r["method"] in before:
                 place = RankInterval(r["rank_first"], r["rank_last"])
                 assert str(place) == before[r["method"]]
-    text = leaderboard([whole.only(["s1", "mine"])], stored_rows.root)
+    text = leaderboard([whole.select_labels(["s1", "mine"])], stored_rows.root)
     assert "Ranks are among 4 rows on seeds 0, 1, 2, whichever rows are shown." in text
     assert "Provisional" not in text, "of rows that are not shown"
 
 
 def test_ranks_of_nothing_of_one_and_of_equals():
-    assert Ranking([]).places == []
+    assert Ranking([]).ranked_rows == []
     original = row("a", [14.0, 14.2, 14.1])
-    assert [(str(p.ranks), p.gap) for p in Ranking([original]).places] == [("1", None)]
+    assert [(str(p.rank_interval), p.difference_to_best) for p in Ranking([original]).ranked_rows] == [("1", None)]
     twin = SeedAggregate("b", "yours", original.results)
-    assert [str(p.ranks) for p in Ranking([original, twin]).places] == ["1-2", "1-2"]
-    assert Ranking([original, twin]).difference(original, twin).interval == 0
+    assert [str(p.rank_interval) for p in Ranking([original, twin]).ranked_rows] == ["1-2", "1-2"]
+    assert Ranking([original, twin]).row_difference(original, twin).interval == 0
     lonely = row("c", [14.0])
-    assert [(p.ranks, p.reason, p.gap) for p in Ranking([lonely]).places] == [(None, "1 seed", None)]
+    assert [(p.rank_interval, p.provisional_reason, p.difference_to_best) for p in Ranking([lonely]).ranked_rows] == [
+        (None, "1 seed", None)
+    ]
 
 
 def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
@@ -203,10 +223,12 @@ def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
     arguments = ["--task", "mini-5shot", "--results", str(stored_rows.root), "--format", "json"]
     status, out, err = call("compare", "x", "y", *arguments)
     assert not status, err
-    assert document(out)[0]["interval_overall"] == pytest.approx(compare(*apart).overall["acc"].interval, abs=DIGITS)
+    assert document(out)[0]["interval_overall"] == pytest.approx(
+        compare(*apart).overall_differences["acc"].interval, abs=DIGITS
+    )
     _, out, _ = call("compare", "r0", "r1", *arguments)
-    rows = load_board(packaged_tasks()["mini-5shot"], stored_rows.root)
-    moderated = rows.ranking.difference(rows.row("r0"), rows.row("r1"))
+    rows = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)
+    moderated = rows.ranking.row_difference(rows.find_row("r0"), rows.find_row("r1"))
     assert document(out)[0]["interval_overall"] == pytest.approx(moderated.interval, abs=DIGITS)
 
 
@@ -222,12 +244,14 @@ def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, 
         (quiet[0], rows[-1], "paper"),
         (quiet[0], tuned[1], "paper"),
     ):
-        gap = compare(a, b, rows).overall["acc"]
-        assert gap == Ranking(rows, setting=setting).difference(a, b, (0, 1, 2)), (a.label, b.label)
-    tuned_gap, paper_gap = (Ranking(rows, setting=setting).difference(*tuned[:2]) for setting in ("tuned-12", "paper"))
+        gap = compare(a, b, rows).overall_differences["acc"]
+        assert gap == Ranking(rows, setting=setting).row_difference(a, b, (0, 1, 2)), (a.label, b.label)
+    tuned_gap, paper_gap = (
+        Ranking(rows, setting=setting).row_difference(*tuned[:2]) for setting in ("tuned-12", "paper")
+    )
     assert tuned_gap.interval != pytest.approx(paper_gap.interval, rel=0.05), "or this test would tell nothing"
     stored_rows(*rows)
-    board = load_board(packaged_tasks()["mini-5shot"], stored_rows.root).in_setting("tuned-12")
+    board = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root).select_setting("tuned-12")
     line = next(line for line in paper_tables([board]).splitlines() if line.startswith("t7, tuned"))
     assert r"\textbf" in line, "the best of the tuned rows may be the best of them"
 
@@ -238,12 +262,12 @@ def test_a_row_of_fewer_seeds_is_ranked_beside_the_others_and_moves_none_of_thei
     few = row("few", [14.6, 14.8, 15.0], noise=9)
     alone, beside = Ranking(rows), Ranking([*rows, few])
     assert beside.seeds == alone.seeds == (0, 1, 2, 3, 4)
-    expected, new_ranks = ranks(alone.places), ranks(beside.places)
+    expected, new_ranks = ranks(alone.ranked_rows), ranks(beside.ranked_rows)
     assert {name: new_ranks[name] for name in expected} == expected
-    (place,) = [place for place in beside.places if place.row is few]
-    assert (place.provisional, place.among) == (False, 6)
+    (place,) = [place for place in beside.ranked_rows if place.row is few]
+    assert (place.is_provisional, place.n_ranked_together) == (False, 6)
     together = Ranking([*(replace(entry, results=entry.results[:3]) for entry in rows), few])
-    assert ranks(together.places)["few"] == new_ranks["few"], "as among all on the three seeds that they share"
+    assert ranks(together.ranked_rows)["few"] == new_ranks["few"], "as among all on the three seeds that they share"
     assert Ranking([*rows[:2], few]).seeds == (0, 1, 2), "two of three are not most"
 
 
@@ -260,7 +284,7 @@ def test_a_row_that_was_trained_with_another_gradient_than_it_names_is_shown_wit
             for r, count in zip(rows[0].results, replaced, strict=True)
         ]
         stored_rows(SeedAggregate("a", "yours", tuple(results)), *rows[1:])
-        board = load_board(task, stored_rows.root)
+        board = load_task_results(task, stored_rows.root)
         notes.append(leaderboard([board], stored_rows.root))
         records = document(leaderboard([board], stored_rows.root, "json"))
         return [(r["method"], r["rank_first"]) for r in records if r["kind"] == "measured"]
@@ -276,12 +300,12 @@ def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(store
     """On a seed that was good for all, a row that is worse than the best has a higher mean than it."""
     best = row("best", [17.0, 13.0, 13.0], noise=1)
     lucky = row("lucky", [16.0], noise=1)
-    places = Ranking([lucky, best, row("other", [12.0, 11.0, 11.0], noise=2)]).places
-    assert lucky.summary()["acc"].mean > best.summary()["acc"].mean
+    places = Ranking([lucky, best, row("other", [12.0, 11.0, 11.0], noise=2)]).ranked_rows
+    assert lucky.summarise_metrics()["acc"].mean > best.summarise_metrics()["acc"].mean
     assert [place.row.label for place in places] == ["best", "lucky", "other"]
-    assert places[1].gap.mean < 0
+    assert places[1].difference_to_best.mean < 0
     stored_rows(best, lucky)
-    text = leaderboard([load_board(packaged_tasks()["mini-5shot"], stored_rows.root)], stored_rows.root)
+    text = leaderboard([load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)], stored_rows.root)
     assert text.index(" best ") < text.index(" lucky "), "readers see it there too"
 
 
@@ -292,12 +316,12 @@ def test_a_comparison_says_whose_rows_it_is_of():
     comparison = compare(mine, rival, everything, [stored_row, mine])
     assert (comparison.a, comparison.b) == ("a (yours)", "b (yours)")
     other = "'a (yours)' is compared; there is also 'a (stored)', with seeds 0, 1, 2"
-    assert comparison.namesakes == (other,)
-    assert "a (yours)" in verdict(comparison)
+    assert comparison.same_label_notes == (other,)
+    assert "a (yours)" in describe_verdict(comparison)
     namesakes = compare(mine, stored_row, everything, [stored_row, mine])
     assert (namesakes.a, namesakes.b) == ("a (yours)", "a (stored)")
-    assert not namesakes.namesakes
+    assert not namesakes.same_label_notes
     same = compare(mine, mine, everything, [stored_row, mine])
-    assert same.namesakes == (other,), "once"
+    assert same.same_label_notes == (other,), "once"
     assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in namesakes.notes)
     assert compare(stored_row, rival, [stored_row, rival]).a == "a (stored)"

@@ -11,13 +11,13 @@ from scipy import stats
 from ifsl_bench.analysis.session_variance import (
     PARTS,
     MeanSquare,
-    _interval,
     _mean_squares,
-    mean_difference,
-    split,
-    wrong_sign,
+    _variance_interval,
+    estimate_mean_difference,
+    estimate_wrong_sign_chance,
+    split_variance,
 )
-from ifsl_bench.analysis.task_results import board_of
+from ifsl_bench.analysis.task_results import load_results_by_name
 from ifsl_bench.utils.files import Paths
 
 
@@ -38,7 +38,7 @@ def simulated(rng, shape, deviations, mean=0.0) -> np.ndarray:
 def test_of_one_seed_it_is_scipys_interval_of_the_order_means():
     x = simulated(np.random.default_rng(0), (1, 12, 4), (1, 1, 1, 1, 1))
     means = [np.mean([x[0, o, r] for r in range(4)]) for o in range(12)]
-    result = mean_difference(x)
+    result = estimate_mean_difference(x)
     low, high = stats.t.interval(0.95, 11, np.mean(means), stats.sem(means))
     assert (result.mean - result.interval, result.mean + result.interval) == pytest.approx((low, high))
     assert result.models_fixed
@@ -49,13 +49,13 @@ def test_heavy_tails_leave_fewer_degrees():
     rng, effective = np.random.default_rng(5), dict[str, float]()
     for name, draw in (("normal", rng.normal), ("exponential", rng.exponential)):
         x = draw(size=(1, 4000, 1))
-        effective[name] = _mean_squares(x)["order"].effective
+        effective[name] = _mean_squares(x)["order"].effective_degrees_of_freedom
     assert effective["normal"] > 0.85 * 3999
     assert effective["exponential"] == pytest.approx(3999 / (1 + 6 / 2), rel=0.3)
 
 
 def test_the_interval_of_one_mean_square_is_exact():
-    low, high = _interval([(0.5, MeanSquare(3.0, 7, 7))])
+    low, high = _variance_interval([(0.5, MeanSquare(3.0, 7, 7))])
     assert (low, high) == pytest.approx(
         (0.5 * 3.0 * 7 / stats.chi2.ppf(0.975, 7), 0.5 * 3.0 * 7 / stats.chi2.ppf(0.025, 7))
     )
@@ -64,9 +64,9 @@ def test_the_interval_of_one_mean_square_is_exact():
 def test_a_difference_of_mean_squares_is_at_its_limit_where_their_ratio_is():
     """The lower limit of A - B is 0 where A / B is the upper 2.5% point of F: there the interval is exact."""
     ratio = stats.f.ppf(0.975, 6, 11)
-    assert _interval([(1.0, MeanSquare(ratio * 2.0, 6, 6)), (-1.0, MeanSquare(2.0, 11, 11))])[0] == pytest.approx(
-        0, abs=1e-9
-    )
+    assert _variance_interval([(1.0, MeanSquare(ratio * 2.0, 6, 6)), (-1.0, MeanSquare(2.0, 11, 11))])[
+        0
+    ] == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
         truth["order"] += truth["support"]
         truth["seed by order"] += truth["rest"]
     truth["one"] = sum(deviation**2 for deviation in deviations.values())
-    cases = [split(simulated(rng, shape, tuple(deviations.values()))) for _ in range(400)]
+    cases = [split_variance(simulated(rng, shape, tuple(deviations.values()))) for _ in range(400)]
     assert set(cases[0]) == there
     for part in there:
         values = np.array([case[part].value for case in cases])
@@ -105,7 +105,7 @@ def test_the_interval_of_a_single_value_holds_with_skewed_supports():
     rng, held = np.random.default_rng(7), 0
     for _ in range(1000):
         x = (rng.exponential(size=(1, 100, 4)) - 1) * 0.3
-        variance = split(x)["one"]
+        variance = split_variance(x)["one"]
         held += variance.low <= 0.09 <= variance.high
         if not _:
             of_orders = [x[0, o].mean() for o in range(100)]
@@ -123,32 +123,32 @@ def test_the_chance_of_a_wrong_sign():
     rng = np.random.default_rng(3)
     deviations, mean = (0.3, 0.5, 0.4, 0.2, 0.3), 0.6
     truth = stats.norm.cdf(-mean / np.sqrt(np.square(deviations).sum()))
-    cases = [wrong_sign(simulated(rng, (5, 60, 4), deviations, mean)) for _ in range(300)]
+    cases = [estimate_wrong_sign_chance(simulated(rng, (5, 60, 4), deviations, mean)) for _ in range(300)]
     assert np.mean([case.low <= truth <= case.high for case in cases]) > 0.91
     assert np.mean([case.chance for case in cases]) == pytest.approx(truth, abs=0.02)
-    assert np.mean([case.observed for case in cases]) == pytest.approx(truth, abs=0.02)
-    none = wrong_sign(simulated(rng, (5, 60, 4), deviations, 0.0))
+    assert np.mean([case.observed_share for case in cases]) == pytest.approx(truth, abs=0.02)
+    none = estimate_wrong_sign_chance(simulated(rng, (5, 60, 4), deviations, 0.0))
     assert none.high == 0.5
-    assert wrong_sign(np.ones((2, 3, 2))).chance == 0
+    assert estimate_wrong_sign_chance(np.ones((2, 3, 2))).chance == 0
     tied = np.array([[[1.0], [0.0], [2.0], [-1.0]]])
-    assert wrong_sign(tied).observed == (1 + 0.5) / 4
+    assert estimate_wrong_sign_chance(tied).observed_share == (1 + 0.5) / 4
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, -0.6], [0.7, -0.7, 1 / 3, -1 / 3]])
 def test_a_difference_of_0_has_no_sign_that_could_be_wrong(values):
     """Some of these sum to 1e-17."""
-    assert wrong_sign(np.reshape(values, (1, 4, 1))) is None
+    assert estimate_wrong_sign_chance(np.reshape(values, (1, 4, 1))) is None
 
 
 def test_overall_is_wider_by_the_seeds():
     x = simulated(np.random.default_rng(4), (5, 50, 4), (0.5, 0.5, 1.0, 0.1, 0.1))
-    assert mean_difference(x).interval > mean_difference(x.mean(0, keepdims=True)).interval
+    assert estimate_mean_difference(x).interval > estimate_mean_difference(x.mean(0, keepdims=True)).interval
 
 
 def average_accuracies(label: str) -> np.ndarray:
     """[seeds, 100, 4] of a stored row on glyphs-sessions, from its counts by a plain loop."""
     seeds = []
-    for result in board_of("glyphs-sessions", Paths.locate()).row(label).results:
+    for result in load_results_by_name("glyphs-sessions", Paths.locate()).find_row(label).results:
         counts, of_sequences = result.counts(), []
         for hits, queries in zip(counts.hits.astype(int), counts.queries.astype(int), strict=True):
             after, at = [], 0

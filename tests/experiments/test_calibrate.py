@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench import api
-from ifsl_bench.analysis.aggregate import BiasedRow, SeedAggregate, fixed_in_intervals
+from ifsl_bench.analysis.aggregate import NovelBiasAggregate, SeedAggregate, describe_fixed_factors
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
@@ -79,14 +79,14 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     orders = plain.counts().calibrated().value_by_sequence("acc").reshape(3, 4).mean(1)
     wide = stats.t.ppf(0.975, 2) * np.sqrt(orders.var(ddof=1) / 3 + accuracy.var(ddof=1))
     both_rows = [SeedAggregate("teen", "yours", (result,)) for result in (plain, applied)]
-    summaries = [row.summary() for row in both_rows]
+    summaries = [row.summarise_metrics() for row in both_rows]
     assert summaries[0]["calibrated_acc"].interval == pytest.approx(wide)
     assert summaries[1]["acc"].interval == pytest.approx(wide)
     for name in ("acc", "novel"):
         alone = stats.t.ppf(0.975, 2) * stats.sem(plain.counts().value(name))
         assert summaries[0][name].interval == pytest.approx(alone), "without a bias"
     assert summaries[1]["base"].interval > stats.t.ppf(0.975, 2) * stats.sem(applied.counts().value("base"))
-    biased = BiasedRow("teen", "yours", (plain,))
+    biased = NovelBiasAggregate("teen", "yours", (plain,))
     of_classes = {
         "acc": (base + novel, queries[1:]),
         "base": (base, np.full(9, queries[0])),
@@ -97,20 +97,20 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         moved = (100 * hits / of).var(0, ddof=1)
         wide = stats.t.ppf(0.975, 2) * np.sqrt(after.var(0, ddof=1) / 3 + moved)
         for row in (biased, both_rows[1]):
-            assert [value.interval for value in row.after(name)[1:]] == pytest.approx(wide), name
+            assert [value.interval for value in row.metric_after_sessions(name)[1:]] == pytest.approx(wide), name
     for name in ("base", "novel", "harmonic"):
-        assert both_rows[1].after(name)[-1].interval == pytest.approx(summaries[1][name].interval)
-    first = biased.after("acc")[0].interval, biased.after("base")[0].interval
+        assert both_rows[1].metric_after_sessions(name)[-1].interval == pytest.approx(summaries[1][name].interval)
+    first = biased.metric_after_sessions("acc")[0].interval, biased.metric_after_sessions("base")[0].interval
     assert first == pytest.approx((0, 0)), "all orders have the same base queries, and no bias moves A_0"
     fixed = "Those of just learned, novel as base and base as novel hold the bias on novel logits fixed, too."
     assert [fixed in table.notes for table in session_tables(both_rows[0])] == [False, True]
     assert [fixed in row_table(row).notes for row in both_rows] == [False, True]
-    assert not any("bias" in fixed_in_intervals([row]) for row in both_rows)
+    assert not any("bias" in describe_fixed_factors([row]) for row in both_rows)
     moved = f"others of which move cal. Acc. by {accuracy.std(ddof=1):.2f} (standard deviation)"
     assert f"found on 50 validation sequences, {moved}" in facts_of([plain])
     from_before = msgspec.structs.replace(calibration, resampled_base=[], resampled_novel=[])
     before = SeedAggregate("teen", "yours", (msgspec.structs.replace(plain, calibration=from_before),))
-    assert fixed_in_intervals([before]) == "the base and novel classes and the bias on novel logits"
+    assert describe_fixed_factors([before]) == "the base and novel classes and the bias on novel logits"
     assert session_tables(before)[1].notes == ["Intervals hold the bias on novel logits fixed, too."]
     for field, hits, fault in (
         ("resampled_base", [1] * 100, "has other than 100 resamples of 9 sessions"),

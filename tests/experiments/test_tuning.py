@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ifsl_bench import Method, Prediction, api
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.experiments import evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
@@ -193,10 +193,12 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
                 hits += int((method(batch.support, batch.query).logits.argmax(-1) == batch.labels).sum())
         assert tried[spelled] == pytest.approx(100 * hits / (len(episodes) * batch.labels.shape[1])), point
     _holds_against_a_plain_loop(first, job, work)
-    board = load_board(job.task, work.home.results)
+    board = load_task_results(job.task, work.home.results)
     (row,) = (row for row in board.rows if row.label == first.label)
-    assert (row.seeds, row.trials) == ((0, 1), 4)
-    assert {place.row.label: place.reason for place in board.ranking.places}[row.label].endswith("--setting tuned-4")
+    assert (row.seeds, row.n_trials) == ((0, 1), 4)
+    assert {place.row.label: place.provisional_reason for place in board.ranking.ranked_rows}[row.label].endswith(
+        "--setting tuned-4"
+    )
     assert entries_of(board)[0].measured is row
 
 

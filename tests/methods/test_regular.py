@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench import api
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
@@ -152,7 +152,7 @@ def test_a_run_from_training_to_the_table(task, name, method, work):
     assert result.summary["acc"]["mean"] > 50
     path = next((work.home.results / name).glob("*.json"))
     assert read(path) == result
-    board = load_board(load_tasks(task(name))[0], work.home.results)
+    board = load_task_results(load_tasks(task(name))[0], work.home.results)
     for style in FORMATS:
         text = render([task_table(board, full=True)], style)
         mean = result.summary["acc"]["mean"]

@@ -69,7 +69,9 @@ def board():
 
 
 def test_transductive_rows_are_ranked_by_themselves_and_marked(board):
-    places = [(place.row.label, str(place.ranks), place.among) for place in board.ranking.places]
+    places = [
+        (place.row.label, str(place.rank_interval), place.n_ranked_together) for place in board.ranking.ranked_rows
+    ]
     assert places == [("imprint", "1", 1), ("lwof", "1", 2), ("protonet", "2", 2)]
     table = render([task_table(board)], "text")
     marked = [line.split()[0] for line in table.splitlines() if "stored, transductive" in line]

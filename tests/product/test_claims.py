@@ -16,7 +16,7 @@ from scipy import stats
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.plugin.display_names import display_rows
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
@@ -125,7 +125,9 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
     p: dict[tuple, float] = {}
     requirements: dict[str, tuple[list, list]] = {}
     loaded = {
-        task: load_board(load_tasks(task)[0], packaged_root()) for claim in claims.values() for task in claim.tasks
+        task: load_task_results(load_tasks(task)[0], packaged_root())
+        for claim in claims.values()
+        for task in claim.tasks
     }
     for name, claim in claims.items():
         requirements[name] = assertions, refutations = [], []
@@ -133,10 +135,14 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
             board = loaded[task]
             for a, b in claim.rows:
                 for rival in [r.label for r in board.ranking.family if r.label != a] if b == "*" else [b]:
-                    gap = compare(board.row(a), board.row(rival), board.compared).overall[claim.metric]
+                    gap = compare(board.find_row(a), board.find_row(rival), board.comparable_rows).overall_differences[
+                        claim.metric
+                    ]
 
                     def above(first, second, c, sign, gap=gap, key=(task, claim.metric)):
-                        p[*key, first, second, c] = stats.t.sf((sign * gap.mean - c) / gap.error, gap.degrees)
+                        p[*key, first, second, c] = stats.t.sf(
+                            (sign * gap.mean - c) / gap.standard_error, gap.degrees_of_freedom
+                        )
                         return *key, first, second, c
 
                     m = claim.margin
@@ -220,7 +226,9 @@ def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     assert "with 95% interval over orders and seeds." in summary([judgement])
     (evidence,) = judgement.evidence
     (row,) = (
-        row for row in load_board(*load_tasks("tiny-features-sessions"), packaged_root()).rows if row.label == "lr"
+        row
+        for row in load_task_results(*load_tasks("tiny-features-sessions"), packaged_root()).rows
+        if row.label == "lr"
     )
     gaps = []
     for ncm, lr in zip(evidence.a.results, row.results, strict=True):

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.analysis.published_comparison import pairs_of
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.published_comparison import pair_with_published_rows
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.data.published_splits import read_columns
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.comparison_tables import published_comparison_tables
@@ -26,7 +26,7 @@ FEW = ("--task", "tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2
 def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
     for task in ("mini-pack-1shot", "mini-pack-5shot"):
-        (table,) = published_comparison_tables([load_board(load_tasks(task)[0], packaged_root())])
+        (table,) = published_comparison_tables([load_task_results(load_tasks(task)[0], packaged_root())])
         (order,) = (note for note in table.notes if note.startswith("Pairs of rows"))
         assert order.partition(" (")[0] in page
 
@@ -44,12 +44,12 @@ def printed(tmp_path, monkeypatch):
 
 
 def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(printed, call):
-    board = load_board(load_tasks("glyphs-5shot")[0], packaged_root())
-    pairs = {pair.row.label: pair for pair in pairs_of(board)}
+    board = load_task_results(load_tasks("glyphs-5shot")[0], packaged_root())
+    pairs = {pair.measured_row.label: pair for pair in pair_with_published_rows(board)}
     assert list(pairs) == ["lr", "lwof", "imprint", "protonet"]
-    mean = np.mean([result.summary["acc"]["mean"] for result in board.row("lr").results])
+    mean = np.mean([result.summary["acc"]["mean"] for result in board.find_row("lr").results])
     assert pairs["lr"].difference == pytest.approx(mean - 80.0)
-    assert [pair.verdict for pair in pairs.values()] == ["within", "outside", None, "outside"]
+    assert [pair.band_verdict for pair in pairs.values()] == ["within", "outside", None, "outside"]
     status, out, _ = call("table", "--beside", "glyphs-5shot")
     assert status == 0
     assert "1 of 3 rows are within the band" in out
@@ -72,8 +72,8 @@ def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call
         raw = json.loads(path.read_text())
         task = load_tasks("glyphs-5shot+pretraining-steps=800")[0]
         target.write_text(json.dumps({**raw, "task": task.name, "task_hash": task.hash}))
-    (pair,) = pairs_of(load_board(task, tmp_path / "results"))
-    assert (pair.row.label, pair.verdict) == ("lr", None)
+    (pair,) = pair_with_published_rows(load_task_results(task, tmp_path / "results"))
+    assert (pair.measured_row.label, pair.band_verdict) == ("lr", None)
     assert pair.incompatibility == "a variant of glyphs-5shot"
 
 
@@ -117,9 +117,9 @@ def test_the_whole_campaign_runs_on_a_few_photographs_from_the_users_files_to_th
     assert all(line.startswith("  mlp") for line in failed), err
     assert len(list((tmp_path / "home" / "results").glob("*/*.json"))) == 9 - len(failed)
     name = "tiered-5shot+queries=2+pretraining-steps=1"
-    pairs = pairs_of(load_board(load_tasks(name)[0], tmp_path / "home" / "results"))
-    assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a"} <= {pair.paper.label for pair in pairs}
-    assert {pair.verdict for pair in pairs} == {None}, "a variant, on a part of the data"
+    pairs = pair_with_published_rows(load_task_results(load_tasks(name)[0], tmp_path / "home" / "results"))
+    assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a"} <= {pair.published_row.label for pair in pairs}
+    assert {pair.band_verdict for pair in pairs} == {None}, "a variant, on a part of the data"
     assert f"{name}, measured here beside what is printed" in out
     status, out, _ = call("status", "paper", *FEW)
     assert status == 0

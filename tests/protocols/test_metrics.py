@@ -14,15 +14,17 @@ def test_paired_is_scipys_paired_t_test():
     a = generator.normal(0.05, 1, 500)
     b = generator.normal(0.0, 1, 500) + 0.5 * a
     result, expected = paired_difference(a, b), stats.ttest_rel(a, b)
-    assert result.p == pytest.approx(expected.pvalue, rel=1e-9)  # the rounding of t, 1e-15, times its square
+    assert result.p_value == pytest.approx(expected.pvalue, rel=1e-9)  # the rounding of t, 1e-15, times its square
     assert result.mean == pytest.approx((a - b).mean())
     assert result.interval == pytest.approx(1.96 * stats.sem(a - b))
-    assert paired_difference(a, a).p == 1.0
+    assert paired_difference(a, a).p_value == 1.0
     far = paired_difference(a + 1, b)
-    assert far.p == pytest.approx(stats.ttest_rel(a + 1, b).pvalue, rel=1e-6), "the far tail too, where t is above 15"
-    assert 0 < far.p < 1e-50
+    assert far.p_value == pytest.approx(stats.ttest_rel(a + 1, b).pvalue, rel=1e-6), (
+        "the far tail too, where t is above 15"
+    )
+    assert 0 < far.p_value < 1e-50
     two = paired_difference(a[:2], b[:2])
-    assert two.p == pytest.approx(stats.ttest_rel(a[:2], b[:2]).pvalue), "one degree of freedom"
+    assert two.p_value == pytest.approx(stats.ttest_rel(a[:2], b[:2]).pvalue), "one degree of freedom"
 
 
 def test_estimate():

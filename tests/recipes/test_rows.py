@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ifsl_bench
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -106,14 +106,14 @@ def test_a_note_says_that_there_are_rows_of_other_recipes(rows, call):
 
 
 def test_ranks_are_among_the_recipes_that_are_asked_for(rows):
-    board = load_board(load_tasks(TASK)[0], rows / "home" / "results")
+    board = load_task_results(load_tasks(TASK)[0], rows / "home" / "results")
     assert {row.label for row in board.ranking.family} == set(PLAIN)
-    assert [place.among for place in board.places] == [2, 2]
-    both = board.of_recipes(["ce", "etf"])
+    assert [place.n_ranked_together for place in board.ranked_rows] == [2, 2]
+    both = board.select_recipes(["ce", "etf"])
     assert {row.label for row in both.ranking.family} == {"ncm", "imprint", "ncm.recipe=etf", "imprint.recipe=etf"}
-    assert both.of_recipes(()).compared == board.compared
-    named = board.only(["ncm", "ncm.recipe=etf"])
-    assert {row.label for row in named.compared} == {"ncm", "imprint", "ncm.recipe=etf"}
+    assert both.select_recipes(()).comparable_rows == board.comparable_rows
+    named = board.select_labels(["ncm", "ncm.recipe=etf"])
+    assert {row.label for row in named.comparable_rows} == {"ncm", "imprint", "ncm.recipe=etf"}
 
 
 def test_a_run_prints_the_rows_of_the_recipes_that_it_made(rows, call):
@@ -145,9 +145,9 @@ def test_what_a_recipe_knows_and_costs_is_shown(rows, call):
 def test_rows_of_two_recipes_are_compared_on_the_same_episodes(rows, call):
     pair = ("compare", "imprint.recipe=etf", "imprint", "--task", TASK)
     records = json.loads(call(*pair, "--format", "json")[1])
-    board = load_board(load_tasks(TASK)[0], rows / "home" / "results")
-    a, b = board.row("imprint.recipe=etf"), board.row("imprint")
-    difference = (a.by_seed("base_alone") - b.by_seed("base_alone")).mean()
+    board = load_task_results(load_tasks(TASK)[0], rows / "home" / "results")
+    a, b = board.find_row("imprint.recipe=etf"), board.find_row("imprint")
+    difference = (a.metric_by_seed("base_alone") - b.metric_by_seed("base_alone")).mean()
     assert abs(difference) > 1  # in percent
     record = next(record for record in records if record["metric"] == "base_alone")
     assert record["difference"] == pytest.approx(difference, abs=1e-6)  # digits that are printed

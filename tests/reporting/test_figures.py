@@ -21,8 +21,8 @@ import ifsl_bench
 from ifsl_bench.analysis.aggregate import bias_curve
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.image_variance import ImageVariance
-from ifsl_bench.analysis.session_variance import splits_of_rows, with_images
-from ifsl_bench.analysis.task_results import TaskResults, load_board
+from ifsl_bench.analysis.session_variance import add_image_variance, split_variance_of_rows
+from ifsl_bench.analysis.task_results import TaskResults, load_task_results
 from ifsl_bench.api import run
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.figures import base_classes, pairs, ranks, seeds, sessions, tradeoff
@@ -73,7 +73,7 @@ def task(measured):
 
 @pytest.fixture
 def board(measured, task) -> TaskResults:
-    return load_board(task, measured / "results")
+    return load_task_results(task, measured / "results")
 
 
 def drawing(kind: str, board: TaskResults, wide: bool = False):
@@ -93,7 +93,7 @@ def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
     axes = figure.axes[0]
     curves = {line.get_label(): np.asarray(line.get_xydata()) for line in axes.lines}
     for row in board.rows:
-        values = row.summary()
+        values = row.summarise_metrics()
         point = coordinates[f"argmax of {row.label}"][0]
         assert point == pytest.approx((values["base_joint"].mean, values["novel_joint"].mean), abs=ROUNDING)
         assert np.abs(curves[row.label] - point).max(1).min() < ROUNDING, "the curve misses its argmax"
@@ -134,17 +134,20 @@ def test_rows_without_validation_episodes_have_no_curves(board):
 
 
 def of_rows(board: TaskResults, rows) -> TaskResults:
-    return replace(board, rows=rows, compared=rows)
+    return replace(board, rows=rows, comparable_rows=rows)
 
 
 def test_bars_are_the_rank_intervals(board):
     figure, _ = ranks.draw([board])
     coordinates = lines(figure)
-    for at, place in enumerate(board.ranking.places):
-        assert coordinates[f"ranks of {place.row.label}"][:, 0].tolist() == [place.ranks.first, place.ranks.last]
+    for at, place in enumerate(board.ranking.ranked_rows):
+        assert coordinates[f"ranks of {place.row.label}"][:, 0].tolist() == [
+            place.rank_interval.first,
+            place.rank_interval.last,
+        ]
         assert coordinates[f"place of {place.row.label}"][0].tolist() == [at + 1, at]
     assert [text.get_text().split()[0] for text in figure.axes[0].get_yticklabels()] == [
-        place.row.label for place in board.ranking.places
+        place.row.label for place in board.ranking.ranked_rows
     ]
     assert "Acc. (%)" in [text.get_text() for text in figure.axes[0].texts], "numbers have no heading"
 
@@ -155,14 +158,14 @@ def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ran
     names = [text.get_text() for text in axes.get_yticklabels()]
     texts = {text.get_position(): text.get_text() for text in axes.texts}
     hatched = {patch.get_gid() for patch in axes.patches if patch.get_hatch()}
-    places = {place.row.label: place for place in board.ranking.places}
+    places = {place.row.label: place for place in board.ranking.ranked_rows}
     values = axes.collections[0].get_array().reshape(len(names), -1)
     assert len(texts) == len(names) * (len(names) - 1)
     for i, a in enumerate(names):
         for j, b in enumerate(names):
             if i == j:
                 continue
-            overall = compare(board.row(a), board.row(b), board.compared).overall["acc"]
+            overall = compare(board.find_row(a), board.find_row(b), board.comparable_rows).overall_differences["acc"]
             assert values[i, j] == pytest.approx(overall.mean, abs=ROUNDING)
             number = float(texts[j + 0.5, i + 0.5].replace("\N{MINUS SIGN}", "-"))
             assert number == pytest.approx(overall.mean, abs=0.0501)  # printed with one decimal
@@ -170,7 +173,7 @@ def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ran
         columns = [j for j in range(len(names)) if j != i and f"not significant {i} {j}" not in hatched]
         better = sum(values[i, j] < 0 for j in columns)
         worse = sum(values[i, j] > 0 for j in columns)
-        assert (1 + better, len(names) - worse) == (places[a].ranks.first, places[a].ranks.last)
+        assert (1 + better, len(names) - worse) == (places[a].rank_interval.first, places[a].rank_interval.last)
 
 
 def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):
@@ -180,7 +183,7 @@ def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):
     for row in board.rows:
         means = [result.summary["acc"]["mean"] for result in row.results]
         assert coordinates[f"seeds of {row.label}"][:, 0] == pytest.approx(means)
-        acc, bar = row.summary()["acc"], bars[f"interval of {row.label}"]
+        acc, bar = row.summarise_metrics()["acc"], bars[f"interval of {row.label}"]
         assert (bar.get_x(), bar.get_width()) == pytest.approx((acc.mean - acc.interval, 2 * acc.interval))
 
 
@@ -197,7 +200,7 @@ def test_validation_draws_what_training_recorded(board):
         mean = {str(int(x)): y for x, y in coordinates[f"mean of {row.label}"]}
         assert mean == pytest.approx({step: np.mean([values[step] for values in history]) for step in history[0]})
     with pytest.raises(UserError, match="no row of these is meta-trained"):
-        seeds.draw_validation(board.only(["imprint"]))
+        seeds.draw_validation(board.select_labels(["imprint"]))
 
 
 def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task):
@@ -211,7 +214,7 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
     assert set(drawn) == {"imprint", "protonet"}
     for label, points in drawn.items():
         for count, acc in points:
-            assert acc == pytest.approx(boards[int(count)].row(label).summary()["acc"].mean)
+            assert acc == pytest.approx(boards[int(count)].find_row(label).summarise_metrics()["acc"].mean)
     with pytest.raises(UserError, match="--base-classes 20"):
         base_classes.boards_by_count(
             load_tasks("glyphs-shared-1shot")[0], Paths.locate(measured / "home", measured / "home")
@@ -219,7 +222,7 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
 
 
 def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
-    row = replace(board.row("imprint"), label="one", results=board.row("imprint").results[:1])
+    row = replace(board.find_row("imprint"), label="one", results=board.find_row("imprint").results[:1])
     more = of_rows(board, (*board.rows, row))
     figure, notes = pairs.draw(more)
     shown_names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
@@ -236,7 +239,7 @@ def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_h
     coordinates = lines(figure)
     for row in board.rows:
         base, novel = coordinates[f"calibrated of {row.label}"][0]
-        assert (base + novel) / 2 == pytest.approx(row.summary()["calibrated_acc"].mean), "as many of each"
+        assert (base + novel) / 2 == pytest.approx(row.summarise_metrics()["calibrated_acc"].mean), "as many of each"
     equal = {gid: points for gid, points in coordinates.items() if gid.startswith("harmonic ")}
     assert equal
     for gid, points in equal.items():
@@ -276,11 +279,11 @@ def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_pa
 
 
 def test_names_of_strangers_are_text(board, tmp_path, task):
-    row = board.row("imprint")
+    row = board.find_row("imprint")
     name = "_$x^2$<b>&\\frac"
     for result in row.results:
         write(tmp_path, msgspec.structs.replace(result, label=name))
-    own_board = load_board(task, tmp_path)
+    own_board = load_task_results(task, tmp_path)
     for kind in ("tradeoff", "seeds"):
         svg = as_bytes(drawing(kind, own_board)[0], "svg").decode()
         assert "_$x^2$&lt;b&gt;&amp;\\frac" in svg
@@ -371,7 +374,7 @@ def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
 @pytest.fixture(scope="module")
 def letters() -> TaskResults:
     """The stored rows of letters in sessions."""
-    return rows_to_draw(load_board(load_tasks("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
+    return rows_to_draw(load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
 
 
 def test_curves_of_sessions_are_those_of_the_table(letters, call):
@@ -391,7 +394,7 @@ def test_curves_of_sessions_are_those_of_the_table(letters, call):
 
 def test_triangles_are_counts_over_queries(letters):
     figure, _ = sessions.forgetting(letters)
-    for axes, row in zip(figure.axes, [place.row for place in letters.places], strict=False):
+    for axes, row in zip(figure.axes, [place.row for place in letters.ranked_rows], strict=False):
         assert axes.get_title() == row.label
         mesh = axes.collections[0].get_array()
         hits = np.mean([result.counts().hits.mean(0) for result in row.results], axis=0)
@@ -418,9 +421,9 @@ def test_bars_of_variance_are_shares_of_the_command(letters, call):
 def test_bars_of_variance_are_of_one_kind_of_variance(letters, monkeypatch):
     """Where only some rows have the variance over test images, all bars are without it."""
     without, _ = sessions.variance(letters)
-    first, *others = splits_of_rows(letters, "acc")
-    counted = replace(first, parts=with_images(first.parts, ImageVariance(0.3, 90.0)))
-    monkeypatch.setattr(sessions, "splits_of_rows", lambda board, metric: [counted, *others])
+    first, *others = split_variance_of_rows(letters, "acc")
+    counted = replace(first, variances=add_image_variance(first.variances, ImageVariance(0.3, 90.0)))
+    monkeypatch.setattr(sessions, "split_variance_of_rows", lambda board, metric: [counted, *others])
     figure, notes = sessions.variance(letters)
     assert any("test images are held fixed" in note for note in notes)
     for of in ("patches", "texts"):
@@ -462,10 +465,10 @@ def test_a_figure_of_many_rows_draws_those_that_can_be_told_apart(kind, with_own
 
 def test_few_lazy_models_are_drawn_and_no_panel_stands_alone():
     rows = ("upper-bound", "ncm", "castle", "imprint", "anil", "cec", "lwof")  # each with an A_0 of its own
-    board = rows_to_draw(load_board(load_tasks("glyphs-sessions")[0], Path("none")), rows)
+    board = rows_to_draw(load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), rows)
     figure, (note,) = sessions.curves(board)
     (lazy,) = (line for line in figure.axes[0].lines if line.get_gid() == "lazy")
-    assert lazy.get_ydata()[0] == pytest.approx(max(row.after()[0].mean for row in board.rows))
+    assert lazy.get_ydata()[0] == pytest.approx(max(row.metric_after_sessions()[0].mean for row in board.rows))
     assert note.startswith("lazy: the model with the highest A_0")
     figure, _ = sessions.forgetting(board, wide=True)
     tops = [axes.get_subplotspec().rowspan.start for axes in figure.axes if axes.get_title()]
@@ -474,11 +477,11 @@ def test_few_lazy_models_are_drawn_and_no_panel_stands_alone():
 
 def test_the_figure_of_variance_compares_neighbours(letters):
     board = rows_to_draw(
-        load_board(load_tasks("glyphs-sessions")[0], Path("none")), ("teen", "lda", "protonet", "upper-bound")
+        load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), ("teen", "lda", "protonet", "upper-bound")
     )
     figure, _ = sessions.variance(board)
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    best_first = [place.row.label for place in board.places]
+    best_first = [place.row.label for place in board.ranked_rows]
     assert names == [*best_first, *(f"{a} \N{MINUS SIGN} {b}" for a, b in itertools.pairwise(best_first))]
     chances = [text.get_text() for text in figure.axes[0].texts if "wrong" in text.get_text()]
     assert any(int(text.split("wrong ")[1].rstrip("%")) > 10 for text in chances), "an order may be a matter of chance"
@@ -497,7 +500,7 @@ def test_figures_of_sessions_refuse_episodes_and_are_written(kind, call, tmp_pat
 def test_published_rows_are_dashed(tmp_path):
     task = load_tasks("tiny-features-sessions")[0]
     shape = msgspec.structs.replace(task.sessions, count=8)
-    listed = load_board(msgspec.structs.replace(task, name="mini-sessions", sessions=shape), tmp_path)
+    listed = load_task_results(msgspec.structs.replace(task, name="mini-sessions", sessions=shape), tmp_path)
     figure, _ = sessions.curves(rows_to_draw(listed, ["CEC"], papers=True), named=True)
     (line,), (legend,) = figure.axes[0].lines, figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["CEC, published"]

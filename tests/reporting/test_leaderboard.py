@@ -14,7 +14,7 @@ from scipy import stats
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.task_results import load_board, load_variants, row_of
+from ifsl_bench.analysis.task_results import load_task_results, load_variant_results, require_row
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.detail_tables import row_table
 from ifsl_bench.reporting.latex import paper_tables
@@ -34,11 +34,11 @@ def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch)
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for result in row("Mine.x=2", [15.0]).results:
         write(tmp_path, result)
-    board = load_board(packaged_tasks()["mini-5shot"], tmp_path)
+    board = load_task_results(packaged_tasks()["mini-5shot"], tmp_path)
     with pytest.raises(UserError, match=r"my\.py:Mine is a method; its rows on mini-5shot are called Mine\.x=2"):
-        row_of(board, "my.py:Mine")
+        require_row(board, "my.py:Mine")
     with pytest.raises(UserError, match=r"unknown row 'my\.py:Other'"):
-        row_of(board, "my.py:Other")
+        require_row(board, "my.py:Other")
 
 
 def test_one_view_of_measured_and_published_rows(stored_rows):
@@ -48,7 +48,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
         row("few.episodes=50", [20.0], n=50),
     )  # fmt: skip
     task = packaged_tasks()["mini-5shot"]
-    board = load_board(task, stored_rows.root)
+    board = load_task_results(task, stored_rows.root)
     rows = document(leaderboard([board], stored_rows.root, "json"))
     measured = [r for r in rows if r["kind"] == "measured"]
     assert {r["method"]: (r["rank_first"], r["rank_last"], r["provisional"]) for r in measured} == {
@@ -95,7 +95,7 @@ def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
     rows = {"a": row("a", [15.0, 15.3, 15.1], noise=1), "b": row("b", [12.0, 12.1, 12.3], noise=2)}
     stored_rows(*rows.values())
     acc = {name: np.array([r.counts().per_episode()["acc"] for r in entry.results]) for name, entry in rows.items()}
-    board_list = [load_board(packaged_tasks()["mini-5shot"], stored_rows.root)]
+    board_list = [load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)]
     text = leaderboard(board_list, stored_rows.root).splitlines()
     table = {
         r["method"]: r for r in document(leaderboard(board_list, stored_rows.root, "json")) if r["kind"] == "measured"
@@ -121,21 +121,24 @@ def test_variants_are_shown_apart(stored_rows):
     (stored_rows.root / "mini-5shot+nonsense").mkdir()
     (stored_rows.root / "mini-5shot+shots=5").mkdir()
     task = packaged_tasks()["mini-5shot"]
-    assert [b.name for b in load_variants(task, stored_rows.root)] == ["mini-held-out-5shot", "mini-5shot+ways=10"]
-    rows = document(leaderboard([load_board(task, stored_rows.root)], stored_rows.root, "json"))
+    assert [b.task_name for b in load_variant_results(task, stored_rows.root)] == [
+        "mini-held-out-5shot",
+        "mini-5shot+ways=10",
+    ]
+    rows = document(leaderboard([load_task_results(task, stored_rows.root)], stored_rows.root, "json"))
     measured = {(r["task"], r["variant_of"]): r["rank_last"] for r in rows if r["kind"] == "measured"}
     assert measured == {
         ("mini-5shot", None): 1, ("mini-5shot+ways=10", "mini-5shot"): 1, ("mini-held-out-5shot", "mini-5shot"): 1,
     }  # fmt: skip
     assert {r["task"] for r in rows if r["kind"] == "published"} == {"mini-5shot"}
-    text = leaderboard([load_board(task, stored_rows.root)], stored_rows.root)
+    text = leaderboard([load_task_results(task, stored_rows.root)], stored_rows.root)
     titles = [line for line in text.splitlines() if line.startswith("mini-")]
     assert titles == [
         "mini-5shot",
         "mini-held-out-5shot, a variant of mini-5shot: not comparable with it",
         "mini-5shot+ways=10, a variant of mini-5shot: not comparable with it",
     ]
-    pair = [load_board(load_tasks(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
+    pair = [load_task_results(load_tasks(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
     assert leaderboard(pair, stored_rows.root).count("mini-5shot+ways=10, a variant") == 1
 
 
@@ -154,11 +157,11 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
     """However good they are and whatever else is stored: neither task is pinned, and one has published rows."""
     data = {"fingerprint": "part", "partial": True, "task": name}
     stored_rows(row("aaa", [20.0, 20.1], n=2000, **data))
-    alone = load_board(packaged_tasks()[name], stored_rows.root)
-    assert ([r.label for r in alone.rows], [r.label for r in alone.others]) == ([], ["aaa"])
+    alone = load_task_results(packaged_tasks()[name], stored_rows.root)
+    assert ([r.label for r in alone.rows], [r.label for r in alone.incomparable_rows]) == ([], ["aaa"])
     stored_rows(row("b", [15.0] * 3, n=2000, noise=1, task=name), row("c", [12.0] * 3, n=2000, noise=2, task=name))
-    board = load_board(packaged_tasks()[name], stored_rows.root)
-    assert ([r.label for r in board.rows], [r.label for r in board.others]) == (["b", "c"], ["aaa"])
+    board = load_task_results(packaged_tasks()[name], stored_rows.root)
+    assert ([r.label for r in board.rows], [r.label for r in board.incomparable_rows]) == (["b", "c"], ["aaa"])
     for view in (alone, board):
         table = {
             r["method"]: r for r in document(leaderboard([view], stored_rows.root, "json")) if r["kind"] == "measured"
@@ -192,7 +195,7 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     met = trained(row("a", [15.0, 15.1], n=2000, task=task.name), *counts)
     none = trained(row("b", [14.0], n=2000, task=task.name), {"adjoint_episodes": 9, "adjoint_indefinite": 0})
     stored_rows(met, none, row("c", [12.0], n=2000, task=task.name))
-    board = load_board(task, stored_rows.root)
+    board = load_task_results(task, stored_rows.root)
     line = "stopped at a saddle, where the gradient is no minimum's: a (yours) in 3 of 16,000 episodes of meta-training"
     page, latex = page_html(gather([board])), paper_tables([board])
     texts = leaderboard([board], stored_rows.root), overview([board])[0][0].notes[-1], latex, page.replace("&#39;", "'")
@@ -200,14 +203,14 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
         assert text.count(line) == 1
         assert text.count("at a saddle") == 1
     assert any("a (yours) in 3 of 16,000" in note for note in compare(*board.rows[:2]).notes)
-    assert "a in 3 of 16,000" in row_table(board.row("a")).notes[-1]
+    assert "a in 3 of 16,000" in row_table(board.find_row("a")).notes[-1]
 
 
 def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
     task = packaged_tasks()["tiny-pack-5shot"]
     data = {"fingerprint": task.dataset.fingerprint, "partial": True, "task": task.name}
     stored_rows(row("a", [15.0] * 3, n=2000, noise=1, **data), row("b", [12.0] * 3, n=2000, noise=2, **data))
-    board = load_board(task, stored_rows.root)
+    board = load_task_results(task, stored_rows.root)
     rows = document(leaderboard([board], stored_rows.root, "json"))
     assert [(r["method"], r["rank_first"], r["comparable"], r["partial_data"]) for r in rows] == [
         ("a", 1, True, True), ("b", 2, True, True),
@@ -227,13 +230,15 @@ def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch
     stored_rows(row("aaa", [20.0], n=2000, fingerprint="other"),
                 row("s", [15.0], n=2000, noise=1, provenance={"time": "2026"}),
                 row("t", [15.0], n=2000, noise=2, provenance={"time": "2026"}))  # fmt: skip
-    board = load_board(packaged_tasks()["mini-5shot"], stored_rows.root)
+    board = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)
     assert {(r.label, r.origin) for r in board.rows} == {("s", "stored"), ("s", "yours"), ("t", "yours")}
-    assert [r.label for r in board.others] == ["aaa"]
-    assert board.row("s").origin == "yours"
+    assert [r.label for r in board.incomparable_rows] == ["aaa"]
+    assert board.find_row("s").origin == "yours"
     stored_rows(row("s", [15.0], n=2000, noise=1, fingerprint="other"))
-    board = load_board(packaged_tasks()["mini-5shot"], stored_rows.root)
-    assert board.row("s") in board.others, "yours, even where it stands apart: it is never taken for the stored one"
+    board = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)
+    assert board.find_row("s") in board.incomparable_rows, (
+        "yours, even where it stands apart: it is never taken for the stored one"
+    )
     text = leaderboard([board], stored_rows.root)
     assert re.search(r"(aaa \(yours\), s|s \(yours\), aaa) \(yours\) are not comparable with .*: the data differ", text)
 
@@ -284,29 +289,29 @@ def test_json_and_csv_of_every_table_command_are_one_document(arguments, cluster
 
 
 def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
-    whole = load_board(packaged_tasks()["glyphs-5shot"], tmp_path)
+    whole = load_task_results(packaged_tasks()["glyphs-5shot"], tmp_path)
     varied = {row.label for row in whole.rows if "." in row.label or "@" in row.label}
     assert len(varied) > 1
-    board = whole.default_view(["lr+a.gradient=implicit"])
+    board = whole.select_default_view(["lr+a.gradient=implicit"])
     assert {row.label for row in whole.rows} - {row.label for row in board.rows} == varied - {"lr+a.gradient=implicit"}
     tuned_ones = sum("@" in label for label in varied)
     assert board.remarks[-1] == (
         f"`ifsl-bench table glyphs-5shot` has {len(varied) - 1} more stored rows "
         f"({tuned_ones} tuned, {len(varied) - 1 - tuned_ones} with other options)"
     )
-    assert board.default_view([]).labels == whole.labels - varied
-    tuned = {row.label for row in whole.default_view(["lr@tuned-12"]).rows}
+    assert board.select_default_view([]).labels == whole.labels - varied
+    tuned = {row.label for row in whole.select_default_view(["lr@tuned-12"]).rows}
     assert tuned == {label for label in varied if "@" in label} | {"imprint", "protonet"}  # nothing to tune in these
     tuned_4 = row("x@tuned-4", [15.0], n=2000, setting="tuned-4")
-    mine = replace(whole, rows=(*whole.rows, tuned_4), compared=(*whole.rows, tuned_4))
-    beside = mine.default_view(["x@tuned-4"])
+    mine = replace(whole, rows=(*whole.rows, tuned_4), comparable_rows=(*whole.rows, tuned_4))
+    beside = mine.select_default_view(["x@tuned-4"])
     *_, none_alike, counts = beside.remarks
     assert beside.labels == whole.labels - varied | {"x@tuned-4"}, "those as published are its context"
     assert f"has {len(varied)} more stored rows ({tuned_ones} tuned, " in counts
     assert none_alike == (
         "No stored row was tuned as yours was (tuned-4): those as published are shown beside it, and ranked apart"
     )
-    lines = standing(mine.in_setting("tuned-4"), "x@tuned-4")
+    lines = standing(mine.select_setting("tuned-4"), "x@tuned-4")
     assert lines[1].startswith("  against the best other row of those ranked with it (tuned-4), ")
 
 
@@ -316,8 +321,8 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
     best, other_row = (replace(row(label, means, noise=9), origin="stored")
                        for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
     mine = row("mine", [13], noise=9)
-    board = replace(load_board(packaged_tasks()["mini-5shot"], tmp_path), rows=(best, other_row, mine),
-                    compared=(best, other_row, mine), papers=())  # fmt: skip
+    board = replace(load_task_results(packaged_tasks()["mini-5shot"], tmp_path), rows=(best, other_row, mine),
+                    comparable_rows=(best, other_row, mine), published_rows=())  # fmt: skip
     table = task_table(board)
     assert [entry.label for entry in table.rows] == ["best", "mine", "other"]
     assert SHARED in table.notes
@@ -326,7 +331,7 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
     assert f"other (stored) with {other_acc:.2f} on seed 0: {acc - other_acc:+.2f} ± " in standing(board, "mine")[2]
     text = " ".join(standing(board, "other"))
     assert f"mine (yours) with {acc:.2f} on seed 0, where other has {other_acc:.2f}: {other_acc - acc:+.2f} ± " in text
-    alike = replace(board, rows=(best, other_row), compared=(best, other_row))
+    alike = replace(board, rows=(best, other_row), comparable_rows=(best, other_row))
     assert SHARED not in task_table(alike).notes
 
 
@@ -335,23 +340,23 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
     for label in ("x", "y", "z"):
         for result in row(label, [15.0], n=2000).results:
             write(tmp_path, result)
-    board = load_board(packaged_tasks()["mini-5shot"], tmp_path)
+    board = load_task_results(packaged_tasks()["mini-5shot"], tmp_path)
     ((line,),) = standings(board, ["x", "y", "z"])
     assert line.startswith("All rows are provisional (1 seed); ranks need three seeds.")
     assert "compare x y --task mini-5shot" in line
     assert len(standings(board, ["x"])[0]) > 1, "one row has its differences"
     mine = row("lr", [15.0], n=2000)
     same = replace(board, rows=(mine, replace(mine, origin="stored")))
-    monkeypatch.setattr(SeedAggregate, "edge", ["weight_decay"])
+    monkeypatch.setattr(SeedAggregate, "options_at_edge", ["weight_decay"])
     (note,) = [note for note in notes_of(same) if "Chosen at an end" in note]
     assert note.endswith("lr (yours): weight_decay; lr (stored): weight_decay.")
 
 
 def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path):
-    board = load_board(packaged_tasks()["glyphs-5shot"], tmp_path)
-    few = paper_tables([board.only(["lr", "imprint"])])
+    board = load_task_results(packaged_tasks()["glyphs-5shot"], tmp_path)
+    few = paper_tables([board.select_labels(["lr", "imprint"])])
     assert r"\textbf" not in few
-    tops = {place.row.label for place in board.ranking.places if place.top}
+    tops = {place.row.label for place in board.ranking.ranked_rows if place.may_be_best}
     assert f"% None is bold among the measured rows of glyphs-5shot: {', '.join(sorted(tops))} may be the best" in few
     assert "None is bold" not in paper_tables([board])
 

@@ -24,5 +24,5 @@ BOTH = ("acc", "delta_a", "base_joint", "base_alone")
 )
 def test_a_row_that_loses_its_base_queries_is_told(joint, alone, metrics, expected):
     values = {"base_joint": joint, "base_alone": alone}
-    row = SimpleNamespace(metrics=metrics, by_seed=lambda metric: np.array([values[metric]], float))
+    row = SimpleNamespace(metric_names=metrics, metric_by_seed=lambda metric: np.array([values[metric]], float))
     assert _overrun(row) is expected

@@ -19,8 +19,8 @@ import pytest
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.ranking import Ranking, holm
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.ranking import Ranking, holm_rejections
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.columns import TableRow
@@ -80,7 +80,7 @@ def results(tmp_path_factory):
 def board(results):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task_results, "packaged_root", lambda: results / "none")
-        return load_board(load_tasks(TASK)[0], results)
+        return load_task_results(load_tasks(TASK)[0], results)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ class Reader(HTMLParser):
 def test_the_tables_are_those_of_the_command(board, text, setting):
     reader = Reader(text)
     (table,) = [rows for about, rows in reader.tables if about.get("data-setting") == setting]
-    printed = task_table(board.in_setting(setting), full=True, ranked=True)
+    printed = task_table(board.select_setting(setting), full=True, ranked=True)
     headings = [
         cell.replace("Δ", "Delta").replace("Deltaa", "Delta_a").replace("Deltab", "Delta_b") for cell in table[0]
     ]
@@ -153,7 +153,7 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
     data = data_of(text)
     (board_data,) = [board for board in data["boards"] if board["setting"] == "paper"]
     rows = data["rows"]
-    ranked = {row.label: row for row in board.in_setting("paper").ranking.family}
+    ranked = {row.label: row for row in board.select_setting("paper").ranking.family}
     assert set(ranked) == {"a", "b", "c", HOSTILE} == {rows[number]["label"] for number in board_data["ranked"]}
     for metric in ("acc", "calibrated_acc"):
         pairs = board_data["pairs"][metric]
@@ -161,18 +161,20 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
         p = []
         for a, b, mean, interval, value, _, seeds, fixed in pairs:
             labels = rows[a]["label"], rows[b]["label"]
-            delta = compare(ranked[labels[0]], ranked[labels[1]], board.in_setting("paper").compared).overall[metric]
+            delta = compare(
+                ranked[labels[0]], ranked[labels[1]], board.select_setting("paper").comparable_rows
+            ).overall_differences[metric]
             assert (mean, interval) == (pytest.approx(delta.mean, abs=PAIRS), pytest.approx(delta.interval, abs=PAIRS))
-            assert value == pytest.approx(delta.p, rel=5.1e-3, abs=1e-15)  # three digits
+            assert value == pytest.approx(delta.p_value, rel=5.1e-3, abs=1e-15)  # three digits
             assert (data["texts"][seeds], fixed) == ("0, 1, 2", 0)
             p += [
-                delta.p / 2 if delta.mean > 0 else 1 - delta.p / 2,
-                delta.p / 2 if delta.mean < 0 else 1 - delta.p / 2,
+                delta.p_value / 2 if delta.mean > 0 else 1 - delta.p_value / 2,
+                delta.p_value / 2 if delta.mean < 0 else 1 - delta.p_value / 2,
             ]
-        rejections = holm(np.array(p)).reshape(-1, 2).any(1)
+        rejections = holm_rejections(np.array(p)).reshape(-1, 2).any(1)
         assert [pair[5] for pair in pairs] == rejections.tolist()
         assert rejections.sum() > 0
-        ranks = {place.row.label: place.ranks for place in Ranking(list(ranked.values()), metric).places}
+        ranks = {place.row.label: place.rank_interval for place in Ranking(list(ranked.values()), metric).ranked_rows}
         for number in board_data["ranked"]:
             label = rows[number]["label"]
             better = sum(p[5] for p in pairs if (p[0] == number and p[2] < 0) or (p[1] == number and p[2] > 0))
@@ -302,11 +304,11 @@ def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, m
     for seed in range(3):
         write(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))
         write(tmp_path, plain("older", seed, np.arange(100) % 7 + seed, task))
-    page = gather([load_board(load_tasks(task)[0], tmp_path)])
+    page = gather([load_task_results(load_tasks(task)[0], tmp_path)])
     row = next(row for row in page.rows if row.origin)
     assert (row.curve, row.calibrated, row.validation, row.cost) == (None, None, [], {})
     assert (row.point is None) == task.startswith("mini-regular")
-    assert page.boards[0].pairs.keys() == {"acc"}
+    assert page.sections[0].pairs.keys() == {"acc"}
     data = data_of(page_html(page))
     assert [data["rows"][number]["label"] for number in data["boards"][0]["ranked"]] == ["old", "older"]
 
@@ -317,7 +319,7 @@ def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch)
     for name in (f"{tmp_path}/evil.py:Evil", "evil:Evil"):
         write(tmp_path / "results", fake_result(name, 0, method=name))
     monkeypatch.syspath_prepend(tmp_path)
-    assert page_html(gather([load_board(load_tasks(TASK)[0], tmp_path / "results")]))
+    assert page_html(gather([load_task_results(load_tasks(TASK)[0], tmp_path / "results")]))
     assert not (tmp_path / "ran").exists()
 
 
@@ -325,7 +327,7 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     pytest.importorskip("ifsl_bench.plugin.bibliography")
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path)
     write(tmp_path / "results", fake_result("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
-    data = data_of(page_html(gather([load_board(load_tasks(TASK)[0], tmp_path / "results")])))
+    data = data_of(page_html(gather([load_task_results(load_tasks(TASK)[0], tmp_path / "results")])))
     cited = {row["label"]: data["citations"][row["cited"]] for row in data["rows"]}
     assert "@inproceedings{ren2019" in cited["lr+a.gamma=1e-05"][1]
     assert "@inproceedings{ren2019" in cited["mlp"][1], "a published row"
@@ -355,7 +357,7 @@ def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for seed in range(3):
         write(tmp_path, fake_result("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
-    (row,) = (row for row in gather([load_board(load_tasks(TASK)[0], tmp_path)]).rows if row.origin)
+    (row,) = (row for row in gather([load_task_results(load_tasks(TASK)[0], tmp_path)]).rows if row.origin)
     assert row.seeds == [0, 1, 2]
     assert [bool(steps) for steps, _ in row.validation] == [True, False, True]
     assert row.cost["seconds"] == 4.0

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from ifsl_bench.analysis.comparison import compare, verdict
-from ifsl_bench.analysis.task_results import board_of, load_board
+from ifsl_bench.analysis.comparison import compare, describe_verdict
+from ifsl_bench.analysis.task_results import load_results_by_name, load_task_results
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table
@@ -69,12 +69,12 @@ def test_a_published_row_has_its_gain_over_its_own_lazy_row():
 
 @pytest.mark.parametrize("style", ["text", "json"])
 def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
-    board = load_board(task_of("mini-sessions", 8, 5), tmp_path)
+    board = load_task_results(task_of("mini-sessions", 8, 5), tmp_path)
     text = render(task_tables(board, full=True), style)
-    assert all(row.protocol == ONE_ORDER_NOTE for row in board.papers)
+    assert all(row.protocol == ONE_ORDER_NOTE for row in board.published_rows)
     if style == "json":
         records = {record["method"]: record for record in json.loads(text)}
-        assert len(records) == len(board.papers) == 44
+        assert len(records) == len(board.published_rows) == 44
         fact = records["FACT (released log)"]
         assert (fact["published_as"], fact["chosen_on_test"], fact["knows_classes"]) == ("log", True, True)
         assert [fact[f"a_{t}"] for t in (0, 8)] == [76.6, 50.22]
@@ -94,7 +94,7 @@ def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
 
 def stored_counts(label: str) -> tuple[np.ndarray, np.ndarray]:
     """Hits [seeds, n, columns] and queries [n, T + 1] of a stored row on tiny-features-sessions."""
-    results = board_of("tiny-features-sessions", Paths.locate()).row(label).results
+    results = load_results_by_name("tiny-features-sessions", Paths.locate()).find_row(label).results
     counts = [result.counts() for result in results]
     return np.stack([c.hits for c in counts]).astype(float), counts[0].queries.astype(float)
 
@@ -140,7 +140,7 @@ def test_harmonic_mean_stands_beside_base_and_novel_accuracy_and_gacc_beside_the
 
 
 def test_terminals_leave_out_other_columns_first():
-    table = task_tables(board_of("tiny-features-sessions", Paths.locate()))[0]
+    table = task_tables(load_results_by_name("tiny-features-sessions", Paths.locate()))[0]
     heads = {}
     for width in (80, 120):
         screen = io.StringIO()
@@ -225,7 +225,7 @@ def test_latex_and_compare_say_which_rows_keep_images(call):
 
 
 def test_latex_marks_what_sets_published_rows_apart(tmp_path):
-    text = paper_tables([load_board(task_of("cub-sessions-published", 10, 10), tmp_path)])
+    text = paper_tables([load_task_results(task_of("cub-sessions-published", 10, 10), tmp_path)])
     (line,) = (line for line in text.splitlines() if line.startswith("NC-FSCIL"))
     assert line.startswith("NC-FSCIL (released log)$^{t,c,p}$ & 80.45 & 75.98 & ")
     assert r"\textit{Published: Yang et al. 2023}" in text
@@ -236,7 +236,9 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
     _, out, _ = call("show", "lr", "tiny-features-sessions", "--format", "json")
     records = [record for record in json.loads(out) if record["session"] is not None]
     plain, biased = records[:10], records[10:]
-    counts = board_of("tiny-features-sessions", Paths.locate()).row("lr").results[0].counts()  # as of all its seeds
+    counts = (
+        load_results_by_name("tiny-features-sessions", Paths.locate()).find_row("lr").results[0].counts()
+    )  # as of all its seeds
     for rows, hits, as_base, prefix in (
         (plain, counts.hits, counts.novel_as_base, ""),
         (biased, counts.calibrated_hits, counts.calibrated_novel_as_base, "calibrated_"),
@@ -308,7 +310,7 @@ def test_what_is_said_of_sessions_names_orders_and_sequences(call):
     ],
 )
 def test_the_overview_says_what_intervals_are_over(tasks, over):
-    assert over in overview([board_of(task, Paths.locate()) for task in tasks])[1]
+    assert over in overview([load_results_by_name(task, Paths.locate()) for task in tasks])[1]
 
 
 def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
@@ -333,14 +335,14 @@ def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
 
 
 def test_tables_say_where_validation_hides_base_classes():
-    board = board_of("tiny-features-sessions", Paths.locate())
+    board = load_results_by_name("tiny-features-sessions", Paths.locate())
     listed = msgspec.structs.replace(board.task, sessions=msgspec.structs.replace(board.task.sessions, listed=True))
     note = "Validation sequences have hidden base classes in place of novel ones."
     assert [note in notes_of(of_task) for of_task in (board, replace(board, task=listed))] == [False, True]
 
 
 def test_the_overview_has_averages_of_sessions(call):
-    lines = render(overview([board_of("tiny-features-sessions", Paths.locate())])[0], "text").splitlines()
+    lines = render(overview([load_results_by_name("tiny-features-sessions", Paths.locate())])[0], "text").splitlines()
     assert lines[0] == "tiny-features-sessions"
     assert lines[2].split() == [
         "rank", "method", "Avg.", "cal.", "Acc.", "gAcc", "gain", "base", "novel", "harmonic", "seeds", "source"
@@ -361,16 +363,16 @@ def test_lists_and_results_count_sequences(call):
 
 def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_seeds(tmp_path):
     """Its seeds are equal where nothing is trained, which says nothing of other orders."""
-    board = load_board(packaged_tasks()["mini-sessions-published"], tmp_path)
+    board = load_task_results(packaged_tasks()["mini-sessions-published"], tmp_path)
     assert {len(row.seeds) for row in board.rows} == {1, 3}
-    assert {(place.ranks, place.reason) for place in board.places} == {(None, "one order")}
+    assert {(place.rank_interval, place.provisional_reason) for place in board.ranked_rows} == {(None, "one order")}
     assert "Measured: one order of the novel classes, so there are no intervals" in notes_of(board)[0]
-    ncm, teen = board.row("ncm"), board.row("teen")
-    comparison = compare(ncm, teen, board.compared)
-    gap = comparison.overall["acc"]
+    ncm, teen = board.find_row("ncm"), board.find_row("teen")
+    comparison = compare(ncm, teen, board.comparable_rows)
+    gap = comparison.overall_differences["acc"]
     assert gap.mean > 0
-    assert np.isnan([gap.interval, gap.p]).all()
-    assert "nothing says how much others would differ" in verdict(comparison)
+    assert np.isnan([gap.interval, gap.p_value]).all()
+    assert "nothing says how much others would differ" in describe_verdict(comparison)
     assert "nan" not in render([comparison_table(comparison)], "text").lower()
     shown = render([row_table(ncm)], "text")
     assert "In percent; of one order, so there are no intervals." in shown

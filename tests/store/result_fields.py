@@ -81,7 +81,7 @@ def accuracies(board_row: SeedAggregate, seeds: int | None = None) -> np.ndarray
 
 
 def ranks(places) -> dict[str, str]:
-    return {place.row.label: str(place.ranks) for place in places}
+    return {place.row.label: str(place.rank_interval) for place in places}
 
 
 def document(text: str, style: str = "json") -> list[dict]:

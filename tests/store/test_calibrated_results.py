@@ -15,7 +15,7 @@ import pytest
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.calibration import Margins, find_bias
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, Counts
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -113,7 +113,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for record in results:
         write(tmp_path / "results", record)
-    return load_board(TASK, tmp_path / "results")
+    return load_task_results(TASK, tmp_path / "results")
 
 
 @pytest.mark.parametrize("ranked", [False, True])
@@ -151,36 +151,38 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
 def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
     results = tuple(result(seed=seed, gap=1 + seed) for seed in range(3))
     row = SeedAggregate("m", "yours", results)
-    summary = row.summary()
+    summary = row.summarise_metrics()
     for name in ("ausuc", "calibrated_acc", "calibrated_delta", "harmonic"):  # the mean of each seed's own
         assert summary[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=STORED)
     own = [(r.summary["base_joint"]["mean"], r.summary["novel_joint"]["mean"]) for r in results]
     expected = np.mean([2 * b * n / (b + n) for b, n in own])
     assert summary["harmonic"].mean == pytest.approx(expected, abs=STORED)
     mixed = SeedAggregate("m", "yours", (*results[:2], result(seed=2, bare=True)))
-    assert set(BALANCE_METRICS) & set(mixed.metrics) == {"harmonic", "ausuc"}
+    assert set(BALANCE_METRICS) & set(mixed.metric_names) == {"harmonic", "ausuc"}
 
 
 def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
     """Two rows whose biases move together differ by what is left; the same hits in another order do not pair."""
     rows = [SeedAggregate(label, "yours", tuple(result(label, s, shift=shift) for s in range(3)))
             for label, shift in (("a", 1.0), ("b", 3.0))]  # fmt: skip
-    first, second = (row.choices("calibrated_acc") for row in rows)
+    first, second = (row.metric_by_resample("calibrated_acc") for row in rows)
     assert first == pytest.approx(second, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
     assert first.std() > 0.05
     comparison = compare(*rows, rows)
-    d = rows[0].per_episode()["calibrated_acc"] - rows[1].per_episode()["calibrated_acc"]
-    assert comparison.episodes["calibrated_acc"].interval == pytest.approx(1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01)
+    d = rows[0].metrics_by_episode()["calibrated_acc"] - rows[1].metrics_by_episode()["calibrated_acc"]
+    assert comparison.episode_differences["calibrated_acc"].interval == pytest.approx(
+        1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01
+    )
     noisy = [msgspec.structs.replace(r, calibration=msgspec.structs.replace(
         r.calibration, resampled_base=r.calibration.resampled_base[::-1],
         resampled_novel=r.calibration.resampled_novel[::-1])) for r in rows[1].results]  # fmt: skip
     spread = (first - second[::-1]).var(ddof=1)
     apart = compare(rows[0], SeedAggregate("b", "yours", tuple(noisy)), rows)
     expected = np.sqrt(d.var(ddof=1) / 60 + spread)
-    assert apart.episodes["calibrated_acc"].interval == pytest.approx(1.96 * expected)
-    overall = [of.overall["calibrated_acc"].error ** 2 for of in (comparison, apart)]
+    assert apart.episode_differences["calibrated_acc"].interval == pytest.approx(1.96 * expected)
+    overall = [of.overall_differences["calibrated_acc"].standard_error ** 2 for of in (comparison, apart)]
     assert overall[1] - overall[0] == pytest.approx(spread, rel=1e-6)
-    assert apart.overall["acc"] == comparison.overall["acc"], "no bias is in it"
+    assert apart.overall_differences["acc"] == comparison.overall_differences["acc"], "no bias is in it"
 
 
 @pytest.mark.parametrize("tried_on_test", [False, True])
@@ -196,7 +198,7 @@ def test_the_interval_of_a_tuned_row_holds_how_far_resamples_choose_otherwise(tm
         choice |= {"rivals": [2], "test_episodes": 40, "test_hits": {name: [n, n - 30] for name, n in first.items()}}
     record = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
     assert read(write(tmp_path, record)) == record
-    summary, counts = SeedAggregate("m", "yours", (record,)).summary(), record.counts().per_episode()
+    summary, counts = SeedAggregate("m", "yours", (record,)).summarise_metrics(), record.counts().per_episode()
 
     def more(name: str) -> np.ndarray:
         gains = [(hits[name][place] - hits[name][1]) / 300 for place in range(3)]  # of an episode
@@ -223,8 +225,8 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
         return msgspec.structs.replace(record, calibration=calibration)
 
     whole_board = board(tmp_path, monkeypatch, from_before(result("before")), result("new"))
-    before, new = (whole_board.row(label) for label in ("before", "new"))
-    assert before.summary()["calibrated_acc"].interval == pytest.approx(
+    before, new = (whole_board.find_row(label) for label in ("before", "new"))
+    assert before.summarise_metrics()["calibrated_acc"].interval == pytest.approx(
         from_before(result("before")).summary["calibrated_acc"]["interval"], abs=STORED
     )
     remark = (

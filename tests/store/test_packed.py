@@ -14,7 +14,7 @@ import pytest
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols import protocol as stored_counts
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
@@ -149,12 +149,12 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     assert keep_old(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
     a, b = (SeedAggregate(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
     table = compare(a, b)
-    assert table.episodes["acc"].mean == 0
-    assert table.classes
+    assert table.episode_differences["acc"].mean == 0
+    assert table.n_classes
     write(tmp_path / "shown", packed_result)
     (task,) = load_tasks("glyphs-5shot")
-    board = load_board(task, tmp_path / "shown")  # among the others, since its classes are made up
-    assert "protonet" in {row.label for row in (*board.rows, *board.others) if row.origin == "yours"}
+    board = load_task_results(task, tmp_path / "shown")  # among the others, since its classes are made up
+    assert "protonet" in {row.label for row in (*board.rows, *board.incomparable_rows) if row.origin == "yours"}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
     checked = check_file(path, home=Paths(tmp_path, tmp_path))
     assert [why in line for line in checked.failures] == [True]
     (task,) = load_tasks("glyphs-5shot")
-    remarks = load_board(task, tmp_path).remarks
+    remarks = load_task_results(task, tmp_path).remarks
     assert sum(why in remark for remark in remarks) == 1
 
 
@@ -222,7 +222,7 @@ def test_tables_of_many_episodes_keep_little_in_memory():
 
     table_rows = [SeedAggregate(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]
     tracemalloc.start()
-    places = Ranking(table_rows).places
+    places = Ranking(table_rows).ranked_rows
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(places) == rows

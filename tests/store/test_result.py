@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.analysis import task_results
-from ifsl_bench.analysis.aggregate import SeedAggregate, rows_of
-from ifsl_bench.analysis.comparison import compare, over_classes
+from ifsl_bench.analysis.aggregate import SeedAggregate, aggregate_seeds
+from ifsl_bench.analysis.comparison import class_intervals, compare
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.metrics import METRICS, Counts
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
@@ -69,13 +69,13 @@ def test_tampering_is_refused(tmp_path, change, message):
 
 def test_rows_average_each_episode_over_seeds():
     results = [make(seed=s) for s in (2, 0, 1)]
-    (row,), remarks = rows_of(results, "yours")
+    (row,), remarks = aggregate_seeds(results, "yours")
     assert not remarks
     assert row.seeds == (0, 1, 2)
     values = np.mean([r.counts().per_episode()["acc"] for r in results], 0)
-    assert row.summary()["acc"].mean == pytest.approx(values.mean())
-    assert row.summary()["acc"].interval == pytest.approx(1.96 * stats.sem(values))
-    assert row.spread() == pytest.approx(np.std([r.summary["acc"]["mean"] for r in results], ddof=1))
+    assert row.summarise_metrics()["acc"].mean == pytest.approx(values.mean())
+    assert row.summarise_metrics()["acc"].interval == pytest.approx(1.96 * stats.sem(values))
+    assert row.sd_of_seeds() == pytest.approx(np.std([r.summary["acc"]["mean"] for r in results], ddof=1))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_rows_average_each_episode_over_seeds():
 )
 def test_seeds_that_do_not_belong_together_do_not_mix(changes, reason):
     newest = make(seed=0, provenance={"time": "2026"})
-    (row,), remarks = rows_of([make(seed=1, **changes), newest], "yours")
+    (row,), remarks = aggregate_seeds([make(seed=1, **changes), newest], "yours")
     assert row.results == (newest,)
     assert len(remarks) == 1
     assert reason in remarks[0]
@@ -100,14 +100,18 @@ def test_comparison_is_paired_over_episodes_and_over_seeds():
     b = SeedAggregate("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
     gaps = compare(a, b)
     for name in METRICS:
-        first, second = a.per_episode()[name], b.per_episode()[name]
-        assert gaps.episodes[name].mean == pytest.approx((first - second).mean())
+        first, second = a.metrics_by_episode()[name], b.metrics_by_episode()[name]
+        assert gaps.episode_differences[name].mean == pytest.approx((first - second).mean())
         # The rounding of t, times its square.
-        assert gaps.episodes[name].p == pytest.approx(stats.ttest_rel(first, second).pvalue, rel=1e-6, abs=1e-12)
+        assert gaps.episode_differences[name].p_value == pytest.approx(
+            stats.ttest_rel(first, second).pvalue, rel=1e-6, abs=1e-12
+        )
         means = [x.summary[name]["mean"] - y.summary[name]["mean"] for x, y in zip(a.results, b.results, strict=True)]
         low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
-        assert gaps.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=STORED)
-        assert gaps.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=10 * STORED)  # times t, 4.3
+        assert gaps.mean_seed_differences[name].mean == pytest.approx(np.mean(means), abs=STORED)
+        assert gaps.mean_seed_differences[name].interval == pytest.approx(
+            (high - low) / 2, abs=10 * STORED
+        )  # times t, 4.3
     assert gaps.notes == ()
 
 
@@ -129,8 +133,11 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
             assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
     a, b = (read(path) for path in map(Path, paths))
     d = a.counts().per_episode()["acc"] - b.counts().per_episode()["acc"]
-    estimate = over_classes(d[:, None], kinds["new"])
-    assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (12, pytest.approx(estimate.effects[0], abs=STORED))
+    estimate = class_intervals(d[:, None], kinds["new"])
+    assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (
+        12,
+        pytest.approx(estimate.class_effect_sds[0], abs=STORED),
+    )
     assert rows[0]["interval_of_classes"] == pytest.approx(estimate.intervals[0], abs=STORED)
     assert re.search(rf"(?m)^Acc\. .*± {estimate.intervals[0]:.2f}\s*$", text)
     zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
@@ -160,7 +167,9 @@ def test_comparison_notes_unequal_seeds_and_separate_backbones():
     b = SeedAggregate("b", "stored", (make("b", 1, noise=3, pretraining={"key": "k1", "sha256": "other"}),))
     comparison = compare(a, b)
     assert comparison.seeds == (1,)
-    assert comparison.episodes["acc"].mean == pytest.approx(comparison.by_seed["acc"][0], abs=STORED)
+    assert comparison.episode_differences["acc"].mean == pytest.approx(
+        comparison.seed_differences["acc"][0], abs=STORED
+    )
     assert any("only those in common" in note for note in comparison.notes)
     assert "seed 1: the two start from backbones that were trained separately (another machine?)" in comparison.notes
 
@@ -185,7 +194,7 @@ def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
     for result in results:
         changes = {"task": task} | ({"task_hash": definition.hash} if result.task_hash == "h" else {})
         write(tmp_path / "r", msgspec.structs.replace(result, **changes))
-    return task_results.load_board(definition, tmp_path / "r")
+    return task_results.load_task_results(definition, tmp_path / "r")
 
 
 def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(tmp_path, monkeypatch):
@@ -197,7 +206,7 @@ def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(t
         make("old", base=0.99, novel=0.99, task_hash="older"),
     )  # fmt: skip
     assert [row.label for row in task_board.rows] == ["a"]
-    assert [row.label for row in task_board.others] == ["few.episodes=50"]
+    assert [row.label for row in task_board.incomparable_rows] == ["few.episodes=50"]
     text = render([task_table(task_board)])
     assert text.index("few.episodes=50") > text.index("protonet")
     assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
@@ -217,9 +226,9 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     for line, label, title in zip(lines[1:], "ad", ("best other row", "nearest row"), strict=True):
         mine, rival = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
         d = np.subtract(mine, rival)
-        gap = task_board.ranking.difference(task_board.row("c"), task_board.row(label))
+        gap = task_board.ranking.row_difference(task_board.find_row("c"), task_board.find_row(label))
         assert gap.mean == pytest.approx(d.mean())
-        p = 2 * stats.t.sf(abs(d.mean()) / gap.error, gap.degrees)
+        p = 2 * stats.t.sf(abs(d.mean()) / gap.standard_error, gap.degrees_of_freedom)
         p_text = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
         assert line == (
             f"  against the {title}, {label} (yours) with {np.mean(rival):.2f} on seeds 0, 1, 2: {d.mean():+.2f} ± "

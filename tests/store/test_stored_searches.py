@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.task_results import load_board
+from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.notes import notes_of
 from ifsl_bench.store.result_folder import packaged_root
@@ -19,7 +19,7 @@ TASKS = [f"{data}-{shots}shot" for data in ("glyphs", "tiny-features", "mini-pac
 
 def board_of(name, folder):
     (task,) = load_tasks(name)
-    return load_board(task, folder)
+    return load_task_results(task, folder)
 
 
 def ends(result):
@@ -61,9 +61,9 @@ def test_tuned_is_nowhere_significantly_worse_than_untuned(tmp_path):
         board = board_of(name, tmp_path)
         for row in board.rows:
             if row.setting == "tuned-12":
-                untuned = board.row(row.label.replace("@tuned-12", ""))
-                gaps[f"{row.label} on {name}"] = compare(row, untuned, board.compared).overall["acc"]
+                untuned = board.find_row(row.label.replace("@tuned-12", ""))
+                gaps[f"{row.label} on {name}"] = compare(row, untuned, board.comparable_rows).overall_differences["acc"]
     assert gaps
-    worse = {label for label, gap in gaps.items() if gap.mean < 0 and gap.p < 0.05 / len(gaps)}
+    worse = {label for label, gap in gaps.items() if gap.mean < 0 and gap.p_value < 0.05 / len(gaps)}
     assert not worse
     assert all(gap.mean + gap.interval > -HALF for gap in gaps.values()), "and nowhere by half a point"

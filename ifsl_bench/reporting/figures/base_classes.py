@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.task_results import TaskResults, load_board, load_variants, row_names
+from ifsl_bench.analysis.task_results import TaskResults, load_task_results, load_variant_results, lower_case_names
 from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
@@ -31,43 +31,44 @@ def boards_by_count(task: Task, home: Paths, recipes: Sequence[str] = ()) -> dic
     Args:
         task: the task with all base classes.
         home: the folders.
-        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
+        recipes: only rows of these, see :meth:`TaskResults.select_recipes`.
 
     Raises:
         UserError: nothing is stored of the task with fewer, or the number that it has is not known.
     """
     few = {
-        change["base-classes"]: board
-        for board in load_variants(task, home.results)
-        if board.of_recipes(recipes).rows and set(change := split_task_name(board.name)[1].parts()) == {"base-classes"}
+        change["base-classes"]: task_results
+        for task_results in load_variant_results(task, home.results)
+        if task_results.select_recipes(recipes).rows
+        and set(change := split_task_name(task_results.task_name)[1].parts()) == {"base-classes"}
     }
-    boards = {int(count): board.of_recipes(recipes) for count, board in few.items()}
-    if not boards:
+    results_of_tasks = {int(count): task_results.select_recipes(recipes) for count, task_results in few.items()}
+    if not results_of_tasks:
         raise UserError(
             f"no results of {task.name} with fewer base classes are stored; make some, for example with "
             f"ifsl-bench run --method imprint --task {task.name} --base-classes 20"
         )
-    whole = load_board(task, home.results).of_recipes(recipes)
+    whole = load_task_results(task, home.results).select_recipes(recipes)
     if whole.rows:
         if not (every := task_metadata(task, home).base_classes):
             raise UserError(
                 f"the number of base classes of {task.name} is unknown until data set "
                 f"{task.dataset.name} is prepared: ifsl-bench data list"
             )
-        boards[every] = whole
-    return dict(sorted(boards.items()))
+        results_of_tasks[every] = whole
+    return dict(sorted(results_of_tasks.items()))
 
 
 @styled()
 def draw(
-    boards: dict[int, TaskResults], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
+    results_of_tasks: dict[int, TaskResults], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
 ) -> tuple[Figure, list[str]]:
     """Draw a line for each row, with the 95% interval over episodes that its table has (Ren et al. 2019).
 
     Each number of base classes has its own backbone. Rows known for one number alone are left out.
 
     Args:
-        boards: number of base classes -> the results of the task with as many.
+        results_of_tasks: number of base classes -> the results of the task with as many.
         labels: of the only rows to draw.
         setting: see :func:`ifsl_bench.reporting.figures.style.shown`.
         wide: two columns of a paper wide.
@@ -76,9 +77,9 @@ def draw(
         UserError: no row is stored for two numbers of base classes.
     """
     chosen = {
-        count: by_accuracy(rows_to_draw(board, _there(board, labels), setting))
-        for count, board in boards.items()
-        if not labels or _there(board, labels)
+        count: by_accuracy(rows_to_draw(task_results, _there(task_results, labels), setting))
+        for count, task_results in results_of_tasks.items()
+        if not labels or _there(task_results, labels)
     }
     lines: dict[tuple[str, str], dict[int, SeedAggregate]] = {}  # a stored row and your own of its label are two
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
@@ -88,7 +89,7 @@ def draw(
     if not shared:
         raise UserError(
             "no row of these is stored for two numbers of base classes; those that there are: "
-            f"{', '.join(map(str, boards))}"
+            f"{', '.join(map(str, results_of_tasks))}"
         )
     firsts = [next(iter(line.values())) for line in shared]
     names, looks = names_and_styles(firsts)
@@ -96,7 +97,7 @@ def draw(
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
     for name, line, look in zip(names, shared, looks, strict=True):
         counts = sorted(line)
-        values = [line[count].summary()["acc"] for count in counts]
+        values = [line[count].summarise_metrics()["acc"] for count in counts]
         axes.errorbar(
             counts,
             [v.mean for v in values],
@@ -107,10 +108,10 @@ def draw(
             label=name,
             gid=name,
         )
-    axes.set_xticks(sorted(boards))
+    axes.set_xticks(sorted(results_of_tasks))
     grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in looks], names)
-    alone = [row.full_name for line in lines.values() if len(line) < 2 for row in line.values()]
+    alone = [row.name_with_origin for line in lines.values() if len(line) < 2 for row in line.values()]
     notes = [f"known for only one number of base classes: {', '.join(alone)}"] if labels and alone else []
     return figure, [*notes, *_uneven(names, shared)]
 
@@ -129,7 +130,7 @@ def _uneven(names: Sequence[str], lines: Sequence[dict[int, SeedAggregate]]) -> 
     ]
 
 
-def _there(board: TaskResults, labels: Sequence[str]) -> list[str]:
-    names = {name for row in (*board.rows, *board.other_recipes) for name in row_names(row)}
-    names.update(row.without_recipe.lower() for row in board.rows)
+def _there(task_results: TaskResults, labels: Sequence[str]) -> list[str]:
+    names = {name for row in (*task_results.rows, *task_results.other_recipe_rows) for name in lower_case_names(row)}
+    names.update(row.label_without_recipe.lower() for row in task_results.rows)
     return [label for label in labels if label.lower() in names]

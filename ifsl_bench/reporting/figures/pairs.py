@@ -11,8 +11,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ifsl_bench.analysis.aggregate import SeedAggregate, names_of
-from ifsl_bench.analysis.ranking import SEEDS, Ranking, setting_of, significant_signs
+from ifsl_bench.analysis.aggregate import SeedAggregate, unique_names
+from ifsl_bench.analysis.ranking import SEEDS, Ranking, common_setting, significant_signs
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import COLUMN, PAGE, by_accuracy, new_figure, plain_text, styled
 from ifsl_bench.utils.errors import UserError
@@ -25,14 +25,14 @@ NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
 
 
 @styled()
-def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+def draw(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Draw row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
 
     A cell has colour where the difference is significant, all pairs of the figure at once (Holm, 5% for any mistake, as
     for ranks); the others are hatched. Numbers stand where there is room for them.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         wide: two columns of a paper wide.
         named: whether the user named these very rows. Else those with fewer than three seeds are left out where two
             others are: they are compared over episodes alone, which is another question.
@@ -40,14 +40,14 @@ def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[F
     Raises:
         UserError: fewer than two rows.
     """
-    rows = by_accuracy(board)
+    rows = by_accuracy(task_results)
     if len(rows) < 2:
-        raise UserError(f"{board.name}: pairs need at least two rows, there is {len(rows)}")
-    few = [row for row in rows if len(row.seeds) < SEEDS and not row.fixed]
+        raise UserError(f"{task_results.task_name}: pairs need at least two rows, there is {len(rows)}")
+    few = [row for row in rows if len(row.seeds) < SEEDS and not row.is_seed_independent]
     out = few if not named and len(rows) - len(few) >= 2 else []
     rows = [row for row in rows if row not in out]
-    names, count = [plain_text(name) for name in names_of(rows)], len(rows)
-    values, differs = differences(board, rows)
+    names, count = [plain_text(name) for name in unique_names(rows)], len(rows)
+    values, differs = differences(task_results, rows)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
     cell = min(side / count, 0.45)
     figure = new_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
@@ -96,27 +96,27 @@ def draw(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[F
     named_few = [name for name, row in zip(names, rows, strict=True) if row in few]
     notes = {
         f"with fewer than {SEEDS} seeds, so that a difference says little about the method": named_few,
-        f"left out, having fewer than {SEEDS} seeds (--method names them)": [row.full_name for row in out],
+        f"left out, having fewer than {SEEDS} seeds (--method names them)": [row.name_with_origin for row in out],
     }
     return figure, [f"{note}: {', '.join(which)}" for note, which in notes.items() if which]
 
 
-def differences(board: TaskResults, rows: list[SeedAggregate]) -> tuple[np.ndarray, np.ndarray]:
+def differences(task_results: TaskResults, rows: list[SeedAggregate]) -> tuple[np.ndarray, np.ndarray]:
     """Return row minus column [n, n], as ``compare`` has it, and which differ from 0.
 
     By Holm's procedure over all one-sided hypotheses.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         rows: the rows, in the order of the figure.
     """
-    ranking_in = functools.cache(lambda setting: Ranking(board.compared, setting=setting))
+    ranking_in = functools.cache(lambda setting: Ranking(task_results.comparable_rows, setting=setting))
     pairs = list(itertools.combinations(range(len(rows)), 2))
     gaps = []
     for i, j in pairs:
         a, b = rows[i], rows[j]
-        ranking = ranking_in(setting_of(a, b, default=board.setting)).of(a, b)
-        gaps.append(ranking.difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
+        ranking = ranking_in(common_setting(a, b, default=task_results.setting)).ranking_of(a, b)
+        gaps.append(ranking.row_difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
     for (i, j), gap, either_way in zip(pairs, gaps, significant_signs(gaps), strict=True):
         values[i, j], values[j, i] = gap.mean, -gap.mean

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from ifsl_bench.analysis.task_results import TaskResults, load_board, of_recipes
+from ifsl_bench.analysis.task_results import TaskResults, load_task_results, select_recipes
 from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.reporting.figures import base_classes as _base_classes
 from ifsl_bench.reporting.figures import pairs as _pairs
@@ -124,10 +124,10 @@ def _of_results(
         home: Folder = None,
         results: Folder = None,
     ) -> Drawing:
-        board = _board(task, methods, setting, recipe, home, results, papers)
-        shown, left_out = few_rows(board) if few and not methods else (board, [])
+        task_results = _board(task, methods, setting, recipe, home, results, papers)
+        shown, left_out = few_rows(task_results) if few and not methods else (task_results, [])
         drawn, notes = draw(shown, wide, **({"named": bool(methods)} if named else {}))
-        return _drawing((drawn, [*notes, *left_out]), board)
+        return _drawing((drawn, [*notes, *left_out]), task_results)
 
     figure.__name__, figure.__doc__ = name, about
     return figure
@@ -218,8 +218,8 @@ def ranks(
     """
     if not tasks:
         raise UserError("ranks takes the name of a task, or several")
-    boards = [_board(task, methods, setting, recipe, home, results) for task in tasks]
-    return _drawing(_ranks.draw(boards, wide), *boards)
+    results_of_tasks = [_board(task, methods, setting, recipe, home, results) for task in tasks]
+    return _drawing(_ranks.draw(results_of_tasks, wide), *results_of_tasks)
 
 
 def base_classes(
@@ -244,8 +244,8 @@ def base_classes(
         results: see the module.
     """
     folders = Paths.locate(home, results)
-    boards = _base_classes.boards_by_count(load_task(task, folders), folders, listed(recipe))
-    return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
+    results_of_tasks = _base_classes.boards_by_count(load_task(task, folders), folders, listed(recipe))
+    return _drawing(_base_classes.draw(results_of_tasks, listed(methods), setting, wide), *results_of_tasks.values())
 
 
 def inner_steps(
@@ -325,10 +325,14 @@ def confusions(
     return _drawing(draw(of_methods, wide))
 
 
-def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: TaskResults) -> Drawing:
+def _drawing(drawn: tuple[Figure, Sequence[str]], *results_of_tasks: TaskResults) -> Drawing:
     """Return a figure with its notes, and with the remarks on files and rows that its tasks leave out."""
     figure, notes = drawn
-    left_out = dict.fromkeys(remark for board in boards for remark in (*board.left_out, *hidden_rows(board)))
+    left_out = dict.fromkeys(
+        remark
+        for task_results in results_of_tasks
+        for remark in (*task_results.left_out_remarks, *hidden_rows(task_results))
+    )
     return Drawing(figure, (*notes, *left_out))
 
 
@@ -337,8 +341,8 @@ def _board(
 ) -> TaskResults:
     """Return the rows of a task that are to be drawn."""
     folders = Paths.locate(home, results)
-    (board,) = of_recipes([load_board(load_task(name, folders), folders.results)], listed(recipe))
-    return rows_to_draw(board, listed(methods), setting, papers)
+    (task_results,) = select_recipes([load_task_results(load_task(name, folders), folders.results)], listed(recipe))
+    return rows_to_draw(task_results, listed(methods), setting, papers)
 
 
 def _jobs(

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.aggregate import names_of
-from ifsl_bench.analysis.ranking import Ranked
+from ifsl_bench.analysis.aggregate import unique_names
+from ifsl_bench.analysis.ranking import RankedRow
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
@@ -28,7 +28,7 @@ KEY = ("place by Acc.", "ranks it can have")
 
 
 @styled()
-def draw(boards: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
 
     Two rows whose bars share no rank are significantly apart, all pairs at once, at a chance of 5% of any mistake. A
@@ -36,47 +36,50 @@ def draw(boards: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, lis
     where that is not transitive. Behind a name is its accuracy. Provisional rows are left out, which a note names.
 
     Args:
-        boards: the results of each task.
+        results_of_tasks: the results of each task.
         wide: two columns of a paper wide.
 
     Raises:
         UserError: a task without ranked rows.
     """
-    placed = [_placed(board) for board in boards]
-    across = min(len(boards), 2) if wide else 1
+    placed = [_placed(task_results) for task_results in results_of_tasks]
+    across = min(len(results_of_tasks), 2) if wide else 1
     each = heights(max(len(ranked) for ranked in placed), more=0.6)
-    figure, panels = new_panels(len(boards), across, each, wide)
-    for axes, board, ranked in zip(panels, boards, placed, strict=True):
-        _panel(axes, board, ranked)
+    figure, panels = new_panels(len(results_of_tasks), across, each, wide)
+    for axes, task_results, ranked in zip(panels, results_of_tasks, placed, strict=True):
+        _panel(axes, task_results, ranked)
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
     ]
     legend_below(figure, keys, KEY)
-    out = {board.name: [place.row.shown for place in board.places if place.provisional] for board in boards}
+    out = {
+        task_results.task_name: [place.row.display_name for place in task_results.ranked_rows if place.is_provisional]
+        for task_results in results_of_tasks
+    }
     return figure, [
         f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
     ]
 
 
-def _placed(board: TaskResults) -> list[Ranked]:
-    ranked = [place for place in board.places if not place.provisional]
+def _placed(task_results: TaskResults) -> list[RankedRow]:
+    ranked = [place for place in task_results.ranked_rows if not place.is_provisional]
     if not ranked:
         raise UserError(
-            f"{board.name}: no row of these is ranked, for which it takes three seeds: "
-            f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3"
+            f"{task_results.task_name}: no row of these is ranked, for which it takes three seeds: "
+            f"ifsl-bench run --task {task_results.task_name} --method {task_results.rows[0].label} --seeds 3"
         )
     return ranked
 
 
-def _panel(axes: Axes, board: TaskResults, ranked: Sequence[Ranked]) -> None:
-    names = names_of([place.row for place in ranked])
+def _panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRow]) -> None:
+    names = unique_names([place.row for place in ranked])
     labels = []
     for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
-        assert place.ranks is not None
+        assert place.rank_interval is not None
         look = marker_style(place.row.label)
         axes.plot(
-            [place.ranks.first, place.ranks.last],
+            [place.rank_interval.first, place.rank_interval.last],
             [at, at],
             color=look["color"],
             linewidth=4,
@@ -84,10 +87,10 @@ def _panel(axes: Axes, board: TaskResults, ranked: Sequence[Ranked]) -> None:
             solid_capstyle="round",
             gid=f"ranks of {name}",
         )
-        axes.plot(_place(place, board), at, **look | {"markersize": 5}, gid=f"place of {name}")
-        labels.append(f"{plain_text(name)}  {place.row.summary()['acc'].mean:.1f}")
-    last = max(place.among for place in ranked)
-    axes.set(title=board.name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
+        axes.plot(_place(place, task_results), at, **look | {"markersize": 5}, gid=f"place of {name}")
+        labels.append(f"{plain_text(name)}  {place.row.summarise_metrics()['acc'].mean:.1f}")
+    last = max(place.n_ranked_together for place in ranked)
+    axes.set(title=task_results.task_name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
     lines_of_rows(axes, labels)
     axes.annotate(
         "Acc. (%)",
@@ -103,8 +106,8 @@ def _panel(axes: Axes, board: TaskResults, ranked: Sequence[Ranked]) -> None:
     axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
 
 
-def _place(place: Ranked, board: TaskResults) -> int:
+def _place(place: RankedRow, task_results: TaskResults) -> int:
     """Return the place of a row by accuracy, among the rows that it is ranked among."""
-    family = board.ranking.of(place.row).family
-    before = itertools.takewhile(lambda better: better is not place, board.ranking.places)
+    family = task_results.ranking.ranking_of(place.row).family
+    before = itertools.takewhile(lambda better: better is not place, task_results.ranking.ranked_rows)
     return 1 + sum(better.row in family for better in before)

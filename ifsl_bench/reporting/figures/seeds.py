@@ -30,22 +30,22 @@ SPREAD = 0.22  # of a line's height, that the first and the last seed are above 
 
 
 @styled()
-def draw_seeds(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the mean over episodes of each seed as a dot, and the mean of each row as a line with its interval.
 
     The interval is over episodes, as in ``table``. The trained models are kept fixed in it; how they vary is what
     the dots show. Seeds stand one below the other, so that none hides another.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         wide: two columns of a paper wide.
     """
-    rows = sorted(board.rows, key=lambda row: -row.summary()["acc"].mean)
+    rows = sorted(task_results.rows, key=lambda row: -row.summarise_metrics()["acc"].mean)
     names, looks = names_and_styles(rows)
     figure = new_figure(heights(len(rows), each=0.2), wide)
     axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
     for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
-        acc = row.summary()["acc"]
+        acc = row.summarise_metrics()["acc"]
         axes.barh(
             at,
             2 * acc.interval,
@@ -80,7 +80,7 @@ RING: dict[str, Any] = {
 
 
 @styled()
-def draw_validation(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the mean over a row's seeds as a line, with those as faint lines.
 
     A ring is where most seeds' model was taken.
@@ -89,15 +89,19 @@ def draw_validation(board: TaskResults, wide: bool = False) -> tuple[Figure, lis
     are not meta-trained are left out.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         wide: two columns of a paper wide.
 
     Raises:
         UserError: no row is meta-trained.
     """
-    rows = [row for row in by_accuracy(board) if all(result.training.get("validation") for result in row.results)]
+    rows = [
+        row for row in by_accuracy(task_results) if all(result.training.get("validation") for result in row.results)
+    ]
     if not rows:
-        raise UserError(f"{board.name}: no row of these is meta-trained, so that there is no validation to draw")
+        raise UserError(
+            f"{task_results.task_name}: no row of these is meta-trained, so that there is no validation to draw"
+        )
     names, looks = names_and_styles(rows)
     keys: dict[str, dict[str, Any]] = {"step kept": RING | {"markeredgecolor": DARK}}
     if any(len(row.seeds) > 1 for row in rows):

@@ -12,8 +12,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ifsl_bench.analysis.aggregate import SeedAggregate, lazy_rows, names_of
-from ifsl_bench.analysis.session_variance import IMAGES, ONE, SOURCES, splits_of_differences, splits_of_rows
+from ifsl_bench.analysis.aggregate import SeedAggregate, group_by_base_only, unique_names
+from ifsl_bench.analysis.session_variance import (
+    IMAGES,
+    ONE,
+    SOURCES,
+    split_variance_of_differences,
+    split_variance_of_rows,
+)
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.figures.style import (
@@ -45,13 +51,15 @@ HELD = "test images are held fixed in shares and sd: not all rows record the hit
 COLOUR_OF = dict(zip(SOURCES, COLOURS, strict=False))
 
 
-def require_sessions(board: TaskResults) -> None:
+def require_sessions(task_results: TaskResults) -> None:
     """Raise :class:`UserError` for a task in episodes."""
-    protocol_of(board.task).require_feature("sessions", board.name, "this figure is of tasks in sessions")
+    protocol_of(task_results.task).require_feature(
+        "sessions", task_results.task_name, "this figure is of tasks in sessions"
+    )
 
 
 @styled()
-def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+def curves(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Draw the accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
     Dotted lines are the models with the rows' A_0 that never answer with a novel class; of more than two the highest,
@@ -59,18 +67,18 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
     all are drawn, faint and dashed.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         wide: two columns of a paper wide.
         named: whether rows were asked for by name.
     """
-    require_sessions(board)
-    rows, papers = by_accuracy(board), [paper for paper in board.papers if paper.sequence]
+    require_sessions(task_results)
+    rows, papers = by_accuracy(task_results), [paper for paper in task_results.published_rows if paper.sequence]
     names, looks = names_and_styles(rows)
     of_papers = line_styles([paper.label for paper in papers]) if named else []
-    lazy: list[SeedAggregate] = [row for row, _ in lazy_rows(rows)]
+    lazy: list[SeedAggregate] = [row for row, _ in group_by_base_only(rows)]
     notes = []
     if len(lazy) > 2 and not named:  # more of them lie on top of each other
-        lazy = [max(lazy, key=lambda row: row.after()[0].mean)]
+        lazy = [max(lazy, key=lambda row: row.metric_after_sessions()[0].mean)]
         notes = ["lazy: the model with the highest A_0 of these rows (--method draws that of each row)"]
     keys: dict[str, dict[str, Any]] = dict(zip(names, looks, strict=True))
     keys |= {
@@ -91,14 +99,14 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
             gid=f"published {paper.label}",
         )
     for lazy_row in lazy:
-        axes.plot([value.mean for value in lazy_row.after()], **keys["lazy"], zorder=1.5, gid="lazy")
+        axes.plot([value.mean for value in lazy_row.metric_after_sessions()], **keys["lazy"], zorder=1.5, gid="lazy")
     for row, name, look in zip(rows, names, looks, strict=True):
-        low, high = np.percentile(row.orders_after(), BAND, axis=0)
+        low, high = np.percentile(row.metric_after_sessions_by_order(), BAND, axis=0)
         sessions = np.arange(len(low))
         axes.fill_between(
             sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2, gid=f"orders of {name}"
         )
-        means = [value.mean for value in row.after()]
+        means = [value.mean for value in row.metric_after_sessions()]
         axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid(axes, "y")
@@ -107,26 +115,26 @@ def curves(board: TaskResults, wide: bool = False, named: bool = False) -> tuple
 
 
 @styled()
-def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a triangle for each row: its accuracy on the classes of each session, after that session and each later one.
 
     Followed down a column, one session's classes are forgotten; the first column has the base classes. One scale for
     all rows.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         wide: two columns of a paper wide.
     """
-    require_sessions(board)
-    rows = by_accuracy(board)
+    require_sessions(task_results)
+    rows = by_accuracy(task_results)
     # As many next to each other as fill the last line best: no panel stands alone where that can be helped.
     across = max((3, 4, 2) if wide else (2, 3), key=lambda n: (len(rows) - 1) % n / n)
     across = min(len(rows), across)
-    triangles = [row.triangle() for row in rows]
+    triangles = [row.accuracy_triangle() for row in rows]
     count, most = len(triangles[0]), max(float(np.nanmax(triangle)) for triangle in triangles)
     each = 0.25 + 0.85 * (PAGE if wide else COLUMN) / across
     figure, panels = new_panels(len(rows), across, each, wide, more=0.5)
-    for place, (axes, triangle, name) in enumerate(zip(panels, triangles, names_of(rows), strict=True)):
+    for place, (axes, triangle, name) in enumerate(zip(panels, triangles, unique_names(rows), strict=True)):
         mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
         axes.set(title=plain_text(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
         every = list(range(0, count, 1 + count // 8))
@@ -145,39 +153,43 @@ def forgetting(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str
 
 
 @styled()
-def variance(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the shares of the variance of a single value that its order, support set, seed and test images have.
 
     Above are rows, the best first, below the difference of each to the next. At the right is the standard deviation of
     a single value, and for a difference how likely a single one has the wrong sign.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         wide: two columns of a paper wide.
     """
-    rows = splits_of_rows(board, "acc")
-    names: dict[SeedAggregate, str] = dict(zip([row.a for row in rows], names_of([row.a for row in rows]), strict=True))
+    rows = split_variance_of_rows(task_results, "acc")
+    names: dict[SeedAggregate, str] = dict(
+        zip([row.a for row in rows], unique_names([row.a for row in rows]), strict=True)
+    )
     neighbours = [(row.a, after.a) for row, after in itertools.pairwise(rows)]
-    differences = [split for split in splits_of_differences(board, "acc") if (split.a, split.b) in neighbours]
+    differences = [
+        split for split in split_variance_of_differences(task_results, "acc") if (split.a, split.b) in neighbours
+    ]
     splits = [*rows, *differences]
     labels = [names[row.a] for row in rows]
     labels += [f"{names[split.a]} \N{MINUS SIGN} {names[split.b]}" for split in differences if split.b]
-    of_images = all(IMAGES in split.parts for split in splits)  # or bars would not be of the same variance
+    of_images = all(IMAGES in split.variances for split in splits)  # or bars would not be of the same variance
     parts = [part for part in SOURCES if of_images or part != IMAGES]
-    parts = [part for part in parts if any(part in split.parts for split in splits)]
+    parts = [part for part in parts if any(part in split.variances for split in splits)]
     figure = new_figure(heights(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
     places = [at + (at >= len(rows)) for at in range(len(splits))]
     for at, split in zip(places, splits, strict=True):
-        left, total = 0.0, sum(split.parts[part].value for part in parts if part in split.parts)
+        left, total = 0.0, sum(split.variances[part].value for part in parts if part in split.variances)
         for part in parts if total else ():
-            width = 100 * split.parts[part].value / total if part in split.parts else 0.0
+            width = 100 * split.variances[part].value / total if part in split.variances else 0.0
             axes.barh(at, width, left=left, height=0.7, color=COLOUR_OF[part], linewidth=0, gid=f"{part} {at}")
             left += width
-        wrong = f", wrong {100 * split.sign.chance:.0f}%" if split.sign else ""
-        one = split.parts[ONE].value
-        if IMAGES in split.parts and not of_images:
-            one = max(0.0, one - split.parts[IMAGES].value)
+        wrong = f", wrong {100 * split.wrong_sign.chance:.0f}%" if split.wrong_sign else ""
+        one = split.variances[ONE].value
+        if IMAGES in split.variances and not of_images:
+            one = max(0.0, one - split.variances[IMAGES].value)
         text = f"sd {one**0.5:.2f}{wrong}"
         axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
     lines_of_rows(axes, [plain_text(label) for label in labels])

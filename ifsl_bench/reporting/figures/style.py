@@ -24,8 +24,8 @@ import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, names_of
-from ifsl_bench.analysis.task_results import TaskResults, in_setting, nothing_stored, only
+from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, unique_names
+from ifsl_bench.analysis.task_results import TaskResults, no_results_error, select_labels, select_setting
 from ifsl_bench.reporting.plot_styles import PlotStyle, style_of, styles_of
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import check_output_path, write_bytes
@@ -291,12 +291,12 @@ def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
 
 
 def rows_to_draw(
-    board: TaskResults, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False
+    task_results: TaskResults, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False
 ) -> TaskResults:
     """Return the results with the rows to be drawn: rows with these labels, or a setting's without own options.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         labels: of the only rows to draw.
         setting: "paper" by default, for methods as published; "tuned-12" for the best of 12 trials.
         papers: whether published rows are drawn too, and will do alone.
@@ -304,55 +304,59 @@ def rows_to_draw(
     Raises:
         UserError: nothing is stored for the task, or no such row or setting.
     """
-    named = labels and board.other_recipes
-    if board.hidden and not (board.rows or named):
-        raise nothing_stored(board)
-    if not board.rows and not (papers and board.papers) and not named:
-        first, more = board.left_out[:1], len(board.left_out) - 1
+    named = labels and task_results.other_recipe_rows
+    if task_results.hidden_rows and not (task_results.rows or named):
+        raise no_results_error(task_results)
+    if not task_results.rows and not (papers and task_results.published_rows) and not named:
+        first, more = task_results.left_out_remarks[:1], len(task_results.left_out_remarks) - 1
         left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
         raise UserError(
-            f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
-            f"ifsl-bench run --method imprint --task {board.name}"
+            f"no comparable result is stored for task {task_results.task_name}{left_out}; make one, as with "
+            f"ifsl-bench run --method imprint --task {task_results.task_name}"
         )
     if labels:
-        (view,) = only([board], labels, f"of task {board.name}", f"ifsl-bench table {board.name}")
-        (view,) = in_setting([view], setting) if setting else [view]
+        (view,) = select_labels(
+            [task_results], labels, f"of task {task_results.task_name}", f"ifsl-bench table {task_results.task_name}"
+        )
+        (view,) = select_setting([view], setting) if setting else [view]
     else:
-        (view,) = in_setting([board], setting)
-        view = replace(view, rows=tuple(row for row in view.rows if not row.has_options) or view.rows)
-    if not view.rows and not (papers and view.papers):
+        (view,) = select_setting([task_results], setting)
+        view = replace(view, rows=tuple(row for row in view.rows if not row.has_changed_options) or view.rows)
+    if not view.rows and not (papers and view.published_rows):
         raise UserError(
-            f"{board.name}: none of these rows is of setting {view.setting}; there are: "
-            f"{', '.join(sorted({row.setting for row in board.rows} - {EVERY}))}"
+            f"{task_results.task_name}: none of these rows is of setting {view.setting}; there are: "
+            f"{', '.join(sorted({row.setting for row in task_results.rows} - {EVERY}))}"
         )
     return view
 
 
-def by_accuracy(board: TaskResults) -> list[SeedAggregate]:
+def by_accuracy(task_results: TaskResults) -> list[SeedAggregate]:
     """Return the rows of a task, the best first, in the order of ``table --rank``."""
-    return [place.row for place in board.places]
+    return [place.row for place in task_results.ranked_rows]
 
 
-def few_rows(board: TaskResults) -> tuple[TaskResults, list[str]]:
+def few_rows(task_results: TaskResults) -> tuple[TaskResults, list[str]]:
     """Return the results with as many rows as can be told apart in one figure, and a note on the others.
 
     The user's own rows come first, then the best of the stored ones, without those whose label a row of the user's has.
     """
-    rows = by_accuracy(board)
+    rows = by_accuracy(task_results)
     own = [row for row in rows if row.origin != STORED]
     own_labels = {row.label for row in own}
     stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
     chosen = [*own, *stored][:MOST_ROWS]
-    left_out = [name for name, row in zip(names_of(rows), rows, strict=True) if row not in chosen]
+    left_out = [name for name, row in zip(unique_names(rows), rows, strict=True) if row not in chosen]
     notes = [f"left out, so that rows can be told apart: {', '.join(left_out)} (--method names the rows to draw)"]
-    return replace(board, rows=tuple(row for row in board.rows if row in chosen)), notes if left_out else []
+    return replace(
+        task_results, rows=tuple(row for row in task_results.rows if row in chosen)
+    ), notes if left_out else []
 
 
 def names_and_styles(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return names and looks of rows; a user's own row has another look than the stored one of the same label."""
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
-    return names_of(rows), line_styles([row.label for row in rows], second)
+    return unique_names(rows), line_styles([row.label for row in rows], second)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

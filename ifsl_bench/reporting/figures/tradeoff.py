@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_point
+from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_accuracies
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.figures.style import (
@@ -30,31 +30,33 @@ MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is
 
 
 @styled()
-def draw(board: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the rows of a task, the best first in the legend.
 
     A point is where a row's argmax puts it, a hollow one where the bias that validation episodes chose does. Along a
     curve the bias goes from where all is called base (below, right) to where all is called novel.
 
     Args:
-        board: the results of the task.
+        task_results: the results of the task.
         wide: two columns of a paper wide.
 
     Raises:
         UserError: regular few-shot learning, sessions, or no validation episodes to calibrate on.
     """
-    if not board.task.has_base:
-        raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
+    if not task_results.task.has_base:
+        raise UserError(f"task {task_results.task_name} has no base classes, so there is no trade-off with novel ones")
     why = "which have no base-novel curve; take a task in episodes"
-    protocol_of(board.task).require_feature("tradeoff", board.name, why, ", ")
-    rows = by_accuracy(board)
+    protocol_of(task_results.task).require_feature("tradeoff", task_results.task_name, why, ", ")
+    rows = by_accuracy(task_results)
     names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
     if len(curves) < len(rows):
-        raise UserError(f"{board.name}: its rows have no base-novel curves, since no validation episodes can be drawn")
-    summaries = [row.summary() for row in rows]
+        raise UserError(
+            f"{task_results.task_name}: its rows have no base-novel curves, since no validation episodes can be drawn"
+        )
+    summaries = [row.summarise_metrics() for row in rows]
     points = np.array([[values[name].mean for name in ("base_joint", "novel_joint")] for values in summaries])
-    calibrated = np.array([calibrated_point(row) for row in rows])
+    calibrated = np.array([calibrated_accuracies(row) for row in rows])
     keys = {
         "with one bias (cal.)": _hollow({"color": DARK, "marker": "o", "linestyle": "none"}),
         "equal Acc.": {"color": FAINT, "linewidth": 0.8},

@@ -21,17 +21,17 @@ from ifsl_bench.analysis.aggregate import (
     STORED,
     SeedAggregate,
     bias_curve,
-    calibrated_point,
+    calibrated_accuracies,
 )
 from ifsl_bench.analysis.ranking import Ranking
-from ifsl_bench.analysis.session_variance import split_of
+from ifsl_bench.analysis.session_variance import split_variance_of_row
 from ifsl_bench.analysis.task_results import (
     TaskResults,
-    carry_remarks,
-    load_board,
-    load_variants,
-    nothing_stored,
-    of_recipes,
+    append_lost_remarks,
+    load_task_results,
+    load_variant_results,
+    no_results_error,
+    select_recipes,
 )
 from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS
@@ -122,7 +122,7 @@ class PageBoard:
 class Page:
     """The content of the page."""
 
-    boards: list[PageBoard]
+    sections: list[PageBoard]
     rows: list[PageRow]
     citations: list[Citation]
 
@@ -138,47 +138,62 @@ def boards_with_variants(
         named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
             tasks with published rows alone come last, and before them letters; of each, first tasks in episodes, then
             those in sessions, then variants; and among these, those with one seed last.
-        recipes: only rows of these, see :meth:`TaskResults.of_recipes`.
+        recipes: only rows of these, see :meth:`TaskResults.select_recipes`.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it, or of a recipe.
     """
-    boards = {board.name: board for board in of_recipes([load_board(task, results) for task in tasks], recipes)}
+    results_of_tasks = {
+        task_results.task_name: task_results
+        for task_results in select_recipes([load_task_results(task, results) for task in tasks], recipes)
+    }
     every: dict[str, TaskResults] = {}
-    for board in boards.values():
-        variants = [variant for variant in load_variants(board.task, results) if variant.name not in boards]
-        variants = [variant.of_recipes(recipes) for variant in variants]
-        if named and all(member.empty for member in (board, *variants)):
-            raise nothing_stored(board)
-        every |= {member.name: member for member in (board, *variants)}
-    shown = [member for member in every.values() if not member.empty]
+    for task_results in results_of_tasks.values():
+        variants = [
+            variant
+            for variant in load_variant_results(task_results.task, results)
+            if variant.task_name not in results_of_tasks
+        ]
+        variants = [variant.select_recipes(recipes) for variant in variants]
+        if named and all(member.is_empty for member in (task_results, *variants)):
+            raise no_results_error(task_results)
+        every |= {member.task_name: member for member in (task_results, *variants)}
+    shown = [member for member in every.values() if not member.is_empty]
 
     def late(member: TaskResults) -> tuple[bool, ...]:
-        task, measured = member.task, bool(member.rows or member.others)
+        task, measured = member.task, bool(member.rows or member.incomparable_rows)
         in_sessions = protocol_of(task).learns_sessions
         lone = not any(len(row.seeds) > 1 for row in member.rows)  # then nothing is ranked
-        return (not measured, task.dataset.name == "glyphs", in_sessions, member.name not in boards, lone)
+        return (
+            not measured,
+            task.dataset.name == "glyphs",
+            in_sessions,
+            member.task_name not in results_of_tasks,
+            lone,
+        )
 
-    return carry_remarks(shown if named else sorted(shown, key=late), every.values())
+    return append_lost_remarks(shown if named else sorted(shown, key=late), every.values())
 
 
-def gather(boards: Iterable[TaskResults]) -> Page:
+def gather(results_of_tasks: Iterable[TaskResults]) -> Page:
     """Return the content of the page.
 
     Args:
-        boards: the results of the tasks, shown in every setting that has rows of its own.
+        results_of_tasks: the results of the tasks, shown in every setting that has rows of its own.
     """
     page_boards: list[PageBoard] = []
     rows: list[PageRow] = []
     citations: dict[Citation, int] = {}
-    for board in boards:
-        names, looks = Counter(entry.label for entry in entries_of(board)), _looks(board)
+    for task_results in results_of_tasks:
+        names, looks = Counter(entry.label for entry in entries_of(task_results)), _looks(task_results)
         numbers: dict[object, int] = {}
-        for setting in [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]:
-            view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
+        for setting in [PAPER, *sorted({row.setting for row in task_results.rows} - {PAPER, EVERY})]:
+            view = replace(
+                task_results.select_setting(setting), remarks=task_results.remarks
+            )  # the page has a menu of settings
             table = task_table(view, full=True, ranked=True)
-            if protocol_of(board.task).published_apart and setting == PAPER:
-                papers = sorted(published_entries(board), key=lambda entry: entry.label.lower())
+            if protocol_of(task_results.task).published_apart and setting == PAPER:
+                papers = sorted(published_entries(task_results), key=lambda entry: entry.label.lower())
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in FLAG_LETTERS.items())
                 notes = [*table.notes, *([*PUBLISHED_NOTES, f"{legend}."] if papers else [])]
                 table = replace(table, rows=[*table.rows, *papers], notes=notes)
@@ -199,7 +214,7 @@ def _board(view: TaskResults, table: Table[TableRow], numbers: dict[object, int]
     own = {row: numbers[row] for row in view.rows}
     pairs = {}
     for metric in ("acc", "calibrated_acc"):
-        able = [row for row in view.compared if metric in row.metrics]
+        able = [row for row in view.comparable_rows if metric in row.metric_names]
         if differences := row_pairs(Ranking(able, metric, view.setting), own):
             pairs[metric] = differences
     queries = shape.base_queries, shape.ways * shape.novel_queries
@@ -207,9 +222,9 @@ def _board(view: TaskResults, table: Table[TableRow], numbers: dict[object, int]
     return PageBoard(view.task, view.setting, table, order, queries, pairs)
 
 
-def _looks(board: TaskResults) -> dict[SeedAggregate, PlotStyle]:
+def _looks(task_results: TaskResults) -> dict[SeedAggregate, PlotStyle]:
     """Return the look of each measured row of a task, all its settings together."""
-    rows = board.measured
+    rows = task_results.measured_rows
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
     return dict(zip(rows, styles_of([row.label for row in rows], second), strict=True))
@@ -248,16 +263,18 @@ def _row(
 
 def _measured(row: SeedAggregate) -> dict[str, Any]:
     """Return the page's fields of measured rows alone."""
-    in_sessions = bool(row.after())
+    in_sessions = bool(row.metric_after_sessions())
     return {
         "setting": row.setting,
         "seeds": list(row.seeds),
-        "by_seed": {n: [round(float(v), 2) for v in row.by_seed(n).mean(1)] for n in OF_SEEDS if n in row.metrics},
-        "calibrated": _point(calibrated_point(row) or ()),
+        "by_seed": {
+            n: [round(float(v), 2) for v in row.metric_by_seed(n).mean(1)] for n in OF_SEEDS if n in row.metric_names
+        },
+        "calibrated": _point(calibrated_accuracies(row) or ()),
         "curve": _curve(row),
         "validation": [_validation(r.training) for r in row.results] if any(r.training for r in row.results) else [],
         "cost": _cost(row),
-        "triangle": [[round(float(v), 1) for v in line[: t + 1]] for t, line in enumerate(row.triangle())]
+        "triangle": [[round(float(v), 1) for v in line[: t + 1]] for t, line in enumerate(row.accuracy_triangle())]
         if in_sessions
         else [],
         "variance": _variance(row) if in_sessions else {},
@@ -288,13 +305,20 @@ def _curve(row: SeedAggregate) -> list[list[float]] | None:
 
 def _after(entry: TableRow) -> list[list[float]]:
     means = [value.mean for value in entry.after]
-    bands = np.percentile(entry.measured.orders_after(), (2.5, 97.5), axis=0) if entry.measured and means else ()
+    bands = (
+        np.percentile(entry.measured.metric_after_sessions_by_order(), (2.5, 97.5), axis=0)
+        if entry.measured and means
+        else ()
+    )
     return [[round(float(value), 2) for value in line] for line in (means, *bands) if len(line)]
 
 
 def _variance(row: SeedAggregate) -> dict[str, float]:
     try:
-        return {part: float(f"{variance.value:.4g}") for part, variance in split_of(row, "acc").parts.items()}
+        return {
+            part: float(f"{variance.value:.4g}")
+            for part, variance in split_variance_of_row(row, "acc").variances.items()
+        }
     except UserError:
         return {}
 
@@ -363,7 +387,7 @@ def row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPa
         ranking: of the rows.
         numbers: row -> its number in the list of all rows. Rows without a number are left out.
     """
-    ranked = [place.row for place in ranking.places if place.ranks and place.row in numbers]
+    ranked = [place.row for place in ranking.ranked_rows if place.rank_interval and place.row in numbers]
     pairs = []
     part: Ranking | None = ranking
     while part:
@@ -373,7 +397,7 @@ def row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPa
         for row in here:
             if row not in family:
                 pairs += _pairs_of(part, family, row, numbers)
-        part = part.excluded
+        part = part.excluded_ranking
     return pairs
 
 
@@ -381,14 +405,14 @@ def _pairs_of(
     ranking: Ranking, family: list[SeedAggregate], guest: SeedAggregate | None, numbers: dict[SeedAggregate, int]
 ) -> list[RowPair]:
     """Return the pairs of the family, or of one guest and the family."""
-    better = ranking.better(guest)
+    better = ranking.significant_pairs(guest)
     pairs = []
     for a, b in itertools.combinations(family, 2) if guest is None else ((guest, row) for row in family):
-        gap = ranking.difference(a, b)
+        gap = ranking.row_difference(a, b)
         significant = (a, b) in better or (b, a) in better
-        p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
+        p = float(f"{gap.p_value:.3g}") if gap.p_value >= SMALLEST else 0.0
         mean, interval = (round(value, digits_of(value)) for value in (gap.mean, gap.interval))
-        seeds = ranking.common(a, b)
+        seeds = ranking.common_seeds(a, b)
         fixed = gap.models_fixed, gap.images_fixed
         pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, *fixed))
     return pairs

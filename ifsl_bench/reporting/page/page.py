@@ -61,7 +61,7 @@ def page_html(page: Page) -> str:
     scripts = [_asset("plotly-basic.min.js"), *map(_asset, SCRIPTS)]
     rule = RULE.format("Acc. or Avg.", "episodes or orders")
     return environment.get_template("report.html.j2").render(
-        boards=page.boards,
+        boards=page.sections,
         rows=page.rows,
         overviews=[
             (name, protocol, *overview)
@@ -98,7 +98,7 @@ def script_json(value: Any) -> str:
 
 def settings_of(page: Page) -> list[str]:
     """Return the settings that some task has, methods as published first."""
-    return list(dict.fromkeys(sorted((board.setting for board in page.boards), key=lambda s: (s != PAPER, s))))
+    return list(dict.fromkeys(sorted((board.setting for board in page.sections), key=lambda s: (s != PAPER, s))))
 
 
 def _setting_text(setting: str) -> str:
@@ -116,7 +116,7 @@ def _protocol(task: Task) -> str:
 def _choices(page: Page) -> dict[str, tuple[str, str]]:
     """Return the texts of menus for each task: its data set; and its shots, with all else that its neighbours lack."""
     alike: dict[tuple[str, str], dict[str, Task]] = {}
-    for board in page.boards:
+    for board in page.sections:
         alike.setdefault((_protocol(board.task), board.task.dataset.name), {})[board.task.name] = board.task
     measured = {row.task for row in page.rows if row.origin}
     texts = {}
@@ -193,8 +193,8 @@ def _flags(entry: TableRow) -> str:
     row, place = entry.measured, entry.place
     flags = {
         "published": entry.kind == "published",
-        "options": row is not None and row.has_options,
-        "provisional": row is not None and (place is None or place.provisional),
+        "options": row is not None and row.has_changed_options,
+        "provisional": row is not None and (place is None or place.is_provisional),
     }
     return " ".join(name for name, holds in flags.items() if holds)
 
@@ -207,7 +207,7 @@ def _overview(
     A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
     Tasks whose protocols are changed are left out where there are others: few methods were measured on them.
     """
-    boards = [b for b in page.boards if (b.setting, _protocol(b.task)) == (setting, protocol) and _ranked(b)]
+    boards = [b for b in page.sections if (b.setting, _protocol(b.task)) == (setting, protocol) and _ranked(b)]
     boards = [board for board in boards if not split_task_name(board.task.name)[1].parts()] or boards
     cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for board in boards:
@@ -230,7 +230,11 @@ def _overview(
 def _ranked(board: PageBoard) -> dict[int, tuple[TableRow, str]]:
     """Return the rows with ranks by their number, in the table's order."""
     both = zip(board.rows, board.table.rows, strict=True)
-    return {number: (entry, str(entry.place.ranks)) for number, entry in both if entry.place and entry.place.ranks}
+    return {
+        number: (entry, str(entry.place.rank_interval))
+        for number, entry in both
+        if entry.place and entry.place.rank_interval
+    }
 
 
 def _data(page: Page) -> dict[str, Any]:
@@ -266,7 +270,7 @@ def _data(page: Page) -> dict[str, Any]:
             "ranked": list(_ranked(board)),
             "pairs": {name: [compact(pair) for pair in pairs] for name, pairs in board.pairs.items()},
         }
-        for board in page.boards
+        for board in page.sections
     ]
     citations = [[citation.text, citation.bibtex] for citation in page.citations]
     return {"rows": rows, "boards": boards, "citations": citations, "texts": list(texts)}
