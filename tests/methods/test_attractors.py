@@ -13,7 +13,9 @@ from ifsl_bench.methods.ridge import Ridge
 from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
+from ifsl_bench.plugin.episode_contract import ContractProbe
 from ifsl_bench.plugin.method import Base, Query, Support
+from ifsl_bench.plugin.rules import EPISODE_RULES, hidden_class_fault
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import LBFGS, Network, NetworkLearner, measured, ridge_prior, to_prior
 from ifsl_bench.solvers.network import activations
@@ -49,6 +51,14 @@ def method(request):
 
 # The tests of every registered method, on every variant here.
 globals().update({k: v for k, v in vars(contract).items() if k.startswith("test_") and "options" not in k})
+
+
+@torch.no_grad()
+def test_the_rules_that_runs_check_hold(method):
+    support, query = contract.make_episodes(method.base, hide=True)
+    case = ContractProbe(method.registered, method, support, query, support.hidden).with_search_flag()
+    broken = [rule(case) for rule in EPISODE_RULES if rule is not hidden_class_fault]
+    assert not any(broken), broken
 
 
 def stored_episode(z) -> tuple[Base, Support, Query, Tensor]:
