@@ -6,6 +6,8 @@ takes several gigabytes.
 
 from __future__ import annotations
 
+import os
+
 import nox
 
 nox.options.default_venv_backend = "none"
@@ -47,7 +49,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Read mutated files for FUZZ_SECONDS, a minute by default."""
-    session.run("pytest", "-q", "-n", "0", "tests/fuzz", env={"FUZZ_SECONDS": session.env.get("FUZZ_SECONDS", "60")})
+    session.run("pytest", "-q", "-n", "0", "tests/fuzz", env={"FUZZ_SECONDS": os.environ.get("FUZZ_SECONDS", "60")})
 
 
 @nox.session
