@@ -27,7 +27,7 @@ from ifsl_bench.analysis.comparison import overall_difference
 from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting, holm_rejections
 from ifsl_bench.analysis.task_results import TaskResults, find_rival, load_results_by_name, require_row
 from ifsl_bench.protocols.registry import metric_titles
-from ifsl_bench.reporting.columns import plus_minus
+from ifsl_bench.reporting.columns import format_plus_minus
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
@@ -243,7 +243,7 @@ def lines_of(claim: EvaluatedClaim) -> list[str]:
     lines = [f"{claim.name}: {claim.verdict}", claim.text]
     heading = heading_of_claim(claim)
     for evidence in claim.evidence:
-        gap = plus_minus(evidence.difference, "+")
+        gap = format_plus_minus(evidence.difference, "+")
         lines.append(
             f"  {evidence.task}: {evidence.a.label} - {evidence.b.label}: {gap} {heading}; held fixed: {evidence.fixed}"
         )

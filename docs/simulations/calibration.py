@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ifsl_bench.reporting.table import plain_table, render
+from ifsl_bench.reporting.table import render_tables, table_from_dicts
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, read
 
@@ -64,4 +64,4 @@ if __name__ == "__main__":
         if sys.argv[1:] or (result.calibration and result.calibration.curve.base_joint):  # sessions have no curve
             groups.setdefault((result.task, result.label if sys.argv[1:] else ""), []).append(result)
     line = row if sys.argv[1:] else task
-    print(render([plain_table([line(group) for group in groups.values()])], "markdown"))
+    print(render_tables([table_from_dicts([line(group) for group in groups.values()])], "markdown"))

@@ -73,7 +73,7 @@ def prune(outer: str | None, kinds: tuple[str, ...], dry_run: bool, yes: bool, h
 
 def _table(items: Sequence[CacheItem], title: str) -> Table[Any]:
     """Return a table with a row for each kind and data set or task, and their sum."""
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     groups: dict[tuple[str, str], list[CacheItem]] = {}
     for item in items:
@@ -89,7 +89,7 @@ def _table(items: Sequence[CacheItem], title: str) -> Table[Any]:
         for (kind, of), group in groups.items()
     ]
     total = {"what": "all", "of": "", "count": f"{len(items):,}", "size": _size(items), "last used": ""}
-    return plain_table([*rows, total], title, fold={"of": 16}, drop=("last used", "count"))
+    return table_from_dicts([*rows, total], title, min_fold_widths={"of": 16}, dropped_first=("last used", "count"))
 
 
 def _size(items: Sequence[CacheItem]) -> str:

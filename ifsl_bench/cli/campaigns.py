@@ -107,9 +107,9 @@ def status(campaign: str | None, config: RunConfig, style: str) -> None:
 
 
 def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], style: str) -> None:
-    from ifsl_bench.reporting.table import READERS, plain_table
+    from ifsl_bench.reporting.table import READERS, table_from_dicts
 
     fold = {"job": 32, "missing": 20, "stored row took": 20, "on": 12, "where": 8, "how far": 16}
-    show_tables([plain_table(rows, fold=fold, drop=("on", "since", "where"))], style)
+    show_tables([table_from_dicts(rows, min_fold_widths=fold, dropped_first=("on", "since", "where"))], style)
     if style in READERS:
         say("\n" + "\n".join(notes), style)

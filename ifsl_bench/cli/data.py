@@ -49,10 +49,12 @@ def data() -> None:
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
     from ifsl_bench.data.preparing import catalogue
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     rows = catalogue.dataset_rows(folders_of(home))
-    show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint",))], style)
+    show_tables(
+        [table_from_dicts(rows, min_fold_widths={"state": 12, "what": 24}, dropped_first=("fingerprint",))], style
+    )
 
 
 @data.command(
@@ -103,7 +105,7 @@ def data_prepare(
     from ifsl_bench.data.preparing.catalogue import pool_rows
     from ifsl_bench.data.preparing.prepare import download_archive, find_downloadable, prepare
     from ifsl_bench.data.sets.folder import OwnOptions
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     if split and split_seed is not None:
         raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")
@@ -120,7 +122,7 @@ def data_prepare(
             dataset = prepare(folders, name, path, force, reporter, allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
-    show_tables([plain_table(pool_rows(dataset), fold={"first classes": 16})])
+    show_tables([table_from_dicts(pool_rows(dataset), min_fold_widths={"first classes": 16})])
     if dataset.partial:
         from ifsl_bench.data.suggested_tasks import infeasible_tasks
         from ifsl_bench.protocols.tasks.task_files import packaged_tasks
@@ -190,11 +192,11 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     By pool, as in the paper's table, with any further facts about the data set.
     """
     from ifsl_bench.data.preparing import catalogue
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     tables = catalogue.statistics_tables(folders_of(home), name, reporter_for(quiet))
     fold = {"mean": 12, "std": 12, "classes": 16}
-    show_tables([plain_table(rows, title, fold) for title, rows in tables], style)
+    show_tables([table_from_dicts(rows, title, fold) for title, rows in tables], style)
 
 
 @data.command("show", epilog=examples("data show glyphs", "data show glyphs --out letters.jpg --classes 20 --images 4"))

@@ -59,13 +59,15 @@ def _begin(name: str, package: bool) -> None:
 
 def _list(style: str) -> None:
     from ifsl_bench.plugin.listing import method_rows, methods_listed_by_shorthand
-    from ifsl_bench.reporting.table import READERS, plain_table
+    from ifsl_bench.reporting.table import READERS, table_from_dicts
 
     rows = method_rows()
     if style in READERS:
         shown = [name for name in SHOWN if name != "package" or len({row["package"] for row in rows}) > 1]
         rows = [{name: row[name] for name in shown} for row in rows]
-    show_tables([plain_table(rows, fold={"what": 48}, drop=("paper", "package", "trained"))], style)
+    show_tables(
+        [table_from_dicts(rows, min_fold_widths={"what": 48}, dropped_first=("paper", "package", "trained"))], style
+    )
     if style in READERS:
         named = "; ".join(f"{name} is {' or '.join(also)}" for name, also in methods_listed_by_shorthand().items())
         say(f"\nBy options: {named}", style)
@@ -74,11 +76,13 @@ def _list(style: str) -> None:
 
 def _describe(name: str, style: str) -> None:
     from ifsl_bench.plugin.listing import describe_method
-    from ifsl_bench.reporting.table import READERS, plain_table
+    from ifsl_bench.reporting.table import READERS, table_from_dicts
 
     description = describe_method(name)
-    table = plain_table(
-        description.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24}, drop=("tried",)
+    table = table_from_dicts(
+        description.options,
+        min_fold_widths={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
+        dropped_first=("tried",),
     )
     if style not in READERS:
         show_tables([table], style)
@@ -96,13 +100,13 @@ def _check(name: str, style: str) -> None:
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.rules import check_contract, remark_on_ties
     from ifsl_bench.plugin.session_contract import check_session_rules
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     chosen, meant = find_method(name)
     arguments = chosen.name, chosen.method, meant
     checks = [*check_contract(*arguments), *check_session_rules(*arguments)]
     rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
-    show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
+    show_tables([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
     if remark := remark_on_ties(*arguments):
@@ -124,7 +128,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, names_file
     from ifsl_bench.plugin.registry import registered_entry_points as registered
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks, own_tasks, packaged_tasks
-    from ifsl_bench.reporting.page.references import citation_of_paper
+    from ifsl_bench.reporting.page.references import cite_paper
     from ifsl_bench.store.published import paper_titles
 
     folders, keys = folders_of(home), list[str]() if names else [cite_suite()]
@@ -138,7 +142,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
         elif name in all_shorthands():
             keys.append(cite_method(name))
         elif name in paper_titles():
-            paper = citation_of_paper(name)
+            paper = cite_paper(name)
             keys += [f"% {name}: {paper.text}", paper.bibtex or f"% source {name}: no entry"]
         else:
             raise unknown_name_error(

@@ -33,12 +33,12 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
         style: one of :data:`ifsl_bench.reporting.table.FORMATS`.
         closing: a line for readers below all tables.
     """
-    from ifsl_bench.reporting.table import PROGRAMS, render
+    from ifsl_bench.reporting.table import PROGRAMS, render_tables
     from ifsl_bench.store.result_folder import LEFT_OUT
 
     if not at_terminal(style):
         tables = list(tables)
-        click.echo(render(tables, style, closing))
+        click.echo(render_tables(tables, style, closing))
         if style in PROGRAMS:  # which get no notes
             warn(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
         return
@@ -69,11 +69,11 @@ def say(text: str = "", style: str = TEXT) -> None:
         text: the lines.
         style: the format of the tables.
     """
-    from ifsl_bench.reporting.table import prose
+    from ifsl_bench.reporting.table import format_prose
 
     for line in text.split("\n"):
         if not at_terminal(style):
-            click.echo(prose(line, style))
+            click.echo(format_prose(line, style))
             continue
         from ifsl_bench.reporting.terminal import print_text
 

@@ -47,7 +47,7 @@ def results_list(
 
     'ifsl-bench table TASK' shows the same rows among the stored ones.
     """
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
     from ifsl_bench.store.result_folder import results_by_row
 
     root = folders.results
@@ -55,7 +55,7 @@ def results_list(
     warn(remarks)
     if not rows:
         raise UserError(f"there are no such results in {root}; 'ifsl-bench run' makes some")
-    show_tables([plain_table([_record(row) for row in rows], fold={"task": 12, "method": 18})], style)
+    show_tables([table_from_dicts([_record(row) for row in rows], min_fold_widths={"task": 12, "method": 18})], style)
 
 
 def _record(results: Sequence[Result]) -> dict[str, str]:

@@ -48,10 +48,10 @@ def plot() -> None:
 
 
 def _out(_: click.Context, __: click.Parameter, value: str) -> Path:
-    from ifsl_bench.reporting.figures.style import format_of
+    from ifsl_bench.reporting.figures.style import figure_format
 
     path = Path(value).expanduser()
-    format_of(path)  # a wrong name is an error before anything is computed
+    figure_format(path)  # a wrong name is an error before anything is computed
     return path
 
 

@@ -54,7 +54,7 @@ def _passes(choice: RecipeChoice) -> float:
 def _list(style: str) -> None:
     from ifsl_bench.backbones.find_recipe import find_recipe
     from ifsl_bench.plugin import registry
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     rows = []
     for name in registry.registered_entry_points(registry.RECIPE_GROUP):
@@ -66,14 +66,14 @@ def _list(style: str) -> None:
         summary = (inspect.getdoc(choice.kind) or "").partition("\n")[0]
         knows = "yes" if choice.kind.knows_classes else ""
         rows.append({"recipe": name, "what": summary, "passes": f"{_passes(choice):g}", "knows classes": knows})
-    show_tables([plain_table(rows, fold={"what": 60})], style)
+    show_tables([table_from_dicts(rows, min_fold_widths={"what": 60})], style)
     say("\npasses: of the backbone in a step, for each image. All recipes have the same passes in all.", style)
 
 
 def _describe(name: str, style: str) -> None:
     from ifsl_bench.backbones.find_recipe import find_recipe
     from ifsl_bench.plugin.options import options_of
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
     from ifsl_bench.utils.text_format import format_value
 
     choice = find_recipe(name)
@@ -83,18 +83,18 @@ def _describe(name: str, style: str) -> None:
     ]
     document(inspect.getdoc(choice.kind) or "", style)
     say("", style)
-    show_tables([plain_table([*options, {"option": "passes", "takes": "float", "default": "1"}])], style)
+    show_tables([table_from_dicts([*options, {"option": "passes", "takes": "float", "default": "1"}])], style)
     say("\npasses: the multiple of the task's own passes of the backbone.", style)
 
 
 def _check(name: str, style: str) -> None:
     from ifsl_bench.backbones.find_recipe import find_recipe
     from ifsl_bench.backbones.recipe_rules import check_recipe
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     choice = find_recipe(name)
     checks = check_recipe(choice)
     rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
-    show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
+    show_tables([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"recipe {choice.label!r} breaks {len(failed)} of {len(checks)} rules")

@@ -28,20 +28,20 @@ def report(tasks: tuple[str, ...], out: str, recipes: tuple[str, ...], folders: 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
     from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks, packaged_tasks
-    from ifsl_bench.reporting.page.data import boards_with_variants, gather
-    from ifsl_bench.reporting.page.page import page_html
+    from ifsl_bench.reporting.page.data import collect_page, load_results_with_variants
+    from ifsl_bench.reporting.page.page import render_page
     from ifsl_bench.utils.files import check_output_path, write_bytes
 
     path = Path(out).expanduser()
     check_output_path(path)
     chosen = [task for name in tasks for task in load_tasks(name, home=folders)]
     all_tasks = [*packaged_tasks().values(), *own_tasks(folders).values()]
-    results_of_tasks = boards_with_variants(chosen or all_tasks, folders.results, bool(chosen), recipes)
+    results_of_tasks = load_results_with_variants(chosen or all_tasks, folders.results, bool(chosen), recipes)
     if not results_of_tasks:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
     names = {task_results.task_name for task_results in results_of_tasks}
-    page = gather(results_of_tasks)
-    content = page_html(page).encode()
+    page = collect_page(results_of_tasks)
+    content = render_page(page).encode()
     write_bytes(path, content, "--out")
     click.echo(
         f"wrote {out}: {len(page.rows)} rows of {format_count(len(names), 'task')}, "

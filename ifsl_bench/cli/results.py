@@ -49,17 +49,17 @@ def _show_tasks(
 ) -> None:
     """Print the tables of tasks; ranked ones with the tables of their variants."""
     from ifsl_bench.analysis.task_results import no_results_error
-    from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables, with_variants
+    from ifsl_bench.reporting.leaderboard import add_variants, leaderboard_tables, task_tables
 
     if style == "latex":
         from ifsl_bench.reporting.latex import paper_tables
 
-        shown = with_variants(results_of_tasks, folders.results, labels) if ranked else results_of_tasks
+        shown = add_variants(results_of_tasks, folders.results, labels) if ranked else results_of_tasks
         if empty := [task_results for task_results in shown if task_results.is_empty]:
             raise no_results_error(empty[0])
         click.echo(paper_tables(shown, full, rank=ranked))
     elif ranked:
-        tables, closing = ranked_tables(results_of_tasks, folders.results, full, labels)
+        tables, closing = leaderboard_tables(results_of_tasks, folders.results, full, labels)
         show_tables(tables, style, closing)
     else:
         show_tables([table for task_results in results_of_tasks for table in task_tables(task_results, full)], style)
@@ -179,9 +179,9 @@ def leaderboard(
 
     results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, recipes), setting)
     if style == TEXT and not (tasks or labels or setting or full or recipes):
-        from ifsl_bench.reporting.leaderboard import overview
+        from ifsl_bench.reporting.leaderboard import overview_tables
 
-        tables, closing = overview(results_of_tasks)
+        tables, closing = overview_tables(results_of_tasks)
         show_tables(tables, style, closing)
         return
     _show_tasks(results_of_tasks, folders, style, full, labels)
@@ -248,7 +248,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
     from ifsl_bench.analysis.task_results import load_results_by_name, require_row
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_task
-    from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables, validated_on
+    from ifsl_bench.reporting.detail_tables import describe_facts, describe_validation_pools, seed_table, session_tables
     from ifsl_bench.reporting.table import READERS
     from ifsl_bench.store.schema import read
 
@@ -271,11 +271,11 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
         raise _neither("show", what)
-    whole = row_table(row)
+    whole = seed_table(row)
     show_tables([replace(whole, notes=[*whole.notes, *more]), *session_tables(row)], style)
     if style in READERS:
-        validated = validated_on(task) if task and task.hash == row.results[0].task_hash else ""
-        say("\n" + facts_of(row.results, {"validated on": validated, "again": again}), style)
+        validated = describe_validation_pools(task) if task and task.hash == row.results[0].task_hash else ""
+        say("\n" + describe_facts(row.results, {"validated on": validated, "again": again}), style)
 
 
 @click.command(epilog=examples("check results/glyphs-5shot/*.json", "check mine.seed-0.json --task mine.toml"))

@@ -181,7 +181,7 @@ def run(
 def _evaluate(checkpoint: Path, config: RunConfig, work: Workspace, style: str) -> int:
     from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
     from ifsl_bench.api import evaluate_checkpoint
-    from ifsl_bench.reporting.detail_tables import row_table
+    from ifsl_bench.reporting.detail_tables import seed_table
 
     result = evaluate_checkpoint(
         checkpoint,
@@ -192,7 +192,7 @@ def _evaluate(checkpoint: Path, config: RunConfig, work: Workspace, style: str) 
         work=work,
         command=_typed(sys.argv[1:]),
     )
-    show_tables([row_table(SeedAggregate(result.label, FILE, (result,)))], style)
+    show_tables([seed_table(SeedAggregate(result.label, FILE, (result,)))], style)
     return 0
 
 
@@ -236,7 +236,7 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
         )
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
-    from ifsl_bench.reporting.notes import standings
+    from ifsl_bench.reporting.notes import describe_standings
 
     results_of_tasks = [
         task_results.select_default_view(labels_of[task_results.task_name])
@@ -256,7 +256,7 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
             row = task_results.find_row(label)
             by_setting.setdefault(row.setting if row and row.setting != EVERY else PAPER, []).append(label)
         for setting, of_setting in by_setting.items():
-            for lines in standings(task_results.select_setting(setting), of_setting):
+            for lines in describe_standings(task_results.select_setting(setting), of_setting):
                 say("\n" + "\n".join(lines), style)
     if printed := [
         task_results for task_results in results_of_tasks if task_results.published_rows or task_results.task.variant_of

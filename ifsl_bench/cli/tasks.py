@@ -51,17 +51,17 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
         return
     from ifsl_bench.data.preparing.catalogue import task_rows
     from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-    from ifsl_bench.reporting.table import READERS, plain_table
+    from ifsl_bench.reporting.table import READERS, table_from_dicts
 
     rows = task_rows(folders_of(home))
     if style not in READERS:
-        show_tables([plain_table(rows)], style)
+        show_tables([table_from_dicts(rows)], style)
         return
     drop = ("backbone", "episodes", "protocol")
     tables = []
     for data in dict.fromkeys(row["data"] for row in rows):
         some = [{key: text for key, text in row.items() if key != "data"} for row in rows if row["data"] == data]
-        table = plain_table(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged_tasks())
+        table = table_from_dicts(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged_tasks())
         tables.append(replace(table, title=data))
     show_tables(tables, style)
     say("\nDetails of a task: ifsl-bench tasks NAME. To run one: ifsl-bench run --method imprint --task NAME", style)
@@ -79,16 +79,16 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     NAME is what --task takes; 'show' may be left out.
     """
     from ifsl_bench.protocols.tasks.task_files import load_tasks
-    from ifsl_bench.reporting.table import READERS, plain_table
-    from ifsl_bench.reporting.task_sheet import task_facts
+    from ifsl_bench.reporting.table import READERS, table_from_dicts
+    from ifsl_bench.reporting.task_sheet import describe_task
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
     folders = folders_to_read(home or above.get("home"), results_dir)
-    sheets = [task_facts(task, folders) for task in load_tasks(name, home=folders)]
+    sheets = [describe_task(task, folders) for task in load_tasks(name, home=folders)]
     if style == "text" and above.get("style"):
         style = above["style"]
     if style not in READERS:
-        show_tables([plain_table(sheets)], style)
+        show_tables([table_from_dicts(sheets)], style)
         return
     for i, facts in enumerate(sheets):
         say("\n" * bool(i) + "\n".join(f"{key:15}{text}" for key, text in facts.items()), style)

@@ -110,7 +110,9 @@ def list_(home: str | None, style: str) -> None:
     Those in the home folder, those that come with the package, and those to be fetched.
     """
     from ifsl_bench.backbones.weights import weights_listing
-    from ifsl_bench.reporting.table import plain_table
+    from ifsl_bench.reporting.table import table_from_dicts
 
     rows = weights_listing(folders_of(home))
-    show_tables([plain_table(rows, fold={"pretraining": 30}, drop=("weights", "trained on"))], style)
+    show_tables(
+        [table_from_dicts(rows, min_fold_widths={"pretraining": 30}, dropped_first=("weights", "trained on"))], style
+    )

@@ -23,63 +23,63 @@ class TableRow:
     """One row of a task's table.
 
     Attributes:
-        comparable: whether it is of the task's own protocol, episodes and data.
+        is_comparable: whether it is of the task's own protocol, episodes and data.
         values: metric -> mean and half-width of its 95% interval, in percent, unrounded; the interval of published
             numbers is NaN.
-        after: in sessions, mean and interval of the accuracy after each session.
+        accuracy_after_sessions: in sessions, mean and interval of the accuracy after each session.
         marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.FLAG_LETTERS`.
         source: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
             ones.
-        printed: the +- that a paper prints next to its accuracy, of unknown kind.
-        seeds: how many training seeds.
-        spread: standard deviation between the seeds' accuracies; NaN for fewer than two.
-        partial: whether it was measured on a part of the data; None for published rows.
-        place: ranks and distance from the best, where rows were ranked and this one is comparable with them.
+        printed_interval: the +- that a paper prints next to its accuracy, of unknown kind.
+        n_seeds: how many training seeds.
+        sd_of_seeds: standard deviation between the seeds' accuracies; NaN for fewer than two.
+        is_partial: whether it was measured on a part of the data; None for published rows.
+        ranked_row: ranks and distance from the best, where rows were ranked and this one is comparable with them.
         note: what a reader should know of a published row.
-        measured: the row that it was made from; None for published rows.
+        measured_row: the row that it was made from; None for published rows.
     """
 
     task: Task
-    comparable: bool
+    is_comparable: bool
     label: str
     values: Mapping[str, Estimate]
     source: str
-    printed: float | None = None
-    seeds: int | None = None
-    spread: float = math.nan
-    partial: bool | None = None
-    place: RankedRow | None = None
+    printed_interval: float | None = None
+    n_seeds: int | None = None
+    sd_of_seeds: float = math.nan
+    is_partial: bool | None = None
+    ranked_row: RankedRow | None = None
     note: str = ""
-    measured: SeedAggregate | None = None
-    after: Sequence[Estimate] = ()
+    measured_row: SeedAggregate | None = None
+    accuracy_after_sessions: Sequence[Estimate] = ()
     marks: str = ""
 
     @property
     def kind(self) -> str:
         """Return "measured", "computed" or "published"."""
-        return "measured" if self.measured else COMPUTED if self.source == COMPUTED else "published"
+        return "measured" if self.measured_row else COMPUTED if self.source == COMPUTED else "published"
 
 
-def entries_of(task_results: TaskResults, rank: bool = False) -> list[TableRow]:
+def list_table_rows(task_results: TaskResults, in_rank_order: bool = False) -> list[TableRow]:
     """Return comparable measured rows, lazy rows, other measured ones and published ones.
 
     Published rows in sessions have a table of their own, see :func:`ifsl_bench.reporting.leaderboard.published_tables`.
 
     Args:
         task_results: the results of a task.
-        rank: put comparable rows in the order of their ranks, which are among all of the task's comparable rows,
-            whichever are shown.
+        in_rank_order: put comparable rows in the order of their ranks, which are among all of the task's comparable
+            rows, whichever are shown.
     """
-    if rank:
-        comparable = [_measured(task_results, place.row, True, place) for place in task_results.ranked_rows]
+    if in_rank_order:
+        comparable = [_measured_table_row(task_results, place.row, True, place) for place in task_results.ranked_rows]
     else:
-        comparable = [_measured(task_results, row, True) for row in task_results.rows]
-    others = [_measured(task_results, row, False) for row in task_results.incomparable_rows]
-    papers = [] if protocol_of(task_results.task).published_apart else published_entries(task_results)
-    return [*comparable, *_lazy(task_results), *others, *papers]
+        comparable = [_measured_table_row(task_results, row, True) for row in task_results.rows]
+    others = [_measured_table_row(task_results, row, False) for row in task_results.incomparable_rows]
+    papers = [] if protocol_of(task_results.task).published_apart else published_table_rows(task_results)
+    return [*comparable, *_base_only_table_rows(task_results), *others, *papers]
 
 
-def _measured(
+def _measured_table_row(
     task_results: TaskResults, row: SeedAggregate, comparable: bool, place: RankedRow | None = None
 ) -> TableRow:
     return TableRow(
@@ -88,16 +88,16 @@ def _measured(
         row.label,
         row.summarise_metrics(),
         row.origin,
-        seeds=len(row.results),
-        spread=row.sd_of_seeds(),
-        partial=row.is_partial,
-        place=place,
-        measured=row,
-        after=row.metric_after_sessions(),
+        n_seeds=len(row.results),
+        sd_of_seeds=row.sd_of_seeds(),
+        is_partial=row.is_partial,
+        ranked_row=place,
+        measured_row=row,
+        accuracy_after_sessions=row.metric_after_sessions(),
     )
 
 
-def _lazy(task_results: TaskResults) -> list[TableRow]:
+def _base_only_table_rows(task_results: TaskResults) -> list[TableRow]:
     """Return the rows, in sessions, of models that never answer with a novel class, each named after a row of its A_0.
 
     There is none in episodes.
@@ -119,15 +119,15 @@ def _lazy(task_results: TaskResults) -> list[TableRow]:
             name,
             lazy.summarise_metrics(),
             COMPUTED,
-            seeds=len(lazy.seeds),
+            n_seeds=len(lazy.seeds),
             note=note,
-            after=after,
+            accuracy_after_sessions=after,
         )
         entries.append(entry)
     return entries
 
 
-def published_entries(task_results: TaskResults) -> list[TableRow]:
+def published_table_rows(task_results: TaskResults) -> list[TableRow]:
     """Return the published rows of a task, whose numbers have no intervals."""
     entries = []
     for paper in task_results.published_rows:
@@ -138,9 +138,11 @@ def published_entries(task_results: TaskResults) -> list[TableRow]:
             paper.label,
             values,
             paper.source,
-            printed=paper.values.get("plus_minus_as_printed"),
+            printed_interval=paper.values.get("plus_minus_as_printed"),
             note=paper.remark,
-            after=[Estimate(value, math.nan) for value in paper.sequence.after] if paper.sequence else (),
+            accuracy_after_sessions=[Estimate(value, math.nan) for value in paper.sequence.after]
+            if paper.sequence
+            else (),
             marks=paper.sequence.marks if paper.sequence else "",
         )
         entries.append(entry)
@@ -175,22 +177,24 @@ def task_columns(
     if full:
         hidden += [name for name in shown if name in ENDS]
     metrics = [
-        _metric(name, task, protocol.shows_metric(name, row_metrics), ranked)
+        _metric_column(name, task, protocol.shows_metric(name, row_metrics), ranked)
         for name in shown
         if not (full and name in ENDS)
     ]
-    metrics[2:2] = [_after(t, full) for t in protocol.curve_sessions(task)]
-    metrics += [_metric(name, task, False) for name in hidden]
+    metrics[2:2] = [_session_accuracy_column(t, full) for t in protocol.curve_sessions(task)]
+    metrics += [_metric_column(name, task, False) for name in hidden]
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
         *([Column(fields=_comparable_fields), RANK] if ranked else []),
-        Column("method", lambda entry: shown_label(entry.label), lambda entry: {"method": entry.label}, fold=14),
+        Column(
+            "method", lambda entry: shown_label(entry.label), lambda entry: {"method": entry.label}, min_fold_width=14
+        ),
         *metrics,
-        *([Column("to the best", _to_best, drop=5)] if ranked else []),
+        *([Column("to the best", _format_difference_to_best, drop_priority=5)] if ranked else []),
         *fact_columns(task, full, recipes),
-        _source(ranked),
+        _source_column(ranked),
         Column(fields=_data_fields),
-        *([Column(fields=_to_best_fields)] if ranked else []),
+        *([Column(fields=_difference_to_best_fields)] if ranked else []),
     ]
 
 
@@ -206,9 +210,14 @@ def fact_columns(task: Task, full: bool, recipes: bool = False) -> list[Column[T
     """
     return [
         *([STATE] if protocol_of(task).learns_sessions else []),
-        Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds}),
-        Column("sd of seeds", _spread, lambda entry: {"sd_of_seeds": rounded(entry.spread)}, drop=7),
-        Column("trials" if full else None, _trials, _trials_fields, fold=8),
+        Column("seeds", lambda entry: str(entry.n_seeds or ""), lambda entry: {"seeds": entry.n_seeds}),
+        Column(
+            "sd of seeds",
+            _format_sd_of_seeds,
+            lambda entry: {"sd_of_seeds": round_or_none(entry.sd_of_seeds)},
+            drop_priority=7,
+        ),
+        Column("trials" if full else None, _format_trials, _trials_fields, min_fold_width=8),
         *([TRAINED] if full and recipes else []),
     ]
 
@@ -236,21 +245,21 @@ def paper_columns(
         if column.latex and (full or column.latex_short) and protocol.shows_metric(column.name, row_metrics)
     ]
     curve = protocol.curve_sessions(task)
-    columns = [_metric(name, task, True) for name in names if not (curve and name in ENDS)]
+    columns = [_metric_column(name, task, True) for name in names if not (curve and name in ENDS)]
     if curve:
         columns.sort(key=lambda column: column.name == "calibrated_acc")
-        between = [_after(t, True) for t in curve[1:-1]]
-        columns = [_metric("first", task, True), *between, _metric("last", task, True), *columns]
+        between = [_session_accuracy_column(t, True) for t in curve[1:-1]]
+        columns = [_metric_column("first", task, True), *between, _metric_column("last", task, True), *columns]
     facts = [column for column in fact_columns(task, full, recipes) if full and column.latex_heading]
     return [*columns, *facts, *([RANK] if ranked else [])]
 
 
-def metric_names(protocol: Protocol) -> Column[str]:
+def metric_name_column(protocol: Protocol) -> Column[str]:
     """Return the column with the name of a metric."""
     return Column("metric", lambda name: protocol.column(name).title, lambda name: {"metric": name})
 
 
-def plus_minus(value: Estimate | PairedDifference | RowDifference, sign: str = "") -> str:
+def format_plus_minus(value: Estimate | PairedDifference | RowDifference, sign: str = "") -> str:
     """Return mean ± interval with two digits, or the mean alone where there is no interval.
 
     Args:
@@ -261,7 +270,7 @@ def plus_minus(value: Estimate | PairedDifference | RowDifference, sign: str = "
     return mean if math.isnan(value.interval) else f"{mean} ± {value.interval:.2f}"
 
 
-def rounded(value: float, digits: int = 4) -> float | None:
+def round_or_none(value: float, digits: int = 4) -> float | None:
     """Return a number for programs, None for NaN.
 
     Args:
@@ -271,22 +280,22 @@ def rounded(value: float, digits: int = 4) -> float | None:
     return None if math.isnan(value) else round(value, digits)
 
 
-def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[TableRow]:
+def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[TableRow]:
     """Return the column of a metric in percent; for programs alone unless ``shown``."""
     column = protocol_of(task).column(name)
 
     def text(entry: TableRow) -> str:
         if name not in entry.values:
             return ""
-        printed = f" ({entry.printed:.2f})" if name == "acc" and entry.printed is not None else ""
-        return plus_minus(entry.values[name]) + printed
+        printed = f" ({entry.printed_interval:.2f})" if name == "acc" and entry.printed_interval is not None else ""
+        return format_plus_minus(entry.values[name]) + printed
 
     def fields(entry: TableRow) -> dict[str, float | None]:
         value = entry.values.get(name, UNKNOWN)
-        return {name: rounded(value.mean), f"{name}_interval": rounded(value.interval)}
+        return {name: round_or_none(value.mean), f"{name}_interval": round_or_none(value.interval)}
 
     def bold(entry: TableRow) -> bool:
-        return ranked and name == "acc" and entry.place is not None and entry.place.may_be_best
+        return ranked and name == "acc" and entry.ranked_row is not None and entry.ranked_row.may_be_best
 
     def latex(entry: TableRow, is_bold: bool) -> str:
         """Return a number as papers print it: with its ± next to an accuracy only."""
@@ -295,7 +304,7 @@ def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[
         value = entry.values[name]
         number = f"{value.mean:.2f}".replace("-", "$-$")  # not a hyphen
         number = rf"\textbf{{{number}}}" if is_bold else number
-        interval = value.interval if entry.printed is None else entry.printed
+        interval = value.interval if entry.printed_interval is None else entry.printed_interval
         has_interval = name in ("acc", "calibrated_acc") and not math.isnan(interval)
         return rf"{number} $\pm$ {interval:.2f}" if has_interval else number
 
@@ -304,87 +313,87 @@ def _metric(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[
         text,
         fields,
         bold,
-        drop=column.drop,
+        drop_priority=column.drop,
         name=name,
         latex_heading=column.latex,
         latex=latex,
     )
 
 
-def _after(t: int, shown: bool) -> Column[TableRow]:
+def _session_accuracy_column(t: int, shown: bool) -> Column[TableRow]:
     """Return the column of the accuracy after session t; for programs alone unless ``shown``."""
 
     def fields(entry: TableRow) -> dict[str, float | None]:
-        value = entry.after[t] if entry.after else UNKNOWN
-        return {f"a_{t}": rounded(value.mean), f"a_{t}_interval": rounded(value.interval)}
+        value = entry.accuracy_after_sessions[t] if entry.accuracy_after_sessions else UNKNOWN
+        return {f"a_{t}": round_or_none(value.mean), f"a_{t}_interval": round_or_none(value.interval)}
 
     return Column(
         f"A_{t}" if shown else None,
-        lambda entry: plus_minus(entry.after[t]) if entry.after else "",
+        lambda entry: format_plus_minus(entry.accuracy_after_sessions[t]) if entry.accuracy_after_sessions else "",
         fields,
         latex_heading=str(t),
-        latex=lambda entry, _: f"{entry.after[t].mean:.2f}" if entry.after else "",
+        latex=lambda entry, _: f"{entry.accuracy_after_sessions[t].mean:.2f}" if entry.accuracy_after_sessions else "",
     )
 
 
 def _comparable_fields(entry: TableRow) -> dict[str, str | bool | None]:
-    return {"variant_of": entry.task.variant_of or None, "kind": entry.kind, "comparable": entry.comparable}
+    return {"variant_of": entry.task.variant_of or None, "kind": entry.kind, "comparable": entry.is_comparable}
 
 
-def _rank(entry: TableRow) -> str:
+def _format_ranks(entry: TableRow) -> str:
     """Return the ranks that a row can have, "-" where it is provisional."""
-    if entry.place is None:
+    if entry.ranked_row is None:
         return ""
-    return "-" if entry.place.rank_interval is None else str(entry.place.rank_interval)
+    return "-" if entry.ranked_row.rank_interval is None else str(entry.ranked_row.rank_interval)
 
 
 def _rank_fields(entry: TableRow) -> dict[str, int | bool | None]:
-    ranks = entry.place.rank_interval if entry.place else None
+    ranks = entry.ranked_row.rank_interval if entry.ranked_row else None
     return {
         "rank_first": ranks.first if ranks else None,
         "rank_last": ranks.last if ranks else None,
-        "provisional": entry.place.is_provisional if entry.place else None,
+        "provisional": entry.ranked_row.is_provisional if entry.ranked_row else None,
     }
 
 
-def _state(entry: TableRow) -> float:
+def _state_bytes(entry: TableRow) -> float:
     """Return the bytes that a row carries on for each novel class; NaN where that is not known."""
-    if entry.measured is None:
+    if entry.measured_row is None:
         return 0.0 if entry.kind == COMPUTED else math.nan
-    size = entry.measured.state_bytes_per_class
+    size = entry.measured_row.state_bytes_per_class
     return math.nan if size is None else size
 
 
-def _state_text(entry: TableRow) -> str:
-    return "" if math.isnan(_state(entry)) else f"{_state(entry):,.0f}"
+def _format_state_bytes(entry: TableRow) -> str:
+    return "" if math.isnan(_state_bytes(entry)) else f"{_state_bytes(entry):,.0f}"
 
 
 RANK = Column[TableRow](
     "rank",
-    _rank,
+    _format_ranks,
     _rank_fields,
     latex_heading="rank",
-    latex=lambda entry, _: _rank(entry).replace("-", "--"),  # an en dash
+    latex=lambda entry, _: _format_ranks(entry).replace("-", "--"),  # an en dash
 )
 STATE = Column[TableRow](
     "bytes/class",
-    _state_text,
-    lambda entry: {"state_bytes_per_class": rounded(_state(entry))},
-    drop=8,
+    _format_state_bytes,
+    lambda entry: {"state_bytes_per_class": round_or_none(_state_bytes(entry))},
+    drop_priority=8,
     name="state",
     latex_heading="bytes/class",
-    latex=lambda entry, _: _state_text(entry),
+    latex=lambda entry, _: _format_state_bytes(entry),
 )
 
 
-def _trained(entry: TableRow) -> str:
+def _format_training(entry: TableRow) -> str:
     """Return the steps of the backbone's training, and the passes of the backbone that each takes for an image."""
     facts = _recipe_fields(entry)
     return f"{facts['pretraining_steps']:,} x {facts['passes']:g}" if facts["recipe"] else ""
 
 
 def _recipe_fields(entry: TableRow) -> dict[str, str | float | bool | None]:
-    row = entry.measured
+    row = entry.measured_row
     if row is None or row.recipe is None:
         return dict.fromkeys(("recipe", "pretraining_steps", "passes", "knows_classes"))
     facts = row.results[0].pretraining
@@ -398,33 +407,33 @@ def _recipe_fields(entry: TableRow) -> dict[str, str | float | bool | None]:
 
 TRAINED = Column[TableRow](
     "steps x passes",
-    _trained,
-    drop=6,
+    _format_training,
+    drop_priority=6,
     latex_heading=r"steps $\times$ passes",
-    latex=lambda entry, _: _trained(entry).replace("x", r"$\times$"),
+    latex=lambda entry, _: _format_training(entry).replace("x", r"$\times$"),
 )
 
 
-def _spread(entry: TableRow) -> str:
-    return "" if math.isnan(entry.spread) else f"{entry.spread:.2f}"
+def _format_sd_of_seeds(entry: TableRow) -> str:
+    return "" if math.isnan(entry.sd_of_seeds) else f"{entry.sd_of_seeds:.2f}"
 
 
-def _trials(entry: TableRow) -> str:
+def _format_trials(entry: TableRow) -> str:
     """Return how many settings the options were chosen from, and which of them are at an end of what was tried."""
-    row = entry.measured
+    row = entry.measured_row
     if row is None:
         return ""
     return f"{row.n_trials}, edge: {', '.join(row.options_at_edge)}" if row.options_at_edge else f"{row.n_trials}"
 
 
 def _trials_fields(entry: TableRow) -> dict[str, str | int | None]:
-    row = entry.measured
+    row = entry.measured_row
     if row is None:
         return {"setting": None, "trials": None, "edge": None}
     return {"setting": row.setting, "trials": row.n_trials, "edge": ", ".join(row.options_at_edge)}
 
 
-def remarks_of(row: SeedAggregate) -> list[str]:
+def list_remarks(row: SeedAggregate) -> list[str]:
     """Return the remarks on a measured row: what its method sees and keeps, and what its backbone saw and knows."""
     remarks = (
         "transductive" if row.is_transductive else "",
@@ -435,7 +444,7 @@ def remarks_of(row: SeedAggregate) -> list[str]:
     return [remark for remark in remarks if remark]
 
 
-def _source(ranked: bool) -> Column[TableRow]:
+def _source_column(ranked: bool) -> Column[TableRow]:
     """Return the column of a row's source, with remarks; ranked tables have ``comparable`` for programs instead."""
 
     def plain(entry: TableRow) -> str:
@@ -443,37 +452,37 @@ def _source(ranked: bool) -> Column[TableRow]:
         return f"published: {entry.source}{marks}" if entry.kind == "published" else entry.source
 
     def text(entry: TableRow) -> str:
-        parts = [plain(entry), *(remarks_of(entry.measured) if entry.measured else [])]
-        if not entry.comparable and (entry.measured or ranked):
-            parts.append("not comparable" if entry.measured else "other protocol")
+        parts = [plain(entry), *(list_remarks(entry.measured_row) if entry.measured_row else [])]
+        if not entry.is_comparable and (entry.measured_row or ranked):
+            parts.append("not comparable" if entry.measured_row else "other protocol")
         return ", ".join(parts)
 
-    return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, fold=11)
+    return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, min_fold_width=11)
 
 
 def _data_fields(entry: TableRow) -> dict[str, bool | str | float | None]:
-    novel_seen = entry.measured.novel_classes_seen if entry.measured else None
-    return {"partial_data": entry.partial, "novel_seen": novel_seen, **_recipe_fields(entry)}
+    novel_seen = entry.measured_row.novel_classes_seen if entry.measured_row else None
+    return {"partial_data": entry.is_partial, "novel_seen": novel_seen, **_recipe_fields(entry)}
 
 
-def _to_best(entry: TableRow) -> str:
+def _format_difference_to_best(entry: TableRow) -> str:
     """Return the difference to the best row, with a mark where it is over episodes alone.
 
-    :func:`ifsl_bench.reporting.notes.notes_of_ranks` explains the mark.
+    :func:`ifsl_bench.reporting.notes.rank_notes` explains the mark.
     """
-    if not (entry.place and entry.place.difference_to_best):
+    if not (entry.ranked_row and entry.ranked_row.difference_to_best):
         return ""
-    few = entry.place.n_common_seeds < 2 and not entry.place.row.has_single_unit
-    return plus_minus(entry.place.difference_to_best, "+") + (FEW_SEEDS if few else "")
+    few = entry.ranked_row.n_common_seeds < 2 and not entry.ranked_row.row.has_single_unit
+    return format_plus_minus(entry.ranked_row.difference_to_best, "+") + (FEW_SEEDS if few else "")
 
 
-def _to_best_fields(entry: TableRow) -> dict[str, float | str | None]:
+def _difference_to_best_fields(entry: TableRow) -> dict[str, float | str | None]:
     """Return the difference to the best row, and what papers print with their numbers."""
-    gap = entry.place.difference_to_best if entry.place else None
+    gap = entry.ranked_row.difference_to_best if entry.ranked_row else None
     return {
-        "to_best": rounded(gap.mean) if gap else None,
-        "to_best_interval": rounded(gap.interval) if gap else None,
-        "common_seeds": entry.place.n_common_seeds if entry.place else None,
-        "plus_minus_as_printed": entry.printed,
+        "to_best": round_or_none(gap.mean) if gap else None,
+        "to_best_interval": round_or_none(gap.interval) if gap else None,
+        "common_seeds": entry.ranked_row.n_common_seeds if entry.ranked_row else None,
+        "plus_minus_as_printed": entry.printed_interval,
         "note": entry.note or None,
     }

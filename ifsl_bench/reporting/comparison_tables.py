@@ -29,7 +29,7 @@ from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.metrics import Estimate, PairedDifference
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
-from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
+from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
@@ -46,17 +46,17 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         )
         classes = comparison.class_intervals.get(name, NONE).interval
         return {
-            "difference": rounded(over.mean, 6),
-            "interval": rounded(over.interval, 6),
+            "difference": round_or_none(over.mean, 6),
+            "interval": round_or_none(over.interval, 6),
             "p": None if math.isnan(over.p_value) else over.p_value,
-            "difference_of_seeds": rounded(seeds.mean, 6),
-            "interval_of_seeds": rounded(seeds.interval, 6),
-            "interval_overall": rounded(both.interval, 6) if several or images else None,
+            "difference_of_seeds": round_or_none(seeds.mean, 6),
+            "interval_of_seeds": round_or_none(seeds.interval, 6),
+            "interval_overall": round_or_none(both.interval, 6) if several or images else None,
             "p_overall": both.p_value if (several or images) and not math.isnan(both.p_value) else None,
-            "interval_of_images": rounded(comparison.image_intervals.get(name, NONE).interval, 6),
+            "interval_of_images": round_or_none(comparison.image_intervals.get(name, NONE).interval, 6),
             "images_fixed": both.images_fixed,
-            "interval_of_classes": rounded(classes, 6),
-            "sd_of_classes": rounded(comparison.class_effect_sds.get(name, math.nan), 6),
+            "interval_of_classes": round_or_none(classes, 6),
+            "sd_of_classes": round_or_none(comparison.class_effect_sds.get(name, math.nan), 6),
             "classes": comparison.n_classes or None,
             "each_seed": [round(float(value), 6) for value in comparison.seed_differences[name]],
             "seeds": list(comparison.seeds),
@@ -73,17 +73,22 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         return "" if math.isnan(interval) else f"± {interval:.2f}"
 
     columns: list[Column[str]] = [
-        metric_names(comparison.protocol),
+        metric_name_column(comparison.protocol),
         Column(
-            "A - B overall" if several or images else f"A - B over {units}", lambda name: plus_minus(main(name), "+")
+            "A - B overall" if several or images else f"A - B over {units}",
+            lambda name: format_plus_minus(main(name), "+"),
         ),
         Column("p", lambda name: format_p_value(main(name).p_value).removeprefix("= ")),
         Column(
             f"over {units}" if several or images else None,
             lambda name: half(comparison.episode_differences, name),
-            drop=2,
+            drop_priority=2,
         ),
-        Column("over seeds" if several else None, lambda name: half(comparison.mean_seed_differences, name), drop=3),
+        Column(
+            "over seeds" if several else None,
+            lambda name: half(comparison.mean_seed_differences, name),
+            drop_priority=3,
+        ),
         Column(
             "over images" if comparison.image_intervals else None, lambda name: half(comparison.image_intervals, name)
         ),
@@ -91,7 +96,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         Column(
             "each seed" if several else None,
             lambda name: "  ".join(f"{value:+.2f}" for value in comparison.seed_differences[name]),
-            drop=4,
+            drop_priority=4,
         ),
         Column(fields=record),
     ]
@@ -114,14 +119,16 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
     notes = [
         *(overall if several else alone),
-        *_of_images(comparison),
-        *_of_classes(comparison),
+        *_explain_image_interval(comparison),
+        *_explain_class_interval(comparison),
         *(f"Note: {note}." for note in (*comparison.same_label_notes, *comparison.notes)),
     ]
-    return Table(columns, list(comparison.episode_differences), title, notes, lead=describe_verdict(comparison))
+    return Table(
+        columns, list(comparison.episode_differences), title, notes, lead_sentence=describe_verdict(comparison)
+    )
 
 
-def _of_images(comparison: Comparison) -> list[str]:
+def _explain_image_interval(comparison: Comparison) -> list[str]:
     """Return what explains the interval over images, and in which numbers test images are held fixed."""
     inside = [name for name in comparison.episode_differences if name in comparison.image_intervals]
     outside = ", ".join(metric_titles()[name] for name in comparison.episode_differences if name not in inside)
@@ -131,7 +138,7 @@ def _of_images(comparison: Comparison) -> list[str]:
     return [f"{note} Test images are held fixed in {outside}." if outside else note]
 
 
-def _of_classes(comparison: Comparison) -> list[str]:
+def _explain_class_interval(comparison: Comparison) -> list[str]:
     """Return what explains the interval over classes, where there is one."""
     if not comparison.n_classes:
         return []
@@ -155,13 +162,13 @@ def _of_classes(comparison: Comparison) -> list[str]:
 def published_comparison_tables(results_of_tasks: Iterable[TaskResults]) -> list[Table[PublishedPair]]:
     """Return a table for each task of which something was measured that a paper prints too."""
     return [
-        _beside_table(task_results, pairs)
+        _published_comparison_table(task_results, pairs)
         for task_results in results_of_tasks
         if (pairs := pair_with_published_rows(task_results))
     ]
 
 
-def _beside_table(task_results: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPair]:
+def _published_comparison_table(task_results: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPair]:
     judged = [pair for pair in pairs if pair.band_verdict]
     notes = []
     if judged:
@@ -173,7 +180,7 @@ def _beside_table(task_results: TaskResults, pairs: list[PublishedPair]) -> Tabl
         )
     if few := [pair.measured_row.display_name for pair in judged if len(pair.measured_row.results) < 3]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
-    notes += _order(task_results, pairs)
+    notes += _note_order_agreement(task_results, pairs)
     reasons = {pair.incompatibility: None for pair in pairs if pair.incompatibility}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
     papers = [pair.published_row for pair in pairs if pair.published_row.remark]
@@ -183,11 +190,11 @@ def _beside_table(task_results: TaskResults, pairs: list[PublishedPair]) -> Tabl
         pairs,
         f"{task_results.task_name}, measured here beside what is printed",
         notes,
-        mine=lambda pair: pair.measured_row.origin != STORED,
+        is_own_row=lambda pair: pair.measured_row.origin != STORED,
     )
 
 
-def _order(task_results: TaskResults, pairs: list[PublishedPair]) -> list[str]:
+def _note_order_agreement(task_results: TaskResults, pairs: list[PublishedPair]) -> list[str]:
     """Return a note on the order of the ranked rows; none where no two rows are ranked."""
     order = count_order_agreements(task_results, pairs)
     if not order.n_pairs:
@@ -199,29 +206,29 @@ def _order(task_results: TaskResults, pairs: list[PublishedPair]) -> list[str]:
     ]
 
 
-def _delta(pair: PublishedPair) -> str:
+def _format_delta_with_printed(pair: PublishedPair) -> str:
     printed = pair.published_row.values.get("delta")
-    measured = plus_minus(pair.measured_row.summarise_metrics()["delta"])
+    measured = format_plus_minus(pair.measured_row.summarise_metrics()["delta"])
     return measured if printed is None else f"{measured} ({printed:.2f})"
 
 
-def _printed(pair: PublishedPair) -> str:
+def _format_printed_accuracy(pair: PublishedPair) -> str:
     value, plus = pair.published_row.values["acc"], pair.published_row.values.get("plus_minus_as_printed")
     return f"{value:.2f}" + (f" ({plus:.2f})" if plus is not None else "")
 
 
-def _fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
+def _published_comparison_fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
     values, printed = pair.measured_row.summarise_metrics(), pair.published_row.values
     return {
-        "acc": rounded(values["acc"].mean),
-        "acc_interval": rounded(values["acc"].interval),
+        "acc": round_or_none(values["acc"].mean),
+        "acc_interval": round_or_none(values["acc"].interval),
         "printed": printed["acc"],
         "plus_minus_as_printed": printed.get("plus_minus_as_printed"),
-        "difference": rounded(pair.difference),
+        "difference": round_or_none(pair.difference),
         "band": pair.published_row.band,
         "verdict": pair.band_verdict,
         "apart": pair.incompatibility,
-        "delta": rounded(values["delta"].mean),
+        "delta": round_or_none(values["delta"].mean),
         "printed_delta": printed.get("delta"),
         "seeds": len(pair.measured_row.results),
         "source": pair.measured_row.origin,
@@ -232,16 +239,25 @@ def _fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
 PUBLISHED_COLUMNS: tuple[Column[PublishedPair], ...] = (
     Column(fields=lambda pair: {"task": pair.task_results.task_name}),
     Column(
-        "method", lambda pair: pair.measured_row.display_name, lambda pair: {"method": pair.measured_row.label}, fold=16
+        "method",
+        lambda pair: pair.measured_row.display_name,
+        lambda pair: {"method": pair.measured_row.label},
+        min_fold_width=16,
     ),
-    Column("Acc.", lambda pair: plus_minus(pair.measured_row.summarise_metrics()["acc"])),
-    Column("printed", _printed),
+    Column("Acc.", lambda pair: format_plus_minus(pair.measured_row.summarise_metrics()["acc"])),
+    Column("printed", _format_printed_accuracy),
     Column("difference", lambda pair: f"{pair.difference:+.2f}"),
     Column("band", lambda pair: "" if pair.published_row.band is None else f"± {pair.published_row.band:g}"),
-    Column("verdict", lambda pair: pair.band_verdict or "not comparable", fold=10),
-    Column("Delta (printed)", _delta, drop=3),
-    Column("seeds", lambda pair: str(len(pair.measured_row.results)), drop=1),
-    Column("source", lambda pair: f"{pair.measured_row.origin}; {pair.published_row.source}", _fields, fold=8, drop=2),
+    Column("verdict", lambda pair: pair.band_verdict or "not comparable", min_fold_width=10),
+    Column("Delta (printed)", _format_delta_with_printed, drop_priority=3),
+    Column("seeds", lambda pair: str(len(pair.measured_row.results)), drop_priority=1),
+    Column(
+        "source",
+        lambda pair: f"{pair.measured_row.origin}; {pair.published_row.source}",
+        _published_comparison_fields,
+        min_fold_width=8,
+        drop_priority=2,
+    ),
 )
 
 
@@ -278,21 +294,21 @@ def variance_tables(task_results: TaskResults, metric: str = "acc") -> list[Tabl
         notes.append("Seeds are of meta-training alone: the backbone is held fixed.")
     if fixed := [row.a.display_name for row in rows if row.a.is_seed_independent]:
         notes.append(f"The same for every seed, of which one counts: {', '.join(fixed)}.")
-    columns = [*_named(names, "method", "a"), *_variance_columns(task_results, heading, rows)]
-    tables = [Table(columns, rows, f"{task_results.task_name}, {heading}", [*notes, *_empty(rows)])]
+    columns = [*_name_columns(names, "method", "a"), *_variance_columns(task_results, heading, rows)]
+    tables = [Table(columns, rows, f"{task_results.task_name}, {heading}", [*notes, *_explain_empty_cells(rows)])]
     if differences := split_variance_of_differences(task_results, metric):
-        columns = [*_named(names, "A", "a"), *_named(names, "B", "b")]
-        columns += [*_variance_columns(task_results, f"A - B, {heading}", differences), *_sign()]
+        columns = [*_name_columns(names, "A", "a"), *_name_columns(names, "B", "b")]
+        columns += [*_variance_columns(task_results, f"A - B, {heading}", differences), *_wrong_sign_columns()]
         signs = [
             SIGN,
-            *_empty(differences),
+            *_explain_empty_cells(differences),
             *([NO_SIGN] if any(entry.wrong_sign is None for entry in differences) else []),
         ]
         tables.append(Table(columns, differences, f"{task_results.task_name}, differences of two rows", signs))
     return tables
 
 
-def _empty(splits: Sequence[VarianceSplit]) -> list[str]:
+def _explain_empty_cells(splits: Sequence[VarianceSplit]) -> list[str]:
     empty = [EMPTY] if any(part not in entry.variances for entry in splits for part in PARTS) else []
     if any(IMAGES not in entry.variances for entry in splits):
         which = "all" if all(IMAGES not in entry.variances for entry in splits) else "those without a number for them"
@@ -300,7 +316,7 @@ def _empty(splits: Sequence[VarianceSplit]) -> list[str]:
     return empty
 
 
-def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[VarianceSplit]]:
+def _name_columns(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[VarianceSplit]]:
     def name(entry: VarianceSplit) -> str:
         row = entry.a if which == "a" else entry.b
         return names[row] if row else ""
@@ -309,7 +325,7 @@ def _named(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list
         row = entry.a if which == "a" else entry.b
         return "" if row is None else row.label if names[row] == row.display_name else row.label_with_origin
 
-    return [Column(heading, name, lambda entry: {heading.lower(): label(entry)}, fold=14)]
+    return [Column(heading, name, lambda entry: {heading.lower(): label(entry)}, min_fold_width=14)]
 
 
 def _variance_columns(
@@ -322,37 +338,37 @@ def _variance_columns(
         def text(entry: VarianceSplit) -> str:
             if part not in entry.variances:
                 return ""
-            value, low, high = _deviations(entry.variances[part])
+            value, low, high = _standard_deviations(entry.variances[part])
             return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
         def fields(entry: VarianceSplit) -> dict[str, float | None]:
             name = f"sd_{'single' if part == ONE else part.replace(' ', '_')}"
-            values = _deviations(entry.variances[part]) if part in entry.variances else (math.nan,) * 3
-            return {name + end: rounded(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
+            values = _standard_deviations(entry.variances[part]) if part in entry.variances else (math.nan,) * 3
+            return {name + end: round_or_none(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
 
-        return Column("a single one" if part == ONE else part, text, fields, drop=sources[::-1].index(part))
+        return Column("a single one" if part == ONE else part, text, fields, drop_priority=sources[::-1].index(part))
 
     def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
         return {
             "task": task_results.task_name,
-            "mean": rounded(entry.mean.mean),
-            "interval": rounded(entry.mean.interval),
+            "mean": round_or_none(entry.mean.mean),
+            "interval": round_or_none(entry.mean.interval),
             "seeds": entry.n_seeds,
         }
 
     sign = "+" if " - " in heading else ""
     return [
-        Column(heading, lambda entry: plus_minus(entry.mean, sign), mean),
+        Column(heading, lambda entry: format_plus_minus(entry.mean, sign), mean),
         *map(deviation, (ONE, *sources[:-1])),
         Column("seeds", lambda entry: str(entry.n_seeds)),
     ]
 
 
-def _deviations(variance: VarianceEstimate) -> tuple[float, float, float]:
+def _standard_deviations(variance: VarianceEstimate) -> tuple[float, float, float]:
     return math.sqrt(variance.value), math.sqrt(variance.low), math.sqrt(variance.high)
 
 
-def _sign() -> list[Column[VarianceSplit]]:
+def _wrong_sign_columns() -> list[Column[VarianceSplit]]:
     def text(entry: VarianceSplit) -> str:
         if entry.wrong_sign is None:
             return ""
@@ -364,10 +380,10 @@ def _sign() -> list[Column[VarianceSplit]]:
     def fields(entry: VarianceSplit) -> dict[str, float | None]:
         sign = entry.wrong_sign or WrongSignChance(math.nan, math.nan, math.nan, math.nan)
         return {
-            "wrong_sign": rounded(sign.chance),
-            "wrong_sign_low": rounded(sign.low),
-            "wrong_sign_high": rounded(sign.high),
-            "wrong_sign_made": rounded(sign.observed_share),
+            "wrong_sign": round_or_none(sign.chance),
+            "wrong_sign_low": round_or_none(sign.low),
+            "wrong_sign_high": round_or_none(sign.high),
+            "wrong_sign_made": round_or_none(sign.observed_share),
         }
 
     return [

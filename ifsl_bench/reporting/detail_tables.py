@@ -12,7 +12,7 @@ from ifsl_bench.analysis.aggregate import FILE, PARTIAL, NovelBiasAggregate, See
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import metric_names, plus_minus, rounded
+from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Calibration, Result
 from ifsl_bench.utils.errors import one_line
@@ -23,7 +23,7 @@ PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
 PERCENT = "In percent; intervals are over {}, trained models held fixed."
 
 
-def _notes(row: SeedAggregate) -> list[str]:
+def _fixed_factor_notes(row: SeedAggregate) -> list[str]:
     """Return what the intervals of a row hold fixed."""
     if row.has_single_unit:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
@@ -36,7 +36,7 @@ def _notes(row: SeedAggregate) -> list[str]:
     return notes
 
 
-def row_table(row: SeedAggregate) -> Table[str]:
+def seed_table(row: SeedAggregate) -> Table[str]:
     """Return a line for each metric of a row: the mean over its seeds, and the mean of each seed.
 
     Of a result file there is the mean alone.
@@ -46,11 +46,14 @@ def row_table(row: SeedAggregate) -> Table[str]:
     def number(heading: str, field: str, value: Mapping[str, float], drop: int = 0) -> Column[str]:
         digits = 6 if of_file else 4
         return Column(
-            heading, lambda name: f"{value[name]:.2f}", lambda name: {field: rounded(value[name], digits)}, drop=drop
+            heading,
+            lambda name: f"{value[name]:.2f}",
+            lambda name: {field: round_or_none(value[name], digits)},
+            drop_priority=drop,
         )
 
     columns = [
-        metric_names(row.protocol),
+        metric_name_column(row.protocol),
         number("mean", "mean", {name: value.mean for name, value in summary.items()}),
     ]
     if not row.has_single_unit:
@@ -59,7 +62,10 @@ def row_table(row: SeedAggregate) -> Table[str]:
         means = {name: float(row.metric_by_seed(name)[place].mean()) for name in summary}
         columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
     seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {format_count(len(row.seeds), 'seed')}"
-    notes = [*_notes(row), *([] if of_file else note_solve_failures({row.display_name: row.solve_failures}))]
+    notes = [
+        *_fixed_factor_notes(row),
+        *([] if of_file else note_solve_failures({row.display_name: row.solve_failures})),
+    ]
     return Table(columns, list(summary), f"{row.display_name} on {first.task}{seeds}", notes)
 
 
@@ -67,46 +73,53 @@ def session_tables(row: SeedAggregate) -> list[Table[int]]:
     """Return tables, in sessions, of every metric after each: plain, and with one bias where one was chosen."""
     if "sessions" not in row.protocol.features:
         return []
-    tables = [_sessions(row, "after each session", "")]
+    tables = [_session_table(row, "after each session", "")]
     if "calibrated_acc" in row.metric_names:
         biased = NovelBiasAggregate(row.label, row.origin, row.results)
-        tables.append(_sessions(biased, "after each session, with one bias on all novel logits", "calibrated_"))
+        tables.append(_session_table(biased, "after each session, with one bias on all novel logits", "calibrated_"))
     return tables
 
 
-def _sessions(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
+def _session_table(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
     def column(name: str) -> Column[int]:
         values = row.metric_after_sessions(name)
 
         def fields(t: int) -> dict[str, float | None]:
-            return {f"{prefix}{name}": rounded(values[t].mean), f"{prefix}{name}_interval": rounded(values[t].interval)}
+            return {
+                f"{prefix}{name}": round_or_none(values[t].mean),
+                f"{prefix}{name}_interval": round_or_none(values[t].interval),
+            }
 
         heading = "Acc." if name == "acc" else row.protocol.column(name).title
-        return Column(heading, lambda t: "" if math.isnan(values[t].mean) else plus_minus(values[t]), fields)
+        return Column(heading, lambda t: "" if math.isnan(values[t].mean) else format_plus_minus(values[t]), fields)
 
     columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, METRICS_AFTER_SESSION)]
     return Table(
-        columns, range(len(row.metric_after_sessions())), f"{row.display_name}, {title}", _notes(row)[1:], whole=True
+        columns,
+        range(len(row.metric_after_sessions())),
+        f"{row.display_name}, {title}",
+        _fixed_factor_notes(row)[1:],
+        keeps_all_columns=True,
     )
 
 
-def validated_on(task: Task) -> str:
+def describe_validation_pools(task: Task) -> str:
     """Return the pools of classes that options, bias and checkpoints were chosen on."""
     if task.hides_base_classes("val"):
         return "base/val, with hidden base classes in place of novel ones"
     return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.parts))
 
 
-def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyType({})) -> str:
+def describe_facts(results: Sequence[Result], further_facts: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return what results of one row record next to their numbers, a line each: what they share once, the rest by seed.
 
     What would steer a terminal is written out.
 
     Args:
         results: the results of a row, by seed.
-        more: further names and texts of all of them.
+        further_facts: further names and texts of all of them.
     """
-    each = [_facts(result) | {name: [text] for name, text in more.items()} for result in results]
+    each = [_collect_facts(result) | {name: [text] for name, text in further_facts.items()} for result in results]
     names = dict.fromkeys(name for facts in each for name, texts in facts.items() if any(texts))
     width = 2 + max(map(len, names))
     lines = []
@@ -119,30 +132,31 @@ def facts_of(results: Sequence[Result], more: Mapping[str, str] = MappingProxyTy
     return "\n".join(map(one_line, lines))
 
 
-def _facts(result: Result) -> dict[str, list[str]]:
+def _collect_facts(result: Result) -> dict[str, list[str]]:
     """Return name and text, in one line or several, of all that a result records next to its numbers."""
     training = dict(result.training)
     validation = training.pop("validation", None)
     if "solves" in training:  # what did not happen is not listed
         training["solves"] = {key: count for key, count in training["solves"].items() if count != 0}
     pretraining = dict(result.pretraining)
+    accuracies = _format_in_words(pretraining.get("accuracy"), _format_percent)
     facts = {
         "method": f"{result.label}, options {format_options(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
         result.protocol.drawn: f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
-        "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
-        "training": ", ".join(filter(None, [format_options(result.train), _words(training)])) or "none",
+        "pretraining": f"{pretraining.get('key')}: {accuracies or 'no accuracy'}",
+        "training": ", ".join(filter(None, [format_options(result.train), _format_in_words(training)])) or "none",
     }
     if validation:
-        facts["validation"] = f"by step: {_words(validation, _percent)}"
+        facts["validation"] = f"by step: {_format_in_words(validation, _format_percent)}"
     if "recipe" in pretraining:
         knows = ", given the number of novel classes to come" if pretraining.get("knows_classes") else ""
         each = f"{pretraining['steps']:,} steps of {pretraining['passes']:g} passes"
         facts["recipe"] = f"{pretraining['recipe']}{knows}: {each} of the backbone for each image"
     if result.calibration:
-        facts["calibration"] = _calibration(result, result.calibration)
+        facts["calibration"] = _describe_calibration(result, result.calibration)
     if result.choice:
         again = np.not_equal(result.choice.winners, result.choice.chosen).sum()
         facts["choice"] = (
@@ -151,29 +165,29 @@ def _facts(result: Result) -> dict[str, list[str]]:
     lines = {key: [text] for key, text in facts.items()}
     for tried in result.tuned.values():
         best_first = sorted(tried, key=tried.__getitem__, reverse=True)
-        lines.setdefault(TRIED, []).extend(f"{setting}: {_percent(tried[setting])}" for setting in best_first)
+        lines.setdefault(TRIED, []).extend(f"{setting}: {_format_percent(tried[setting])}" for setting in best_first)
     facts = {}
     if result.edge:
         facts["chosen at an end"] = f"{', '.join(result.edge)}: better values may lie beyond what was tried"
-    facts |= {str(key): _statistic(values, len(result.episodes)) for key, values in result.solver.items()}
+    facts |= {str(key): _format_statistic(values, len(result.episodes)) for key, values in result.solver.items()}
     facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
-    facts["cost"] = _words(result.cost)
-    facts |= {PROVENANCE.get(str(key), str(key)): _words(value) for key, value in result.provenance.items()}
+    facts["cost"] = _format_in_words(result.cost)
+    facts |= {PROVENANCE.get(str(key), str(key)): _format_in_words(value) for key, value in result.provenance.items()}
     return lines | {key: [text] for key, text in facts.items()}
 
 
-def _statistic(values: Mapping[str, float], episodes: int) -> str:
+def _format_statistic(values: Mapping[str, float], episodes: int) -> str:
     """Return a number for each episode in words: mean and maximum, and of how many episodes where not of all."""
     of = values.get("episodes", episodes)
     unusual = {"episodes": of} if of != episodes else {}
     unusual |= {"not finite": values["not_finite"]} if values.get("not_finite") else {}
-    return _words({key: values[key] for key in ("mean", "max") if key in values} | unusual)
+    return _format_in_words({key: values[key] for key in ("mean", "max") if key in values} | unusual)
 
 
-def _words(value: object, write: Callable[[object], str] | None = None) -> str:
+def _format_in_words(value: object, write: Callable[[object], str] | None = None) -> str:
     """Return a value in words: mappings as "name value, name value", numbers with six digits."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{str(key).replace('_', ' ')} {_words(part, write)}" for key, part in value.items())
+        return ", ".join(f"{str(key).replace('_', ' ')} {_format_in_words(part, write)}" for key, part in value.items())
     if write is not None:
         return write(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -181,11 +195,11 @@ def _words(value: object, write: Callable[[object], str] | None = None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
-def _percent(value: object) -> str:
+def _format_percent(value: object) -> str:
     return f"{value:.2f}%" if isinstance(value, int | float) else str(value)
 
 
-def _calibration(result: Result, calibration: Calibration) -> str:
+def _describe_calibration(result: Result, calibration: Calibration) -> str:
     protocol = result.protocol
     found_on = f"{calibration.validation_episodes:,} validation {protocol.drawn}"
     text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"

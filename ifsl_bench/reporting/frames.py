@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.protocols.registry import metric_titles
-from ifsl_bench.reporting.table import Table, plain_table, render
+from ifsl_bench.reporting.table import Table, render_tables, table_from_dicts
 from ifsl_bench.store.data_frames import (
     EPISODE_COLUMNS,
     data_frame,
@@ -60,7 +60,7 @@ class Frame:
     def __len__(self) -> int:
         return sum(len(table.rows) for table in self._tables)
 
-    def _more(self, most: int) -> list[str]:
+    def _note_hidden_rows(self, most: int) -> list[str]:
         return [f"... and {len(self) - most} more rows; to_pandas() has them all"] if len(self) > most else []
 
     def __repr__(self) -> str:
@@ -69,32 +69,32 @@ class Frame:
         for table in self._tables:
             if room <= 0:
                 break
-            grid = render([Table(table.columns, table.rows)]).split("\n")
-            above = [one_line(text) for text in (table.title, table.lead) if text]
+            grid = render_tables([Table(table.columns, table.rows)]).split("\n")
+            above = [one_line(text) for text in (table.title, table.lead_sentence) if text]
             lines += ["", *above, *([""] if above else []), *grid[: 2 + room]]
             room -= len(table.rows)
-        return "\n".join([*lines[1:], *self._more(MOST)])
+        return "\n".join([*lines[1:], *self._note_hidden_rows(MOST)])
 
     def _repr_html_(self) -> str:
         shown, room = list[str](), MOST_HTML
         for table in self._tables:
             if room > 0:
-                shown.append(_html(table, room))
+                shown.append(_html_table(table, room))
             room -= len(table.rows)
-        closing = [*self._more(MOST_HTML), *([self._closing] if self._closing else [])]
+        closing = [*self._note_hidden_rows(MOST_HTML), *([self._closing] if self._closing else [])]
         return "".join([*shown, *(f"<p>{escape(one_line(text))}</p>" for text in closing)])
 
 
-def _html(table: Table[Any], most: int) -> str:
+def _html_table(table: Table[Any], most: int) -> str:
     from tabulate import tabulate
 
     cells = [[one_line(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
-    mine = iter([table.mine(row) for row in table.rows])
+    mine = iter([table.is_own_row(row) for row in table.rows])
     grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid)
     grid = grid.replace("<td>", f"<td{ONE_LINE}>")
     notes = "<br>".join(escape(one_line(note)) for note in table.notes)
-    lead = f"<p>{escape(one_line(table.lead))}</p>" if table.lead else ""
+    lead = f"<p>{escape(one_line(table.lead_sentence))}</p>" if table.lead_sentence else ""
     title = f"<p><b>{escape(one_line(table.title))}</b></p>" if table.title else ""
     below = f"<p><small>{notes}</small></p>" if notes else ""
     return f"{title}{lead}{grid}{below}"
@@ -133,4 +133,4 @@ class Results(UserList[Result]):
             row |= {metric_titles()[name]: format_metric(result.summary[name]) for name in names}
             rows.append(row | {"episodes": f"{len(result.episodes):,}"})
         more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
-        return _html(plain_table(rows), MOST_HTML) + more
+        return _html_table(table_from_dicts(rows), MOST_HTML) + more

@@ -14,10 +14,10 @@ from ifsl_bench.plugin.display_names import Paper, papers
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
-from ifsl_bench.reporting.columns import TableRow, entries_of, paper_columns, published_entries, remarks_of
+from ifsl_bench.reporting.columns import TableRow, list_remarks, list_table_rows, paper_columns, published_table_rows
 from ifsl_bench.reporting.leaderboard import WARNING
-from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration
-from ifsl_bench.reporting.table import Column, escaped
+from ifsl_bench.reporting.notes import explain_calibration, rank_notes, table_notes
+from ifsl_bench.reporting.table import Column, escape_latex
 from ifsl_bench.store.published import FLAG_LETTERS, bibtex_entries
 from ifsl_bench.utils.errors import one_line
 
@@ -54,11 +54,11 @@ def paper_tables(results_of_tasks: Sequence[TaskResults], full: bool = False, ra
     groups: dict[str, list[TaskResults]] = {}
     for task_results in results_of_tasks:
         ranked = replace(task_results, setting=common_setting(*task_results.rows, default=task_results.setting))
-        groups.setdefault(_kind(task_results.task), []).append(ranked)
-    return "\n\n".join(_table(sorted(group, key=lambda b: b.task.shots), full, rank) for group in groups.values())
+        groups.setdefault(_table_key(task_results.task), []).append(ranked)
+    return "\n\n".join(_latex_table(sorted(group, key=lambda b: b.task.shots), full, rank) for group in groups.values())
 
 
-def _kind(task: Task) -> str:
+def _table_key(task: Task) -> str:
     """Return what tasks of one table have in common: all but the shots, and these too where a variant has others."""
     if protocol_of(task).one_task_a_table:
         return task.name
@@ -67,7 +67,7 @@ def _kind(task: Task) -> str:
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
 
 
-def _table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool) -> str:
+def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool) -> str:
     task = results_of_tasks[0].task
     protocol = protocol_of(task)
     measured = [row for task_results in results_of_tasks for row in task_results.measured_rows]
@@ -82,59 +82,59 @@ def _table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool) -> s
     bold: Bold = set()
     for task_results in results_of_tasks:
         entries = [
-            *entries_of(task_results, rank),
-            *(published_entries(task_results) if protocol.published_apart else []),
+            *list_table_rows(task_results, rank),
+            *(published_table_rows(task_results) if protocol.published_apart else []),
         ]
-        bold |= _bold(task_results, entries, names)
+        bold |= _find_bold_cells(task_results, entries, names)
         for entry in entries:
-            lines = blocks.setdefault(_block(entry), {})
-            lines.setdefault(_label(entry, stored & own), {})[task_results.task_name] = entry
+            lines = blocks.setdefault(_block_of(entry), {})
+            lines.setdefault(_line_label(entry, stored & own), {})[task_results.task_name] = entry
     body: list[str] = []
     for block in sorted(blocks):
         body.append(r"\midrule")
         if len(blocks) > 1 or block == NOT_COMPARABLE:
             width = 1 + len(results_of_tasks) * len(columns)
-            body.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escaped(block[1])}}}}} \\")
-        for label, by_task in sorted(blocks[block].items(), key=lambda item: _order(item[1]), reverse=True):
+            body.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escape_latex(block[1])}}}}} \\")
+        for label, by_task in sorted(blocks[block].items(), key=lambda item: _line_order(item[1]), reverse=True):
             cells = [
-                _cell(by_task.get(task_results.task_name), column, bold)
+                _format_cell(by_task.get(task_results.task_name), column, bold)
                 for task_results in results_of_tasks
                 for column in columns
             ]
             marks = next(iter(by_task.values())).marks
             brace = "{}" * label.startswith(("[", "*"))  # else it would be an argument of the \\ before it
-            first = brace + escaped(label) + (f"$^{{{','.join(marks)}}}$" if marks else "")
+            first = brace + escape_latex(label) + (f"$^{{{','.join(marks)}}}$" if marks else "")
             body.append(" & ".join([first, *cells]) + r" \\")
     entries = [entry for lines in blocks.values() for by_task in lines.values() for entry in by_task.values()]
     marked = {mark for entry in entries for mark in entry.marks}
     if legend := "; ".join(f"{letter}: {text}" for letter, text in FLAG_LETTERS.items() if letter in marked):
         span = rf"\multicolumn{{{1 + len(columns)}}}{{p{{0.95\linewidth}}}}"
-        body += [r"\midrule", rf"{span}{{\footnotesize {escaped(legend)}}} \\"]
+        body += [r"\midrule", rf"{span}{{\footnotesize {escape_latex(legend)}}} \\"]
     return "\n".join(
         [
             f"% {' '.join(task_results.task_name for task_results in results_of_tasks)}; needs booktabs and multirow",
             r"\begin{table}[t]",
             r"\begin{center}",
-            rf"\caption{{{escaped(_caption(results_of_tasks))}}}",
+            rf"\caption{{{escape_latex(_table_caption(results_of_tasks))}}}",
             rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(results_of_tasks))}}}",
             r"\toprule",
-            *(_sessions_header(columns) if protocol.curve_sessions(task) else _header(results_of_tasks, columns)),
+            *(_sessions_header(columns) if protocol.curve_sessions(task) else _table_header(results_of_tasks, columns)),
             *body,
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{center}",
             r"\end{table}",
-            *(f"% {comment}" for comment in _comments(results_of_tasks, names, bold, rank)),
+            *(f"% {comment}" for comment in _table_comments(results_of_tasks, names, bold, rank)),
         ]
     )
 
 
-def _comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
-    """Return the comments below the table: what is bold, then the notes on all boards, and on some with their names."""
+def _table_comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
+    """Return the comments below the table: what is bold, then the notes on all tasks, then those on some tasks."""
     task = results_of_tasks[0].task
     protocol = protocol_of(task)
     of_each = [
-        [*notes_of(task_results, "their ± too", names), *notes_of_ranks(task_results, to_best=False)]
+        [*table_notes(task_results, "their ± too", names), *rank_notes(task_results, to_best=False)]
         for task_results in results_of_tasks
     ]
     notes = [
@@ -146,14 +146,14 @@ def _comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str], bol
     notes += [RANKS.format(protocol.column("acc").title)] if rank else []
     return [
         (BOLD.partition(";")[0] + "." if protocol.published_apart else BOLD).format(protocol.units),
-        *_not_shown(results_of_tasks, bold),
+        *_note_hidden_best_rows(results_of_tasks, bold),
         *([ARROWS] if {"delta", "delta_a", "delta_b"}.intersection(names) else []),
         *map(one_line, dict.fromkeys(notes)),
-        *([of_calibration(task)] if "calibrated_acc" in names else []),
+        *([explain_calibration(task)] if "calibrated_acc" in names else []),
     ]
 
 
-def _caption(results_of_tasks: Sequence[TaskResults]) -> str:
+def _table_caption(results_of_tasks: Sequence[TaskResults]) -> str:
     """Return what the tasks' titles have in common, and what a reader of the printed table must not miss."""
     titles = [(task_results.task.title or task_results.task_name).split(", ") for task_results in results_of_tasks]
     caption = ", ".join(part for part in titles[0] if all(part in title for title in titles))
@@ -170,7 +170,7 @@ def _caption(results_of_tasks: Sequence[TaskResults]) -> str:
     return "; ".join(parts)
 
 
-def _header(results_of_tasks: Sequence[TaskResults], columns: Sequence[Column[TableRow]]) -> list[str]:
+def _table_header(results_of_tasks: Sequence[TaskResults], columns: Sequence[Column[TableRow]]) -> list[str]:
     shots = [f"{task_results.task.shots}-shot" for task_results in results_of_tasks]
     if len(columns) == 1:
         return [" & ".join(["Model", *shots]) + r" \\"]
@@ -189,42 +189,42 @@ def _sessions_header(columns: Sequence[Column[TableRow]]) -> list[str]:
     return [" & ".join([r"\multirow{2}{*}{Model}", over, *heads]) + r" \\", f" & {numbers}{' &' * len(heads)} " + r"\\"]
 
 
-def _order(entries: Mapping[str, TableRow]) -> tuple[int, float]:
+def _line_order(entries: Mapping[str, TableRow]) -> tuple[int, float]:
     """Return the key that orders lines: on how many of the tasks they are, then their mean accuracy there."""
     return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
 
 
-def _block(entry: TableRow) -> tuple[int, str]:
+def _block_of(entry: TableRow) -> tuple[int, str]:
     """Return the place and the title of the block that an entry is in."""
-    if entry.kind == COMPUTED or (entry.measured and entry.comparable):
+    if entry.kind == COMPUTED or (entry.measured_row and entry.is_comparable):
         return 2, "Measured"
-    if entry.measured:
+    if entry.measured_row:
         return NOT_COMPARABLE
     paper = next((paper.short for paper in papers("methods") if paper.key.startswith(entry.source)), entry.source)
     if text := bibtex_entries().get(entry.source):
         paper = Paper(entry.source, (), text).short
-    return (0, f"Published: {paper}") if entry.comparable else (1, f"Published, other protocol: {paper}")
+    return (0, f"Published: {paper}") if entry.is_comparable else (1, f"Published, other protocol: {paper}")
 
 
-def _label(entry: TableRow, twice: Collection[str]) -> str:
+def _line_label(entry: TableRow, twice: Collection[str]) -> str:
     parts = [paper_label(entry.label)]
-    if entry.measured:
-        parts += [entry.source] if entry.measured.origin != STORED and entry.label in twice else []
-        parts += remarks_of(entry.measured)
-    return ", ".join([*parts, *(["partial data"] if entry.partial and not entry.comparable else [])])
+    if entry.measured_row:
+        parts += [entry.source] if entry.measured_row.origin != STORED and entry.label in twice else []
+        parts += list_remarks(entry.measured_row)
+    return ", ".join([*parts, *(["partial data"] if entry.is_partial and not entry.is_comparable else [])])
 
 
-def _cell(entry: TableRow | None, column: Column[TableRow], bold: Bold) -> str:
+def _format_cell(entry: TableRow | None, column: Column[TableRow], bold: Bold) -> str:
     return "" if entry is None else column.latex(entry, (entry, column.name) in bold)
 
 
-def _bold(task_results: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> Bold:
+def _find_bold_cells(task_results: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> Bold:
     """Return the entries and metrics that may be the best of the ranked ones, or the highest of several of a paper."""
     bold = set()
     for name in set(names) - {"pd"}:  # of which the least is the best, where A_0 are alike
         ranking = Ranking(select_rows_with_metric(task_results.comparable_rows, name), name, task_results.setting)
         tops = {place.row for place in ranking.ranked_rows if place.may_be_best}
-        bold |= {(entry, name) for entry in entries if entry.measured in tops}
+        bold |= {(entry, name) for entry in entries if entry.measured_row in tops}
         apart = protocol_of(task_results.task).published_apart
         published = [e for e in entries if e.kind == "published" and name in e.values and not apart]
         for source in {entry.source for entry in published}:
@@ -234,9 +234,9 @@ def _bold(task_results: TaskResults, entries: Sequence[TableRow], names: Sequenc
     return bold
 
 
-def _not_shown(results_of_tasks: Sequence[TaskResults], bold: Bold) -> list[str]:
+def _note_hidden_best_rows(results_of_tasks: Sequence[TaskResults], bold: Bold) -> list[str]:
     """Return a comment on each task of whose measured accuracies none is bold, as what may be the best is not shown."""
-    shown = {entry.measured for entry, name in bold if name == "acc"}
+    shown = {entry.measured_row for entry, name in bold if name == "acc"}
     lines = []
     for task_results in results_of_tasks:
         tops = [place.row for place in task_results.ranking.ranked_rows if place.may_be_best]

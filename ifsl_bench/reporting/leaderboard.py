@@ -11,8 +11,8 @@ from ifsl_bench.analysis.aggregate import COMPUTED, STORED, note_solve_failures
 from ifsl_bench.analysis.task_results import TaskResults, append_lost_remarks, load_variant_results, no_results_error
 from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.reporting.columns import TableRow, entries_of, rounded, task_columns
-from ifsl_bench.reporting.notes import notes_of, notes_of_ranks, of_calibration, recipe_notes
+from ifsl_bench.reporting.columns import TableRow, list_table_rows, round_or_none, task_columns
+from ifsl_bench.reporting.notes import explain_calibration, rank_notes, recipe_notes, table_notes
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import SOURCE_KINDS, PublishedRow, PublishedSequence, published_tasks
 from ifsl_bench.utils.text_format import format_count, join_or
@@ -79,8 +79,8 @@ def task_table(task_results: TaskResults, full: bool = False, ranked: bool = Fal
         raise no_results_error(task_results)
 
     def order(entry: TableRow) -> tuple[int, float]:
-        row, place = entry.measured, entry.place
-        if not entry.comparable and (row or ranked):
+        row, place = entry.measured_row, entry.ranked_row
+        if not entry.is_comparable and (row or ranked):
             return 1 if row else 2, 0.0
         return 0, -(
             place.adjusted_mean
@@ -90,12 +90,12 @@ def task_table(task_results: TaskResults, full: bool = False, ranked: bool = Fal
             else entry.values["acc"].mean
         )
 
-    entries = sorted(entries_of(task_results, ranked), key=order)
+    entries = sorted(list_table_rows(task_results, ranked), key=order)
     metrics = {name for entry in entries for name in entry.values}
     shared = [entry for entry in entries if entry.kind == COMPUTED and "," in entry.note]
-    notes = [*notes_of(task_results), *(f"{shown_label(entry.label)}: {entry.note}." for entry in shared)]
-    notes += [of_calibration(task_results.task)] if "calibrated_acc" in metrics else []
-    means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
+    notes = [*table_notes(task_results), *(f"{shown_label(entry.label)}: {entry.note}." for entry in shared)]
+    notes += [explain_calibration(task_results.task)] if "calibrated_acc" in metrics else []
+    means = [entry.values["acc"].mean for entry in entries if entry.is_comparable and entry.kind != COMPUTED]
     title = task_results.task_name
     if ranked:
         title += (
@@ -103,33 +103,33 @@ def task_table(task_results: TaskResults, full: bool = False, ranked: bool = Fal
             if task_results.task.variant_of
             else ""
         )
-        notes += notes_of_ranks(task_results)
+        notes += rank_notes(task_results)
     elif any(above < below for above, below in itertools.pairwise(means)):
         notes.append(SHARED)
     recipes = any(row.has_other_recipe for row in task_results.measured_rows)
     columns = task_columns(task_results.task, full, ranked, metrics, recipes)
-    return Table(columns, entries, title, notes, mine=_mine, whole=full)
+    return Table(columns, entries, title, notes, is_own_row=_is_own_row, keeps_all_columns=full)
 
 
-def ranked_tables(
+def leaderboard_tables(
     results_of_tasks: Iterable[TaskResults], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[TableRow] | Table[PublishedRow]], str]:
     """Return the ranked tables of tasks and of their variants, and the notes below all of them.
 
     Args:
-        results_of_tasks: see :func:`with_variants`.
-        results: see :func:`with_variants`.
+        results_of_tasks: see :func:`add_variants`.
+        results: see :func:`add_variants`.
         full: see :func:`task_table`.
-        labels: see :func:`with_variants`.
+        labels: see :func:`add_variants`.
     """
-    shown = with_variants(results_of_tasks, results, labels)
+    shown = add_variants(results_of_tasks, results, labels)
     ranked = [task_results.task for task_results in shown if len(task_results.comparable_rows) > 1]
     names = join_or(protocol_of(task).column("acc").title for task in ranked)
     closing = RULE.format(names, join_or(protocol_of(task).units for task in ranked)) if ranked else ""
     return [table for task_results in shown for table in task_tables(task_results, full, ranked=True)], closing
 
 
-def overview(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
+def overview_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
     """Return the best three ranked rows of each task and the user's own in few columns, and where there is more.
 
     Lazy rows of these are shown too.
@@ -143,14 +143,18 @@ def overview(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableR
                 [place for place in task_results.ranked_rows if place.rank_interval] or task_results.ranked_rows
             )[:3]
         }
-        own = [entry for entry in whole.rows if entry.place and (entry.measured in best or _mine(entry))]
-        firsts = {f"{entry.after[0].mean:.2f}" for entry in own if entry.after}
-        shown = [e for e in whole.rows if e in own or (e.kind == COMPUTED and f"{e.after[0].mean:.2f}" in firsts)]
+        own = [entry for entry in whole.rows if entry.ranked_row and (entry.measured_row in best or _is_own_row(entry))]
+        firsts = {f"{entry.accuracy_after_sessions[0].mean:.2f}" for entry in own if entry.accuracy_after_sessions}
+        shown = [
+            e
+            for e in whole.rows
+            if e in own or (e.kind == COMPUTED and f"{e.accuracy_after_sessions[0].mean:.2f}" in firsts)
+        ]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
         notes = [f"{format_count(count, 'more row')}: ifsl-bench leaderboard {task_results.task_name}"] if count else []
         notes += note_solve_failures(
-            {row.name_with_origin: row.solve_failures for entry in own if (row := entry.measured)}
+            {row.name_with_origin: row.solve_failures for entry in own if (row := entry.measured_row)}
         )
         notes += [*recipe_notes(task_results), *(f"{remark}." for remark in task_results.left_out_remarks)]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
@@ -167,8 +171,8 @@ def overview(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableR
     return tables, closing
 
 
-def _mine(entry: TableRow) -> bool:
-    return entry.measured is not None and entry.measured.origin != STORED
+def _is_own_row(entry: TableRow) -> bool:
+    return entry.measured_row is not None and entry.measured_row.origin != STORED
 
 
 def published_tables(task_results: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
@@ -196,7 +200,7 @@ def published_tables(task_results: TaskResults, full: bool = False) -> list[Tabl
             rows,
             f"{task_results.task_name}: published numbers",
             notes,
-            whole=full,
+            keeps_all_columns=full,
         )
     ]
 
@@ -210,8 +214,8 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
         return Column(
             protocol_of(task_results.task).column(name).title,
             lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
-            lambda row: {name: rounded(row.values[name]) if name in row.values else None},
-            drop=PUBLISHED_DROP.get(name, 0),
+            lambda row: {name: round_or_none(row.values[name]) if name in row.values else None},
+            drop_priority=PUBLISHED_DROP.get(name, 0),
         )
 
     def after(t: int) -> Column[PublishedRow]:
@@ -238,7 +242,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
     first, *others = (metric(name) for name in PUBLISHED if not (full and name in ("first", "last")))
     return [
         Column(fields=lambda row: fixed),
-        Column("method", lambda row: row.label, lambda row: {"method": row.label}, fold=14),
+        Column("method", lambda row: row.label, lambda row: {"method": row.label}, min_fold_width=14),
         first,
         *map(after, protocol_of(task_results.task).curve_sessions(task_results.task)),
         *others,
@@ -246,22 +250,22 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
             "kind",
             lambda row: SOURCE_KINDS[sequence(row).kind],
             lambda row: {"published_as": sequence(row).kind},
-            fold=10,
+            min_fold_width=10,
         ),
         Column(
             "backbone",
             lambda row: sequence(row).backbone or "not said",
             lambda row: {"backbone": sequence(row).backbone or None},
-            fold=10,
-            drop=1,
+            min_fold_width=10,
+            drop_priority=1,
         ),
-        Column("flags", lambda row: sequence(row).flags, flags, fold=20),
-        Column("source", lambda row: row.source, source, fold=11),
+        Column("flags", lambda row: sequence(row).flags, flags, min_fold_width=20),
+        Column("source", lambda row: row.source, source, min_fold_width=11),
     ]
 
 
-def with_variants(results_of_tasks: Iterable[TaskResults], results: Path, labels: Collection[str]) -> list[TaskResults]:
-    """Return each board with rows, then the tasks of another protocol that are not named themselves.
+def add_variants(results_of_tasks: Iterable[TaskResults], results: Path, labels: Collection[str]) -> list[TaskResults]:
+    """Return each task that has rows, followed by its variants that are not among the tasks themselves.
 
     Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
 

@@ -23,7 +23,7 @@ from ifsl_bench.analysis.task_results import (
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
-from ifsl_bench.reporting.leaderboard import ranked_tables, task_tables
+from ifsl_bench.reporting.leaderboard import leaderboard_tables, task_tables
 from ifsl_bench.store.result_folder import packaged_root, read_results
 from ifsl_bench.store.schema import Result, read
 from ifsl_bench.utils.errors import UserError
@@ -61,7 +61,9 @@ def table(
         >>> [record["method"] for record in frame.records()]
         ['imprint', 'protonet']
     """
-    results_of_tasks = load_results_of_tasks(tasks, listed(methods), Paths.locate(home, results), listed(recipe))
+    results_of_tasks = load_results_of_tasks(
+        tasks, as_name_tuple(methods), Paths.locate(home, results), as_name_tuple(recipe)
+    )
     results_of_tasks = select_setting(results_of_tasks, setting) if setting else results_of_tasks
     return Frame([table for task_results in results_of_tasks for table in task_tables(task_results, full)])
 
@@ -94,9 +96,9 @@ def leaderboard(
         >>> [record["method"] for record in frame.records()]
         ['imprint', 'protonet']
     """
-    folders, labels = Paths.locate(home, results), listed(methods)
-    results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, listed(recipe)), setting)
-    return Frame(*ranked_tables(results_of_tasks, folders.results, full, labels))
+    folders, labels = Paths.locate(home, results), as_name_tuple(methods)
+    results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, as_name_tuple(recipe)), setting)
+    return Frame(*leaderboard_tables(results_of_tasks, folders.results, full, labels))
 
 
 def compare(
@@ -156,7 +158,9 @@ def variance(
         >>> print(str(ifsl_bench.variance("glyphs-sessions", methods=["imprint"])).splitlines()[0])
         glyphs-sessions, Avg.
     """
-    (task_results,) = load_results_of_tasks([task], listed(methods), Paths.locate(home, results), listed(recipe))
+    (task_results,) = load_results_of_tasks(
+        [task], as_name_tuple(methods), Paths.locate(home, results), as_name_tuple(recipe)
+    )
     return Frame(variance_tables(task_results, metric))
 
 
@@ -217,7 +221,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
     return Results(results_here)
 
 
-def listed(names: Names) -> tuple[str, ...]:
+def as_name_tuple(names: Names) -> tuple[str, ...]:
     """Return names as a tuple: of one name, of several with commas between them, or of a list of either."""
     texts = (names,) if isinstance(names, str) else tuple(names)
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())

@@ -37,12 +37,12 @@ OF_SESSIONS = {  # column -> its meaning
 HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 
-def of_calibration(task: Task) -> str:
+def explain_calibration(task: Task) -> str:
     """Return what explains calibrated numbers."""
     return f"cal.: with one bias on all novel logits, found on validation {protocol_of(task).drawn}."
 
 
-def _what_is_measured(result: Result) -> str:
+def _describe_evaluated_classes(result: Result) -> str:
     if "sessions" in result.protocol.features:
         orders, sequences = result.counts().unit_count, len(result.episodes)
         if orders == 1:
@@ -51,18 +51,20 @@ def _what_is_measured(result: Result) -> str:
     return f"mean ± 95% interval over {len(result.episodes):,} episodes"
 
 
-def notes_of(
-    task_results: TaskResults, plus_minus: str = "in parentheses their ±", shown: Collection[str] = OF_SESSIONS.keys()
+def table_notes(
+    task_results: TaskResults,
+    interval_note: str = "in parentheses their ±",
+    shown_metrics: Collection[str] = OF_SESSIONS.keys(),
 ) -> list[str]:
     """Return the notes that a reader of the task's table needs, a line each.
 
     Args:
         task_results: the results of the task.
-        plus_minus: where the table has the ± that papers print.
-        shown: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
+        interval_note: where the table has the ± that papers print.
+        shown_metrics: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
     """
     notes = [
-        *_measurement_notes(task_results, shown),
+        *_measurement_notes(task_results, shown_metrics),
         *_choice_notes(task_results),
         *_group_notes(task_results),
         *recipe_notes(task_results),
@@ -70,7 +72,9 @@ def notes_of(
         *_incomparable_notes(task_results),
     ]
     if task_results.published_rows and not protocol_of(task_results.task).published_apart:
-        notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
+        notes.append(
+            f"Published: as printed, {interval_note}, whose kind is unknown; not used in any significance test."
+        )
         notes += [
             f"{paper.label} ({paper.source}): {paper.remark}." for paper in task_results.published_rows if paper.remark
         ]
@@ -84,7 +88,7 @@ def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> lis
     single = bool(task_results.rows) and task_results.rows[0].has_single_unit
     if task_results.rows:
         first = task_results.rows[0].results[0]
-        notes.append(f"Measured: {_what_is_measured(first)}, averaged over seeds, in percent.")
+        notes.append(f"Measured: {_describe_evaluated_classes(first)}, averaged over seeds, in percent.")
         if "sessions" in first.protocol.features:
             notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
         if not single:
@@ -155,10 +159,10 @@ def recipe_notes(task_results: TaskResults) -> list[str]:
         notes.append(f"Behind a bar is the recipe that trained the backbone{of_others}.")
     if knowing := [row.name_with_origin for row in task_results.measured_rows if row.knows_number_of_classes]:
         notes.append(f"On a backbone whose recipe is given the number of novel classes to come: {', '.join(knowing)}.")
-    return [*notes, *(f"{remark}." for remark in hidden_rows(task_results))]
+    return [*notes, *(f"{remark}." for remark in note_hidden_rows(task_results))]
 
 
-def hidden_rows(task_results: TaskResults) -> list[str]:
+def note_hidden_rows(task_results: TaskResults) -> list[str]:
     """Return a remark on rows on backbones of other recipes than those shown, if there are any."""
     if not task_results.hidden_rows:
         return []
@@ -176,7 +180,7 @@ def _anomaly_notes(task_results: TaskResults) -> list[str]:
             f"{row.name_with_origin} takes nearly every base query for one of a novel class: its novel logits are "
             "larger throughout, as where features are not centred (docs/data.md)."
             for row in task_results.rows
-            if _overrun(row)
+            if _loses_base_queries(row)
         ),
     ]
     backbone = task_results.task.pretraining.backbone
@@ -194,13 +198,13 @@ def _incomparable_notes(task_results: TaskResults) -> list[str]:
     for row in task_results.incomparable_rows:
         if reason := task_results.incompatibility(row):
             apart.setdefault(reason, []).append(row.name_with_origin)
-    for reason, names in _merged_reasons(apart).items():
+    for reason, names in _merge_reasons(apart).items():
         are = "is" if len(names) == 1 else "are"
         notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
     return notes
 
 
-def _merged_reasons(apart: dict[str, list[str]]) -> dict[str, list[str]]:
+def _merge_reasons(apart: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return reasons for standing apart with their rows; reasons that differ in their brackets alone are one."""
     merged: dict[str, list[str]] = {}
     kinds = Counter(reason.partition(" (")[0] for reason in apart)
@@ -210,7 +214,7 @@ def _merged_reasons(apart: dict[str, list[str]]) -> dict[str, list[str]]:
     return merged
 
 
-def _overrun(row: SeedAggregate) -> bool:
+def _loses_base_queries(row: SeedAggregate) -> bool:
     """Return whether joint prediction loses nine tenths of the base queries that are right among the base classes."""
     if "delta_a" not in row.metric_names:
         return False
@@ -218,7 +222,7 @@ def _overrun(row: SeedAggregate) -> bool:
     return alone >= 20 and joint < 0.1 * alone  # percent
 
 
-def notes_of_ranks(task_results: TaskResults, to_best: bool = True) -> list[str]:
+def rank_notes(task_results: TaskResults, to_best: bool = True) -> list[str]:
     """Return the further notes that a reader of the ranked table needs.
 
     Args:
@@ -264,8 +268,8 @@ def notes_of_ranks(task_results: TaskResults, to_best: bool = True) -> list[str]
     return notes
 
 
-def standings(task_results: TaskResults, labels: Sequence[str]) -> list[list[str]]:
-    """Return the :func:`standing` of each row; one line for several rows that nothing is ranked with.
+def describe_standings(task_results: TaskResults, labels: Sequence[str]) -> list[list[str]]:
+    """Return the :func:`describe_standing` of each row; one line for several rows that nothing is ranked with.
 
     Args:
         task_results: the results of the task.
@@ -283,10 +287,10 @@ def standings(task_results: TaskResults, labels: Sequence[str]) -> list[list[str
                 )
             ]
         ]
-    return [standing(task_results, label) for label in labels]
+    return [describe_standing(task_results, label) for label in labels]
 
 
-def standing(task_results: TaskResults, label: str) -> list[str]:
+def describe_standing(task_results: TaskResults, label: str) -> list[str]:
     """Return a row's rank, and its paired differences to the best row, to the nearest, and to its stored namesake.
 
     Args:
@@ -315,28 +319,34 @@ def standing(task_results: TaskResults, label: str) -> list[str]:
         else [(f"best other row{kin}", best), (f"nearest row{kin}", nearest)]
     )
     lines = [f"{mine.display_name}: {rank}"]
-    lines += [f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in targets]
-    lines += [_again(ranking, mine, p.row) for p in places if p.row.label == label and p.row is not best]
+    lines += [f"  against the {what}, {_describe_difference(ranking, mine, row)}" for what, row in targets]
+    lines += [
+        _describe_namesake_difference(ranking, mine, p.row)
+        for p in places
+        if p.row.label == label and p.row is not best
+    ]
     return [one_line(line) for line in lines]
 
 
-def _again(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
+def _describe_namesake_difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """Return the difference of a row to its namesake in words."""
-    gap, common = _paired(ranking, mine, row)
+    gap, common = _paired_difference(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
         return f"  {row.name_with_origin} has the same accuracy in every {mine.units[:-1]} ({format_seeds(common)})"
-    return f"  against the row of the same name, {_difference(ranking, mine, row)}"
+    return f"  against the row of the same name, {_describe_difference(ranking, mine, row)}"
 
 
-def _paired(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> tuple[RowDifference, tuple[int, ...]]:
+def _paired_difference(
+    ranking: Ranking, mine: SeedAggregate, row: SeedAggregate
+) -> tuple[RowDifference, tuple[int, ...]]:
     """Return the difference of two rows and the seeds that it is over, in the ranking that they are in."""
     part = ranking.ranking_of(mine, row)
     return part.row_difference(mine, row), part.common_seeds(mine, row)
 
 
-def _difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
+def _describe_difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """Return the difference of two rows in words, with their numbers on its seeds where a table has other numbers."""
-    gap, common = _paired(ranking, mine, row)
+    gap, common = _paired_difference(ranking, mine, row)
     ours, theirs = ranking.ranking_of(mine, row).means_on_common_seeds(mine, row)
     level = f"{theirs:.2f} on {format_seeds(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):

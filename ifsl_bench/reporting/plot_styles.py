@@ -27,17 +27,17 @@ class PlotStyle:
     marker: str
     dash: str
     # whether this is of a further row of the method in one figure, whose marks are drawn otherwise
-    further: bool = False
+    is_further_row: bool = False
 
 
-def style_of(label: str) -> PlotStyle:
+def style_of_label(label: str) -> PlotStyle:
     """Return the look of a row by its label; options, tuning and calibration do not change it.
 
     Methods of the package have theirs by their place in methods/papers.bib. Another method gets the look that its
     name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
     share one.
     """
-    method, ours = method_of(label), list(display_rows())  # each its own pair of colour and marker
+    method, ours = method_part(label), list(display_rows())  # each its own pair of colour and marker
     if method in ours:
         index = ours.index(method)
     else:
@@ -47,7 +47,7 @@ def style_of(label: str) -> PlotStyle:
     return PlotStyle(COLOURS[colour], MARKERS[(colour + turn) % len(MARKERS)], DASHES[(colour + turn) % len(DASHES)])
 
 
-def styles_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotStyle]:
+def distinct_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> list[PlotStyle]:
     """Return the looks of rows that stand in one figure, no two of one method alike.
 
     One row of each method has the method's own: the plain one, if it is there. Each of the others has its colour, and
@@ -55,20 +55,20 @@ def styles_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[PlotSt
 
     Args:
         labels: of the rows.
-        second: which rows have the label of another one, which comes first; by default none.
+        is_second: which rows have the label of another one, which comes first; by default none.
     """
-    plain = [not (second and second[i]) and label == method_of(label) for i, label in enumerate(labels)]
-    looks, seen = [style_of(label) for label in labels], dict.fromkeys(map(method_of, labels), 0)
-    for i in sorted(range(len(labels)), key=lambda i: (not plain[i], bool(second and second[i]))):
-        if n := seen[method_of(labels[i])]:
+    plain = [not (is_second and is_second[i]) and label == method_part(label) for i, label in enumerate(labels)]
+    looks, seen = [style_of_label(label) for label in labels], dict.fromkeys(map(method_part, labels), 0)
+    for i in sorted(range(len(labels)), key=lambda i: (not plain[i], bool(is_second and is_second[i]))):
+        if n := seen[method_part(labels[i])]:
             marker, dash = MARKERS.index(looks[i].marker) + n, DASHES.index(looks[i].dash) + n
             looks[i] = replace(
-                looks[i], marker=MARKERS[marker % len(MARKERS)], dash=DASHES[dash % len(DASHES)], further=True
+                looks[i], marker=MARKERS[marker % len(MARKERS)], dash=DASHES[dash % len(DASHES)], is_further_row=True
             )
-        seen[method_of(labels[i])] = n + 1
+        seen[method_part(labels[i])] = n + 1
     return looks
 
 
-def method_of(label: str) -> str:
+def method_part(label: str) -> str:
     """Return the method's part of a row's label, without options, tuning and calibration."""
     return re.split(r"[.@ ]|\+cal\b", label, maxsplit=1)[0]

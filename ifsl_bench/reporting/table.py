@@ -1,7 +1,7 @@
 """A table: rows, the cells and fields that its columns make of each, and its text in five formats.
 
-:func:`render` turns tables into text, Markdown, LaTeX, CSV and JSON; :mod:`ifsl_bench.reporting.terminal` lays them out
-for a terminal, :mod:`ifsl_bench.reporting.latex` puts tasks side by side as papers do, and
+:func:`render_tables` turns tables into text, Markdown, LaTeX, CSV and JSON; :mod:`ifsl_bench.reporting.terminal` lays
+them out for a terminal, :mod:`ifsl_bench.reporting.latex` puts tasks side by side as papers do, and
 :class:`ifsl_bench.reporting.frames.Frame` shows them in a notebook.
 """
 
@@ -29,9 +29,11 @@ class Column(Generic[R]):
         text: the cell that readers see, of a row.
         fields: names and plain values that programs get, of a row: a mean and its interval are two. A row may lack
             names that others have. Empty where the column is for readers alone.
-        bold: whether the cell of a row stands out, where the format has a way to say so.
-        fold: the least width at which a terminal folds the cells' texts; 0 for what stays on one line, as numbers do.
-        drop: where a terminal has no room, the column with the highest number goes first; 0 for one that stays.
+        is_bold: whether the cell of a row stands out, where the format has a way to say so.
+        min_fold_width: the least width at which a terminal folds the cells' texts; 0 for what stays on one line, as
+            numbers do.
+        drop_priority: where a terminal has no room, the column with the highest number goes first; 0 for one that
+            stays.
         name: of a metric, its name; of others, what notes know the column by.
         latex_heading: the heading in the layout of papers, in LaTeX.
         latex: the cell there, of a row and whether it is bold.
@@ -40,9 +42,9 @@ class Column(Generic[R]):
     heading: str | None = None
     text: Callable[[R], str] = str
     fields: Callable[[R], Mapping[str, Any]] = lambda _: {}
-    bold: Callable[[R], bool] = lambda _: False
-    fold: int = 0
-    drop: int = 0
+    is_bold: Callable[[R], bool] = lambda _: False
+    min_fold_width: int = 0
+    drop_priority: int = 0
     name: str = ""
     latex_heading: str = ""
     latex: Callable[[R, bool], str] = lambda row, _: str(row)
@@ -53,7 +55,7 @@ class Cell:
     """A cell that readers see."""
 
     text: str
-    bold: bool = False
+    is_bold: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,19 @@ class Table(Generic[R]):
         rows: the objects that the columns describe, in order.
         title: for readers, as ``notes`` are; "" where the table needs none.
         notes: lines below the table.
-        mine: whether a row is the user's own, which terminals show.
-        whole: whether a terminal that is too narrow gets the columns in several blocks, and not some of them only.
-        lead: a sentence below the title, for readers who read no further.
+        is_own_row: whether a row is the user's own, which terminals show.
+        keeps_all_columns: whether a terminal that is too narrow gets the columns in several blocks, and not some of
+            them only.
+        lead_sentence: a sentence below the title, for readers who read no further.
     """
 
     columns: Sequence[Column[R]]
     rows: Sequence[R]
     title: str = ""
     notes: Sequence[str] = ()
-    mine: Callable[[R], bool] = lambda _: False
-    whole: bool = False
-    lead: str = ""
+    is_own_row: Callable[[R], bool] = lambda _: False
+    keeps_all_columns: bool = False
+    lead_sentence: str = ""
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each row, for programs."""
@@ -89,24 +92,24 @@ class Table(Generic[R]):
     def cells(self) -> list[list[Cell]]:
         """Return the rows that readers see, a cell for each of :meth:`headings`."""
         shown = [column for column in self.columns if column.heading is not None]
-        return [[Cell(column.text(row), column.bold(row)) for column in shown] for row in self.rows]
+        return [[Cell(column.text(row), column.is_bold(row)) for column in shown] for row in self.rows]
 
 
-def plain_table(
+def table_from_dicts(
     rows: Sequence[Mapping[str, Any]],
     title: str = "",
-    fold: Mapping[str, int] | None = None,
-    drop: Sequence[str] = (),
-    mine: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+    min_fold_widths: Mapping[str, int] | None = None,
+    dropped_first: Sequence[str] = (),
+    is_own_row: Callable[[Mapping[str, Any]], bool] = lambda _: False,
 ) -> Table[Mapping[str, Any]]:
     """Return a table whose columns are the keys of its rows.
 
     Args:
         rows: the rows.
         title: programs get it too, in a first column ``table``, since they get several tables as one.
-        fold: columns of text, each with the least width at which a terminal folds it.
-        drop: columns that a terminal without room leaves out, the first one first.
-        mine: whether a row is the user's own.
+        min_fold_widths: columns of text, each with the least width at which a terminal folds it.
+        dropped_first: columns that a terminal without room leaves out, the first one first.
+        is_own_row: whether a row is the user's own.
     """
 
     def column(name: str) -> Column[Mapping[str, Any]]:
@@ -114,14 +117,14 @@ def plain_table(
             name,
             lambda row: "" if row.get(name) is None else str(row[name]),
             lambda row: {name: row.get(name)},
-            fold=(fold or {}).get(name, 0),
-            drop=len(drop) - drop.index(name) if name in drop else 0,
+            min_fold_width=(min_fold_widths or {}).get(name, 0),
+            drop_priority=len(dropped_first) - dropped_first.index(name) if name in dropped_first else 0,
         )
 
     columns = [column(name) for name in dict.fromkeys(name for row in rows for name in row)]
     if title:
         columns.insert(0, Column(fields=lambda row: {"table": title}))
-    return Table(columns, rows, title, mine=mine)
+    return Table(columns, rows, title, is_own_row=is_own_row)
 
 
 # -- its text
@@ -134,7 +137,7 @@ SIGNS = {"~": r"\textasciitilde{}", "|": r"\textbar{}", "±": r"$\pm$"}
 SPECIAL = LATEX | SIGNS | {character: f"\\{character}" for character in "&%$#_{}"}
 
 
-def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
+def render_tables(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
     """Return tables in one of :data:`FORMATS`.
 
     For readers each has its title above and its notes below. Programs get one document with the rows of all tables,
@@ -148,8 +151,8 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
         closing: a line for readers below all tables.
     """
     if style in READERS:
-        pages = [_page(table, READERS[style](table), style) for table in tables]
-        closing = prose(closing, style) if style == "latex" else closing
+        pages = [_render_tables(table, READERS[style](table), style) for table in tables]
+        closing = format_prose(closing, style) if style == "latex" else closing
         return "\n\n".join([*pages, closing] if closing else pages)
     if style in PROGRAMS:
         records = [record for table in tables for record in table.records()]
@@ -158,7 +161,7 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
     raise unknown_name_error("format", style, FORMATS)
 
 
-def prose(text: str, style: str) -> str:
+def format_prose(text: str, style: str) -> str:
     """Return a line of text above or below a table, in a format for readers.
 
     Args:
@@ -167,59 +170,59 @@ def prose(text: str, style: str) -> str:
     """
     line = one_line(text)
     if style == "markdown":
-        return _no_links(_no_tags(line))
+        return _escape_links(_escape_html_tags(line))
     if style == "latex" and line:
         return "% " + "".join(LATEX.get(character, character) for character in line)
     return line
 
 
-def _page(table: Table[Any], grid: str, style: str) -> str:
-    above = [prose(line, style) for line in (table.title, table.lead) if line]
+def _render_tables(table: Table[Any], grid: str, style: str) -> str:
+    above = [format_prose(line, style) for line in (table.title, table.lead_sentence) if line]
     above = [*above, ""] if above else []
-    below = ["", *(prose(note, style) for note in table.notes)] if table.notes else []
+    below = ["", *(format_prose(note, style) for note in table.notes)] if table.notes else []
     return "\n".join([*above, grid, *below])
 
 
 _CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|[`\\\[\]]")  # a span of code, or what may begin something else
 
 
-def _no_tags(text: str) -> str:
+def _escape_html_tags(text: str) -> str:
     """Return text in which Markdown sees no HTML; "< 1e-15", with a space, is none."""
     return re.sub(r"<(?! |$)", "&lt;", re.sub(r"(?<! )>", "&gt;", text.replace("&", "&amp;")))
 
 
-def _no_links(text: str) -> str:
+def _escape_links(text: str) -> str:
     """Return text in which Markdown sees no link and no image; spans of code stay as they are."""
     return _CODE.sub(lambda match: match[0] if match[1] else f"\\{match[0]}", text)
 
 
-def _markdown_cell(text: str) -> str:
+def _escape_markdown_cell(text: str) -> str:
     """Return text that neither ends a cell of a Markdown table nor becomes code, a link or HTML."""
-    return _no_tags(re.sub(r"[\\|`\[\]]", lambda match: f"\\{match[0]}", text))
+    return _escape_html_tags(re.sub(r"[\\|`\[\]]", lambda match: f"\\{match[0]}", text))
 
 
-def _text(table: Table[Any]) -> str:
-    return _grid(table, "simple", lambda cell: one_line(cell.text))
+def _text_table(table: Table[Any]) -> str:
+    return _format_grid(table, "simple", lambda cell: one_line(cell.text))
 
 
-def _markdown(table: Table[Any]) -> str:
+def _markdown_table(table: Table[Any]) -> str:
     def write(cell: Cell) -> str:
-        text = _markdown_cell(one_line(cell.text))
-        return f"**{text}**" if cell.bold else text
+        text = _escape_markdown_cell(one_line(cell.text))
+        return f"**{text}**" if cell.is_bold else text
 
-    return _grid(table, "github", write)
+    return _format_grid(table, "github", write)
 
 
 _NUMBERS = re.compile(r"(?=.*\d)[\d.+\-± *]+")  # one or several, with their intervals
 _DELTA = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b$"}
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it is."""
     return "".join(SPECIAL.get(character, character) for character in one_line(text))
 
 
-def _latex(table: Table[Any]) -> str:
+def _latex_tabular(table: Table[Any]) -> str:
     """Return a plain ``tabular``; :mod:`ifsl_bench.reporting.latex` has the layout of papers."""
     rows = [table.headings(), *([cell.text for cell in row] for row in table.cells())]
     head, *body = (" & ".join(map(_latex_cell, row)) + r" \\" for row in rows)
@@ -229,21 +232,21 @@ def _latex(table: Table[Any]) -> str:
 
 def _latex_cell(text: str) -> str:
     if _NUMBERS.fullmatch(text):
-        return re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped(text))  # not that of ranks, 2-7
+        return re.sub(r"(?<!\S)-(?=\d)", "$-$", escape_latex(text))  # not that of ranks, 2-7
     if (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
         return match[1] + _DELTA[match[2]]
     brace = "{}" * text.startswith(("[", "*"))  # at the beginning of a line it would be an argument of the \\ before
-    return brace + escaped(text)
+    return brace + escape_latex(text)
 
 
-def _grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:
+def _format_grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:
     from tabulate import tabulate
 
     cells = [[write(cell) for cell in row] for row in table.cells()]
     return tabulate(cells, headers=table.headings(), tablefmt=layout, disable_numparse=True)
 
 
-def _csv(names: Sequence[str], records: Records) -> str:
+def _format_csv(names: Sequence[str], records: Records) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
     writer.writeheader()
@@ -262,11 +265,11 @@ def _csv_cell(value: Any) -> Any:
     return ("'" if value.startswith(FORMULA) else "") + one_line(value)
 
 
-def _json(_: Sequence[str], records: Records) -> str:
+def _format_json(_: Sequence[str], records: Records) -> str:
     lines = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False).split("\n")  # texts have none of these
     return "\n".join(CONTROL_CHARACTERS.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
 
 
-READERS = {"text": _text, "markdown": _markdown, "latex": _latex}
-PROGRAMS = {"csv": _csv, "json": _json}
+READERS = {"text": _text_table, "markdown": _markdown_table, "latex": _latex_tabular}
+PROGRAMS = {"csv": _format_csv, "json": _format_json}
 FORMATS = (*READERS, *PROGRAMS)

@@ -22,17 +22,17 @@ PROTOCOLS = {
 }
 
 
-def task_facts(task: Task, folders: Paths) -> dict[str, str]:
+def describe_task(task: Task, folders: Paths) -> dict[str, str]:
     """Return names and texts: the data, what an episode is, the three stages, and the results.
 
     Args:
         task: the task.
         folders: where data and results are.
     """
-    return {name: text for name, text in _facts(task, folders) if text}
+    return {name: text for name, text in _describe_task_lines(task, folders) if text}
 
 
-def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
+def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     data = task.dataset.name
     yield "task", f"{task.name}: {task.title}"
     yield "variant of", task.variant_of and f"{task.variant_of}; rows of the two are not compared"
@@ -40,10 +40,10 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     if task.novel_from:
         yield "novel data", f"{task.novel_from}: {availability(folders, task.novel_from)}"
     if task.has_base:
-        yield "base", _base_classes(task, folders)
+        yield "base", _describe_base_classes(task, folders)
     yield protocol_of(task).describe(task)
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
-    yield "backbone", _backbone(task)
+    yield "backbone", _describe_backbone(task)
     yield "seen", SEEN_MARKS[seen_in_pretraining(corpora_of(task.pretraining), task.novel_data, task.base_order)]
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
@@ -56,12 +56,12 @@ def _facts(task: Task, folders: Paths) -> Iterator[tuple[str, str]]:
     yield "definition", task.hash
     yield "digest", task.digest or ""
     task_results = load_task_results(task, folders.results)
-    yield "results", _results(task_results)
+    yield "results", _describe_results(task_results)
     yield "run", f"ifsl-bench run --method imprint --task {task.name}"
     yield "cite", f"ifsl-bench cite {task.name}"
 
 
-def _base_classes(task: Task, folders: Paths) -> str:
+def _describe_base_classes(task: Task, folders: Paths) -> str:
     try:
         count = task_metadata(task, folders, published_counts=True).base_classes
     except UserError:
@@ -69,7 +69,7 @@ def _base_classes(task: Task, folders: Paths) -> str:
     return f"{count} classes" if count else "as many classes as its data have"
 
 
-def _backbone(task: Task) -> str:
+def _describe_backbone(task: Task) -> str:
     name, spec = task.pretraining.backbone, task.pretraining
     if name == NO_BACKBONE:
         return "none: the data are features, and a base classifier is trained on them"
@@ -82,7 +82,7 @@ def _backbone(task: Task) -> str:
     return f"{name}, pretrained on the base classes for {spec.steps:,} steps, {own}"
 
 
-def _results(task_results: TaskResults) -> str:
+def _describe_results(task_results: TaskResults) -> str:
     measured = len({(row.label, row.origin) for row in task_results.measured_rows})
     counts = {"measured": measured, "published": len(task_results.published_rows)}
     text = " and ".join(format_count(count, f"{kind} row") for kind, count in counts.items() if count)

@@ -1,7 +1,8 @@
 """Tables and paragraphs for the width of a terminal, by rich; :mod:`ifsl_bench.reporting.table` writes for a pipe.
 
 A column of text is folded; a number stays on its line, with its ±. Where folding is not enough, columns are left out in
-the order of :attr:`Column.drop`, and a line below lists them; a table that is to be whole has several blocks instead.
+the order of :attr:`Column.drop_priority`, and a line below lists them; a table that is to be whole has several blocks
+instead.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class _ShownColumn:
 
     heading: str
     cells: Sequence[Cell]
-    fold: int
-    drop: int
-    widest: int
-    least: int
+    min_fold_width: int
+    drop_priority: int
+    full_width: int
+    min_width: int
 
 
 def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = "") -> None:
@@ -54,15 +55,19 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
     for number, table in enumerate(tables):
         if number:
             console.print()
-        for line, style in ((table.title, "bold"), (table.lead, "")):
+        for line, style in ((table.title, "bold"), (table.lead_sentence, "")):
             if line:
                 print_text(line, console, style)
-        if table.title or table.lead:
+        if table.title or table.lead_sentence:
             console.print()
-        columns = _columns(table)
+        columns = _shown_columns(table)
         blocks = [columns]
-        if _width(columns) > console.width:
-            blocks = _blocks(columns, console.width) if table.whole else [_fitting(columns, console.width)]
+        if _total_width(columns) > console.width:
+            blocks = (
+                _split_into_blocks(columns, console.width)
+                if table.keeps_all_columns
+                else [_fit_columns(columns, console.width)]
+            )
             shown = {column.heading for block in blocks for column in block}
             left_out |= {column.heading: None for column in columns if column.heading not in shown}
         for place, block in enumerate(blocks):
@@ -101,43 +106,45 @@ def print_text(text: str, console: Console, style: str = "") -> None:
         console.print(Text(before + part.plain.rstrip().replace(GLUE, " "), style), soft_wrap=True, highlight=False)
 
 
-def _columns(table: Table[Any]) -> list[_ShownColumn]:
+def _shown_columns(table: Table[Any]) -> list[_ShownColumn]:
     """Return the columns that readers see, without those that are empty throughout."""
     rows = table.cells()
     columns = []
     for place, column in enumerate(column for column in table.columns if column.heading is not None):
-        cells = [Cell(one_line(row[place].text), row[place].bold) for row in rows]
+        cells = [Cell(one_line(row[place].text), row[place].is_bold) for row in rows]
         if rows and not any(cell.text for cell in cells):
             continue
         widest = max((cell_len(cell.text) for cell in cells), default=0)
         heading = one_line(str(column.heading))
-        least = max([min(widest, column.fold) if column.fold else widest, *map(cell_len, heading.split())])
+        least = max(
+            [min(widest, column.min_fold_width) if column.min_fold_width else widest, *map(cell_len, heading.split())]
+        )
         widest = max(widest, cell_len(heading))
-        columns.append(_ShownColumn(heading, cells, column.fold, column.drop, widest, least))
+        columns.append(_ShownColumn(heading, cells, column.min_fold_width, column.drop_priority, widest, least))
     return columns
 
 
-def _width(columns: Sequence[_ShownColumn]) -> int:
-    return sum(column.least for column in columns) + GAP * (len(columns) - 1)
+def _total_width(columns: Sequence[_ShownColumn]) -> int:
+    return sum(column.min_width for column in columns) + GAP * (len(columns) - 1)
 
 
-def _fitting(columns: Sequence[_ShownColumn], width: int) -> list[_ShownColumn]:
+def _fit_columns(columns: Sequence[_ShownColumn], width: int) -> list[_ShownColumn]:
     """Return the columns that there is room for; those with the highest ``drop`` go first."""
     shown = list(columns)
-    while _width(shown) > width and any(column.drop for column in shown):
-        first = max(column.drop for column in shown)
-        shown = [column for column in shown if column.drop != first]
+    while _total_width(shown) > width and any(column.drop_priority for column in shown):
+        first = max(column.drop_priority for column in shown)
+        shown = [column for column in shown if column.drop_priority != first]
     return shown
 
 
-def _blocks(columns: Sequence[_ShownColumn], width: int) -> list[list[_ShownColumn]]:
+def _split_into_blocks(columns: Sequence[_ShownColumn], width: int) -> list[list[_ShownColumn]]:
     """Return all columns, in as many blocks as they need, the one that names a row first in each."""
-    names = [column for column in columns if column.fold and not column.drop][:1]
+    names = [column for column in columns if column.min_fold_width and not column.drop_priority][:1]
     blocks: list[list[_ShownColumn]] = []
     for column in columns:
         if column in names:
             continue
-        if not blocks or _width([*blocks[-1], column]) > width:
+        if not blocks or _total_width([*blocks[-1], column]) > width:
             blocks.append([*names])
         blocks[-1].append(column)
     return blocks or [names]
@@ -145,12 +152,12 @@ def _blocks(columns: Sequence[_ShownColumn], width: int) -> list[list[_ShownColu
 
 def _print_grid(table: Table[Any], columns: Sequence[_ShownColumn], console: Console) -> None:
     grid = Grid(box=RULE, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
-    narrow = sum(column.widest + GAP for column in columns) - GAP > console.width
+    narrow = sum(column.full_width + GAP for column in columns) - GAP > console.width
     for column in columns:
-        heading = textwrap.fill(column.heading, max(1, column.least)) if narrow else column.heading
-        grid.add_column(Text(heading), no_wrap=not column.fold, overflow="fold")
+        heading = textwrap.fill(column.heading, max(1, column.min_width)) if narrow else column.heading
+        grid.add_column(Text(heading), no_wrap=not column.min_fold_width, overflow="fold")
     for place, row in enumerate(table.rows):
         cells = [column.cells[place] for column in columns]
-        texts = [Text(cell.text, style="bold" if cell.bold else "") for cell in cells]
-        grid.add_row(*texts, style=MINE if table.mine(row) else None)
+        texts = [Text(cell.text, style="bold" if cell.is_bold else "") for cell in cells]
+        grid.add_row(*texts, style=MINE if table.is_own_row(row) else None)
     console.print(grid, highlight=False)

@@ -12,8 +12,8 @@ from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.notes import notes_of, standing
-from ifsl_bench.reporting.table import render
+from ifsl_bench.reporting.notes import describe_standing, table_notes
+from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store import result_folder
 from ifsl_bench.store import schema as result_file
 
@@ -43,12 +43,12 @@ def test_rows_that_may_have_seen_the_novel_classes_are_ranked_by_themselves(boar
     alone = Ranking([row for row in board.rows if row.novel_classes_seen == "no"]).ranked_rows
     levels = {place.row.label: place.adjusted_mean for place in board.ranking.ranked_rows}
     assert {place.row.label: place.adjusted_mean for place in alone}.items() <= levels.items()
-    assert "rank 1 of 2" in standing(board, "lr+a")[0]
+    assert "rank 1 of 2" in describe_standing(board, "lr+a")[0]
 
 
 @pytest.mark.parametrize("form", ["text", "latex", "json"])
 def test_every_form_of_the_table_says_so(board, form):
-    output = render([task_table(board)], form)
+    output = render_tables([task_table(board)], form)
     if form == "json":
         rows = {row["method"]: row["novel_seen"] for row in json.loads(output)}
         assert rows == {"lr+a": "yes", "lwof": "no", "imprint": "may", "protonet": "no"}
@@ -62,7 +62,7 @@ def test_every_form_of_the_table_says_so(board, form):
 
 
 def test_the_notes_name_them(board):
-    notes = "\n".join(notes_of(board))
+    notes = "\n".join(table_notes(board))
     for phrase, label in (("has seen", "lr+a"), ("may have seen", "imprint")):
         note = f"that {phrase} images of the novel classes when it was pretrained elsewhere, and ranked apart: {label}"
         assert note in notes

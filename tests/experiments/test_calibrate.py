@@ -19,7 +19,7 @@ from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
 from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.metrics import BALANCE_METRICS
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.detail_tables import facts_of, row_table, session_tables
+from ifsl_bench.reporting.detail_tables import describe_facts, seed_table, session_tables
 from ifsl_bench.store.schema import contradiction, read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import LogReporter
@@ -104,10 +104,10 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     assert first == pytest.approx((0, 0)), "all orders have the same base queries, and no bias moves A_0"
     fixed = "Those of just learned, novel as base and base as novel hold the bias on novel logits fixed, too."
     assert [fixed in table.notes for table in session_tables(both_rows[0])] == [False, True]
-    assert [fixed in row_table(row).notes for row in both_rows] == [False, True]
+    assert [fixed in seed_table(row).notes for row in both_rows] == [False, True]
     assert not any("bias" in describe_fixed_factors([row]) for row in both_rows)
     moved = f"others of which move cal. Acc. by {accuracy.std(ddof=1):.2f} (standard deviation)"
-    assert f"found on 50 validation sequences, {moved}" in facts_of([plain])
+    assert f"found on 50 validation sequences, {moved}" in describe_facts([plain])
     from_before = msgspec.structs.replace(calibration, resampled_base=[], resampled_novel=[])
     before = SeedAggregate("teen", "yours", (msgspec.structs.replace(plain, calibration=from_before),))
     assert describe_fixed_factors([before]) == "the base and novel classes and the bias on novel logits"

@@ -33,7 +33,7 @@ from ifsl_bench.plugin.space import RATE_NAME, Choices, Range
 from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.columns import entries_of
+from ifsl_bench.reporting.columns import list_table_rows
 from ifsl_bench.store.schema import file_name, path_of, read
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
@@ -199,7 +199,7 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
     assert {place.row.label: place.provisional_reason for place in board.ranking.ranked_rows}[row.label].endswith(
         "--setting tuned-4"
     )
-    assert entries_of(board)[0].measured is row
+    assert list_table_rows(board)[0].measured_row is row
 
 
 def _holds_against_a_plain_loop(result, job, work):

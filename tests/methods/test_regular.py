@@ -17,7 +17,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render
+from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render_tables
 from ifsl_bench.store.schema import read
 from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, make_episodes
 
@@ -154,7 +154,7 @@ def test_a_run_from_training_to_the_table(task, name, method, work):
     assert read(path) == result
     board = load_task_results(load_tasks(task(name))[0], work.home.results)
     for style in FORMATS:
-        text = render([task_table(board, full=True)], style)
+        text = render_tables([task_table(board, full=True)], style)
         mean = result.summary["acc"]["mean"]
         assert (f"{round(mean, 4)}" if style in PROGRAMS else f"{mean:.2f}") in text
         assert "nan" not in text.lower()

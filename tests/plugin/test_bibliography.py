@@ -12,7 +12,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, cite_task, paper_label, papers_of_method
 from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.reporting.page.references import citation_of_paper
+from ifsl_bench.reporting.page.references import cite_paper
 from ifsl_bench.store.published import paper_titles
 from ifsl_bench.utils.errors import UserError
 
@@ -58,8 +58,8 @@ def test_no_row_is_of_a_method_that_there_is_not():
 def test_rows_of_papers_alone(call):
     """A method whose paper prints rows, and which the package has no code of, is cited like others."""
     for source in set(paper_titles()) - {"d-fscil"}:  # of which a table alone is known
-        assert citation_of_paper(source).bibtex, source
-    assert citation_of_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
+        assert cite_paper(source).bibtex, source
+    assert cite_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
     assert list(PRINTED_ALONE) == ["xtarnet"]
     assert paper_label("xtarnet") == "XtarNet"
     status, out, _ = call("cite", "xtarnet")

@@ -22,7 +22,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks, parse_tasks
 from ifsl_bench.protocols.tasks.variants import Change, apply_change
-from ifsl_bench.reporting.task_sheet import task_facts
+from ifsl_bench.reporting.task_sheet import describe_task
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -138,7 +138,7 @@ def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lis
         tasks = [load_tasks(f"mini-sessions{order}{rest}")[0] for order in ("", "+base-order=1", "+base-order=2")]
         for key in (pretraining_key, features_key):
             assert len({key(task, "0" * 64, "linear", 0) for task in tasks}) == 3
-    assert [task_facts(task, Paths.locate(tmp_path)).get("seen") for task in tasks] == [
+    assert [describe_task(task, Paths.locate(tmp_path)).get("seen") for task in tasks] == [
         None,
         SEEN_MARKS["may"],
         SEEN_MARKS["may"],

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from ifsl_bench.reporting.detail_tables import facts_of
-from ifsl_bench.reporting.table import FORMATS, Column, Table, escaped, prose, render
+from ifsl_bench.reporting.detail_tables import describe_facts
+from ifsl_bench.reporting.table import FORMATS, Column, Table, escape_latex, format_prose, render_tables
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import parse
 
@@ -71,7 +71,7 @@ def page(style: str, *texts: str, note: str = "") -> str:
     """A table of texts, a row each, beside a negative number."""
     name: Column[str] = Column("name", lambda text: text, lambda text: {"name": text, "all": [text, "b"]})
     value: Column[str] = Column("value", lambda _: "-1.50", lambda _: {"value": -1.5, "seeds": [-1.25, 2.0]})
-    return render([Table([name, value], texts, note, [note])], style)
+    return render_tables([Table([name, value], texts, note, [note])], style)
 
 
 def test_cells_of_markdown_are_text_alone():
@@ -92,7 +92,7 @@ def test_notes_in_markdown_have_no_link_and_no_image_whatever_their_backticks(se
              "`[a]`", "```"]  # fmt: skip
     for _ in range(500):
         note = "x" + "".join(draw.choices(parts, k=draw.randrange(1, 12)))
-        kinds = {child.type for token in MarkdownIt("commonmark").parse(prose(note, "markdown"))
+        kinds = {child.type for token in MarkdownIt("commonmark").parse(format_prose(note, "markdown"))
                  for child in token.children or []}  # fmt: skip
         assert kinds <= {"text", "code_inline", "text_special"}, note
 
@@ -108,10 +108,10 @@ def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers():
 
 def test_latex_has_no_commands_of_others():
     text = r"\input{/etc/passwd} ^^5cinput 5% $x$ & #_~"
-    for output in (page("latex", text), page("latex", "x", note=text), escaped(text)):
+    for output in (page("latex", text), page("latex", "x", note=text), escape_latex(text)):
         assert r"\input" not in output
         assert "^^" not in output
-    assert escaped("a\nb") == r"a\textbackslash{}nb"
+    assert escape_latex("a\nb") == r"a\textbackslash{}nb"
 
 
 def test_json_is_ascii_where_a_terminal_would_obey_and_reads_back_as_it_was():
@@ -126,6 +126,6 @@ def test_json_is_ascii_where_a_terminal_would_obey_and_reads_back_as_it_was():
 def test_a_line_break_in_a_text_makes_no_line_of_its_own():
     good = parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json")
     forged = msgspec.structs.replace(good, provenance={**good.provenance, "note": "x\ntask         another"})
-    facts = facts_of([forged]).splitlines()
-    assert len(facts) == len(facts_of([good]).splitlines()) + 1
+    facts = describe_facts([forged]).splitlines()
+    assert len(facts) == len(describe_facts([good]).splitlines()) + 1
     assert facts[-1] == r"note              x\ntask         another"

@@ -30,12 +30,12 @@ from ifsl_bench.reporting.figures.style import (
     COLUMN,
     PAGE,
     SMALLEST,
-    as_bytes,
-    rows_to_draw,
-    save,
+    render_figure,
+    save_figure,
+    select_rows_to_draw,
     short_names,
 )
-from ifsl_bench.reporting.plot_styles import style_of
+from ifsl_bench.reporting.plot_styles import style_of_label
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import write
 from ifsl_bench.utils.errors import UserError
@@ -44,7 +44,7 @@ from ifsl_bench.utils.files import Paths
 ROUNDING = 1e-10  # of percents, which are sums over thousands of episodes
 METHODS = ("imprint", "protonet", "castle", "acastle")
 KINDS = {
-    "tradeoff": tradeoff.draw, "ranks": ranks.draw, "pairs": pairs.draw, "seeds": seeds.draw_seeds,
+    "tradeoff": tradeoff.draw_tradeoff, "ranks": ranks.draw_ranks, "pairs": pairs.draw_pairs, "seeds": seeds.draw_seeds,
     "validation": seeds.draw_validation,
 }  # fmt: skip
 
@@ -87,7 +87,7 @@ def lines(figure) -> dict[str, np.ndarray]:
 
 
 def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
-    figure, notes = tradeoff.draw(board)
+    figure, notes = tradeoff.draw_tradeoff(board)
     assert not notes
     coordinates = lines(figure)
     axes = figure.axes[0]
@@ -97,7 +97,7 @@ def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
         point = coordinates[f"argmax of {row.label}"][0]
         assert point == pytest.approx((values["base_joint"].mean, values["novel_joint"].mean), abs=ROUNDING)
         assert np.abs(curves[row.label] - point).max(1).min() < ROUNDING, "the curve misses its argmax"
-        assert axes.lines[0].get_color() in {style_of(candidate.label).colour for candidate in board.rows}
+        assert axes.lines[0].get_color() in {style_of_label(candidate.label).colour for candidate in board.rows}
 
 
 def test_a_curve_holds_the_calibrated_accuracy_and_falls_in_one_and_rises_in_the_other(board):
@@ -113,7 +113,7 @@ def test_a_curve_holds_the_calibrated_accuracy_and_falls_in_one_and_rises_in_the
 
 
 def test_lines_of_equal_accuracy_weigh_by_queries(board):
-    figure, _ = tradeoff.draw(board)
+    figure, _ = tradeoff.draw_tradeoff(board)
     counts = board.rows[0].results[0].episodes
     levels = {gid: points for gid, points in lines(figure).items() if gid.startswith("Acc. ")}
     assert levels
@@ -130,7 +130,7 @@ def test_rows_without_validation_episodes_have_no_curves(board):
         return type(row)(row.label, row.origin, tuple(bare))
 
     with pytest.raises(UserError, match="its rows have no base-novel curves, since no validation episodes"):
-        tradeoff.draw(of_rows(board, tuple(map(without, board.rows))))
+        tradeoff.draw_tradeoff(of_rows(board, tuple(map(without, board.rows))))
 
 
 def of_rows(board: TaskResults, rows) -> TaskResults:
@@ -138,7 +138,7 @@ def of_rows(board: TaskResults, rows) -> TaskResults:
 
 
 def test_bars_are_the_rank_intervals(board):
-    figure, _ = ranks.draw([board])
+    figure, _ = ranks.draw_ranks([board])
     coordinates = lines(figure)
     for at, place in enumerate(board.ranking.ranked_rows):
         assert coordinates[f"ranks of {place.row.label}"][:, 0].tolist() == [
@@ -153,7 +153,7 @@ def test_bars_are_the_rank_intervals(board):
 
 
 def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ranks(board):
-    figure, _ = pairs.draw(board, wide=True)
+    figure, _ = pairs.draw_pairs(board, wide=True)
     axes = figure.axes[0]
     names = [text.get_text() for text in axes.get_yticklabels()]
     texts = {text.get_position(): text.get_text() for text in axes.texts}
@@ -205,18 +205,18 @@ def test_validation_draws_what_training_recorded(board):
 
 def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task):
     home = Paths.locate(measured / "home", measured / "results")
-    boards = base_classes.boards_by_count(task, home)
+    boards = base_classes.load_results_by_base_class_count(task, home)
     assert list(boards) == [5, 8]
-    figure, notes = base_classes.draw(boards)
+    figure, notes = base_classes.draw_base_classes(boards)
     assert notes == ["training seeds differ by the number of base classes (1 at 5, 3 at 8): protonet, imprint"]
-    assert "only one number" in base_classes.draw(boards, ["imprint", "acastle"])[1][0]
+    assert "only one number" in base_classes.draw_base_classes(boards, ["imprint", "acastle"])[1][0]
     drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
     assert set(drawn) == {"imprint", "protonet"}
     for label, points in drawn.items():
         for count, acc in points:
             assert acc == pytest.approx(boards[int(count)].find_row(label).summarise_metrics()["acc"].mean)
     with pytest.raises(UserError, match="--base-classes 20"):
-        base_classes.boards_by_count(
+        base_classes.load_results_by_base_class_count(
             load_tasks("glyphs-shared-1shot")[0], Paths.locate(measured / "home", measured / "home")
         )
 
@@ -224,18 +224,18 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
 def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
     row = replace(board.find_row("imprint"), label="one", results=board.find_row("imprint").results[:1])
     more = of_rows(board, (*board.rows, row))
-    figure, notes = pairs.draw(more)
+    figure, notes = pairs.draw_pairs(more)
     shown_names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert "one" not in shown_names
     assert len(shown_names) == len(board.rows)
     assert "left out, having fewer than 3 seeds (--method names them): one (yours)" in notes
-    figure, notes = pairs.draw(more, named=True)
+    figure, notes = pairs.draw_pairs(more, named=True)
     assert "one" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert "says little about the method: one" in notes[0]
 
 
 def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_harmonic_mean(board):
-    figure, _ = tradeoff.draw(board)
+    figure, _ = tradeoff.draw_tradeoff(board)
     coordinates = lines(figure)
     for row in board.rows:
         base, novel = coordinates[f"calibrated of {row.label}"][0]
@@ -251,13 +251,13 @@ def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_h
 def test_no_text_is_too_small_or_cut_off_and_widths_are_those_of_columns(kind, wide, board):
     figure, _ = drawing(kind, board, wide)
     assert figure.get_figwidth() == (PAGE if wide else COLUMN)
-    svg = as_bytes(figure, "svg").decode()
+    svg = render_figure(figure, "svg").decode()
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: *(?:[a-z]+ )*([\d.]+)px", svg)]
     assert len(sizes) > 5, "text is no text"
     assert min(sizes) >= SMALLEST
     assert f'width="{72 * (PAGE if wide else COLUMN):g}pt"' in svg
-    pdf = as_bytes(figure, "pdf")
+    pdf = render_figure(figure, "pdf")
     assert b"/Type3" not in pdf
     assert b"CreationDate" not in pdf
     whole = figure.get_tightbbox()
@@ -270,7 +270,7 @@ def test_no_text_is_too_small_or_cut_off_and_widths_are_those_of_columns(kind, w
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
 def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_path, monkeypatch):
     for name in ("a", "b"):
-        save(drawing("tradeoff", board)[0], tmp_path / f"{name}.{suffix}")
+        save_figure(drawing("tradeoff", board)[0], tmp_path / f"{name}.{suffix}")
         monkeypatch.setitem(mpl.rcParams, "figure.facecolor", "red")
         monkeypatch.setitem(mpl.rcParams, "xtick.direction", "in")
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
@@ -285,7 +285,7 @@ def test_names_of_strangers_are_text(board, tmp_path, task):
         write(tmp_path, msgspec.structs.replace(result, label=name))
     own_board = load_task_results(task, tmp_path)
     for kind in ("tradeoff", "seeds"):
-        svg = as_bytes(drawing(kind, own_board)[0], "svg").decode()
+        svg = render_figure(drawing(kind, own_board)[0], "svg").decode()
         assert "_$x^2$&lt;b&gt;&amp;\\frac" in svg
         assert "<b>" not in svg
 
@@ -374,11 +374,11 @@ def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
 @pytest.fixture(scope="module")
 def letters() -> TaskResults:
     """The stored rows of letters in sessions."""
-    return rows_to_draw(load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
+    return select_rows_to_draw(load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
 
 
 def test_curves_of_sessions_are_those_of_the_table(letters, call):
-    figure, _ = sessions.curves(letters)
+    figure, _ = sessions.draw_sessions(letters)
     records = json.loads(call("table", "glyphs-sessions", "--method", "ncm,lr", "--format", "json")[1])
     table = {record["method"]: [record[f"a_{t}"] for t in range(11)] for record in records}
     drawn_lines = lines(figure)
@@ -393,7 +393,7 @@ def test_curves_of_sessions_are_those_of_the_table(letters, call):
 
 
 def test_triangles_are_counts_over_queries(letters):
-    figure, _ = sessions.forgetting(letters)
+    figure, _ = sessions.draw_forgetting(letters)
     for axes, row in zip(figure.axes, [place.row for place in letters.ranked_rows], strict=False):
         assert axes.get_title() == row.label
         mesh = axes.collections[0].get_array()
@@ -405,7 +405,7 @@ def test_triangles_are_counts_over_queries(letters):
 
 
 def test_bars_of_variance_are_shares_of_the_command(letters, call):
-    figure, notes = sessions.variance(letters)
+    figure, notes = sessions.draw_variance(letters)
     assert "wrong sign" in notes[0]
     out = call("variance", "glyphs-sessions", "--method", "ncm,lr", "--format", "json")[1]
     for at, record in zip((0, 1, 3), json.loads(out), strict=True):
@@ -420,11 +420,11 @@ def test_bars_of_variance_are_shares_of_the_command(letters, call):
 
 def test_bars_of_variance_are_of_one_kind_of_variance(letters, monkeypatch):
     """Where only some rows have the variance over test images, all bars are without it."""
-    without, _ = sessions.variance(letters)
+    without, _ = sessions.draw_variance(letters)
     first, *others = split_variance_of_rows(letters, "acc")
     counted = replace(first, variances=add_image_variance(first.variances, ImageVariance(0.3, 90.0)))
     monkeypatch.setattr(sessions, "split_variance_of_rows", lambda board, metric: [counted, *others])
-    figure, notes = sessions.variance(letters)
+    figure, notes = sessions.draw_variance(letters)
     assert any("test images are held fixed" in note for note in notes)
     for of in ("patches", "texts"):
         old, new = ([str(artist) for artist in getattr(drawn.axes[0], of)] for drawn in (without, figure))
@@ -465,21 +465,21 @@ def test_a_figure_of_many_rows_draws_those_that_can_be_told_apart(kind, with_own
 
 def test_few_lazy_models_are_drawn_and_no_panel_stands_alone():
     rows = ("upper-bound", "ncm", "castle", "imprint", "anil", "cec", "lwof")  # each with an A_0 of its own
-    board = rows_to_draw(load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), rows)
-    figure, (note,) = sessions.curves(board)
+    board = select_rows_to_draw(load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), rows)
+    figure, (note,) = sessions.draw_sessions(board)
     (lazy,) = (line for line in figure.axes[0].lines if line.get_gid() == "lazy")
     assert lazy.get_ydata()[0] == pytest.approx(max(row.metric_after_sessions()[0].mean for row in board.rows))
     assert note.startswith("lazy: the model with the highest A_0")
-    figure, _ = sessions.forgetting(board, wide=True)
+    figure, _ = sessions.draw_forgetting(board, wide=True)
     tops = [axes.get_subplotspec().rowspan.start for axes in figure.axes if axes.get_title()]
     assert (len(tops), tops.count(max(tops))) == (7, 3)
 
 
 def test_the_figure_of_variance_compares_neighbours(letters):
-    board = rows_to_draw(
+    board = select_rows_to_draw(
         load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), ("teen", "lda", "protonet", "upper-bound")
     )
-    figure, _ = sessions.variance(board)
+    figure, _ = sessions.draw_variance(board)
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     best_first = [place.row.label for place in board.ranked_rows]
     assert names == [*best_first, *(f"{a} \N{MINUS SIGN} {b}" for a, b in itertools.pairwise(best_first))]
@@ -501,9 +501,9 @@ def test_published_rows_are_dashed(tmp_path):
     task = load_tasks("tiny-features-sessions")[0]
     shape = msgspec.structs.replace(task.sessions, count=8)
     listed = load_task_results(msgspec.structs.replace(task, name="mini-sessions", sessions=shape), tmp_path)
-    figure, _ = sessions.curves(rows_to_draw(listed, ["CEC"], papers=True), named=True)
+    figure, _ = sessions.draw_sessions(select_rows_to_draw(listed, ["CEC"], papers=True), named=True)
     (line,), (legend,) = figure.axes[0].lines, figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["CEC, published"]
     assert list(line.get_ydata()) == [72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63]
     assert line.get_linestyle() == "--"
-    assert len(sessions.curves(rows_to_draw(listed, papers=True))[0].axes[0].lines) == 44
+    assert len(sessions.draw_sessions(select_rows_to_draw(listed, papers=True))[0].axes[0].lines) == 44

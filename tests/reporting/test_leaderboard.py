@@ -16,12 +16,12 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_task_results, load_variant_results, require_row
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
-from ifsl_bench.reporting.detail_tables import row_table
+from ifsl_bench.reporting.detail_tables import seed_table
 from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import SHARED, overview, task_table
-from ifsl_bench.reporting.notes import notes_of, standing, standings
-from ifsl_bench.reporting.page.data import gather
-from ifsl_bench.reporting.page.page import page_html
+from ifsl_bench.reporting.leaderboard import SHARED, overview_tables, task_table
+from ifsl_bench.reporting.notes import describe_standing, describe_standings, table_notes
+from ifsl_bench.reporting.page.data import collect_page
+from ifsl_bench.reporting.page.page import render_page
 from ifsl_bench.reporting.table import PROGRAMS
 from ifsl_bench.store.published import published_rows
 from ifsl_bench.store.result_folder import packaged_root
@@ -197,13 +197,18 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     stored_rows(met, none, row("c", [12.0], n=2000, task=task.name))
     board = load_task_results(task, stored_rows.root)
     line = "stopped at a saddle, where the gradient is no minimum's: a (yours) in 3 of 16,000 episodes of meta-training"
-    page, latex = page_html(gather([board])), paper_tables([board])
-    texts = leaderboard([board], stored_rows.root), overview([board])[0][0].notes[-1], latex, page.replace("&#39;", "'")
+    page, latex = render_page(collect_page([board])), paper_tables([board])
+    texts = (
+        leaderboard([board], stored_rows.root),
+        overview_tables([board])[0][0].notes[-1],
+        latex,
+        page.replace("&#39;", "'"),
+    )
     for text in texts:
         assert text.count(line) == 1
         assert text.count("at a saddle") == 1
     assert any("a (yours) in 3 of 16,000" in note for note in compare(*board.rows[:2]).notes)
-    assert "a in 3 of 16,000" in row_table(board.find_row("a")).notes[-1]
+    assert "a in 3 of 16,000" in seed_table(board.find_row("a")).notes[-1]
 
 
 def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
@@ -311,7 +316,7 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     assert none_alike == (
         "No stored row was tuned as yours was (tuned-4): those as published are shown beside it, and ranked apart"
     )
-    lines = standing(mine.select_setting("tuned-4"), "x@tuned-4")
+    lines = describe_standing(mine.select_setting("tuned-4"), "x@tuned-4")
     assert lines[1].startswith("  against the best other row of those ranked with it (tuned-4), ")
 
 
@@ -328,8 +333,11 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
     assert SHARED in table.notes
     assert accuracies(mine).mean() < accuracies(other_row).mean()
     acc, other_acc = accuracies(mine, 1).mean(), accuracies(other_row, 1).mean()
-    assert f"other (stored) with {other_acc:.2f} on seed 0: {acc - other_acc:+.2f} ± " in standing(board, "mine")[2]
-    text = " ".join(standing(board, "other"))
+    assert (
+        f"other (stored) with {other_acc:.2f} on seed 0: {acc - other_acc:+.2f} ± "
+        in describe_standing(board, "mine")[2]
+    )
+    text = " ".join(describe_standing(board, "other"))
     assert f"mine (yours) with {acc:.2f} on seed 0, where other has {other_acc:.2f}: {other_acc - acc:+.2f} ± " in text
     alike = replace(board, rows=(best, other_row), comparable_rows=(best, other_row))
     assert SHARED not in task_table(alike).notes
@@ -341,14 +349,14 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
         for result in row(label, [15.0], n=2000).results:
             write(tmp_path, result)
     board = load_task_results(packaged_tasks()["mini-5shot"], tmp_path)
-    ((line,),) = standings(board, ["x", "y", "z"])
+    ((line,),) = describe_standings(board, ["x", "y", "z"])
     assert line.startswith("All rows are provisional (1 seed); ranks need three seeds.")
     assert "compare x y --task mini-5shot" in line
-    assert len(standings(board, ["x"])[0]) > 1, "one row has its differences"
+    assert len(describe_standings(board, ["x"])[0]) > 1, "one row has its differences"
     mine = row("lr", [15.0], n=2000)
     same = replace(board, rows=(mine, replace(mine, origin="stored")))
     monkeypatch.setattr(SeedAggregate, "options_at_edge", ["weight_decay"])
-    (note,) = [note for note in notes_of(same) if "Chosen at an end" in note]
+    (note,) = [note for note in table_notes(same) if "Chosen at an end" in note]
     assert note.endswith("lr (yours): weight_decay; lr (stored): weight_decay.")
 
 

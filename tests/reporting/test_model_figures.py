@@ -18,9 +18,9 @@ import ifsl_bench
 from ifsl_bench.api import run
 from ifsl_bench.cli.plot import plot
 from ifsl_bench.experiments.workspace import workspace
-from ifsl_bench.reporting.columns import plus_minus
+from ifsl_bench.reporting.columns import format_plus_minus
 from ifsl_bench.reporting.figures import attractors, confusions, episode_pca, inner_steps
-from ifsl_bench.reporting.figures.models import check_trained, episode_of, jobs_of, open_model
+from ifsl_bench.reporting.figures.models import answer_episode, check_trained, make_figure_jobs, open_model
 from ifsl_bench.reporting.figures.style import SMALLEST, short_names, styled
 from ifsl_bench.solvers.attractor_prior import attention
 from ifsl_bench.utils.errors import UserError
@@ -49,34 +49,36 @@ def trained(clusters_source, tmp_path_factory):
 
 def opened(trained, method: str):
     work, task, _ = trained
-    return open_model(jobs_of([method], task, work.home)[0], work)
+    return open_model(make_figure_jobs([method], task, work.home)[0], work)
 
 
 def test_a_course_goes_through_the_results_of_runs(trained):
     """The same models, trained, evaluated and stored by ``run``: stopped where T-BPTT was, and converged."""
     work, task, results = trained
-    step_curves = inner_steps.step_curves(["lr+a"], task, work, steps=(1, STEPS), unrolled=(STEPS,), episodes=60)
+    step_curves = inner_steps.measure_step_curves(
+        ["lr+a"], task, work, steps=(1, STEPS), unrolled=(STEPS,), episodes=60
+    )
     assert [course.name for course in step_curves] == ["lr+a, RBP", f"lr+a, T-BPTT ({STEPS} steps)"]
     rbp, unrolled = step_curves
 
     def of(name):
         return pytest.approx(results[name].summary["acc"]["mean"], abs=1e-6)  # stored with six decimals
 
-    assert unrolled.at[STEPS].mean == of("stopped")
-    assert unrolled.converged.mean == of("t-bptt")
-    assert rbp.converged.mean == of("rbp")
-    assert rbp.at[1].mean != of("rbp")
-    figure, _ = inner_steps.draw({"clusters-5shot": step_curves})
+    assert unrolled.accuracy_by_step[STEPS].mean == of("stopped")
+    assert unrolled.converged_accuracy.mean == of("t-bptt")
+    assert rbp.converged_accuracy.mean == of("rbp")
+    assert rbp.accuracy_by_step[1].mean != of("rbp")
+    figure, _ = inner_steps.draw_inner_steps({"clusters-5shot": step_curves})
     drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
     for course in step_curves:
-        assert drawn[course.name].tolist() == [[n, value.mean] for n, value in sorted(course.at.items())]
+        assert drawn[course.name].tolist() == [[n, value.mean] for n, value in sorted(course.accuracy_by_step.items())]
 
 
 def test_few_steps_are_plain_gradient_steps_of_the_trained_problem(trained):
     """Against gradient descent by hand, with autograd, on the objective as the paper writes it."""
     ready = opened(trained, "lr+a")
     batch = ready.loader("test").batch(0, 3)
-    method = inner_steps.stopped(ready, 3, trained[0])
+    method = inner_steps.stop_search_early(ready, 3, trained[0])
     with torch.no_grad():
         answer = method(batch.support, batch.query)
         u = ready.method.centres(batch.support)[0].double()  # [E, N, D+1]
@@ -100,7 +102,7 @@ def test_few_steps_are_plain_gradient_steps_of_the_trained_problem(trained):
 
 def test_a_model_that_is_not_trained_is_named_with_its_command(trained, call, tmp_path):
     work, task, _ = trained
-    jobs = jobs_of(["lr+a"], task, work.home, options={"gamma": "0.5"})
+    jobs = make_figure_jobs(["lr+a"], task, work.home, options={"gamma": "0.5"})
     with pytest.raises(UserError, match=r"run --method lr\+a --task clusters-5shot --set gamma=0.5 .*--train"):
         check_trained(jobs, work.home)
     out, home = tmp_path / "x.svg", ("--home", str(work.home.cache), "-q")
@@ -120,60 +122,60 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
     _, _, results = trained
     for method, name in (("lr+a", "rbp"), ("imprint", "imprint")):
         ready = opened(trained, method)
-        plane = episode_pca.plane_of(ready, 7)
-        episode, base_count = plane.episode, len(plane.episode.base_classes)
+        plane = episode_pca.project_episode(ready, 7)
+        episode, base_count = plane.episode, len(plane.episode.base_class_names)
         counts = results[name].episodes
         right = counts.column("base_joint")[7] + counts.column("novel_joint")[7]
-        assert int(episode.right.sum()) == right
-        figure, _ = episode_pca.draw([plane])
+        assert int(episode.is_right.sum()) == right
+        figure, _ = episode_pca.draw_episode_pca([plane])
         assert f"after: {right} of" in figure.axes[1].get_title()
         classes, marks = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
-        assert [name.split()[0] for name in classes] == [f"N{way + 1}" for way in range(len(episode.classes))]
+        assert [name.split()[0] for name in classes] == [f"N{way + 1}" for way in range(len(episode.novel_class_names))]
         assert marks == ["support", "novel query", "base query", "wrong", "base classes (white: borders)"]
-        assert len(plane.x) / 3.1 > 150, "borders between regions are stairs"
+        assert len(plane.grid_x) / 3.1 > 150, "borders between regions are stairs"
         crosses = [line for line in figure.axes[1].lines if line.get_gid() == "wrong"]
-        assert len(crosses[0].get_xdata()) == len(episode.right) - right
-        assert plane.before.max() < base_count
-        assert (plane.after >= base_count).any()
+        assert len(crosses[0].get_xdata()) == len(episode.is_right) - right
+        assert plane.answers_before.max() < base_count
+        assert (plane.answers_after >= base_count).any()
         # The plane by an eigendecomposition, and some of its points by hand.
         x = torch.cat([episode.batch.support.features[0], episode.batch.query.features[0]]).double()
         centred = x - x.mean(0)
         values, vectors = torch.linalg.eigh(centred.T @ centred)
-        assert plane.share == pytest.approx((values[-2:].flip(0) / values.sum()).tolist())
-        flat = np.concatenate([plane.support, plane.query])
+        assert plane.variance_shares == pytest.approx((values[-2:].flip(0) / values.sum()).tolist())
+        flat = np.concatenate([plane.support_points, plane.query_points])
         expected = (centred @ vectors[:, -2:].flip(1)).numpy()
         for i in range(2):
             assert np.abs(flat[:, i]) == pytest.approx(np.abs(expected[:, i]), abs=SINGLE)
         back = np.linalg.lstsq(flat, (centred @ vectors[:, -2:] @ vectors[:, -2:].T).numpy(), rcond=None)[0]
         some = np.arange(3, episode_pca.POINTS, 17)
-        grid = np.stack(np.meshgrid(plane.x[some], plane.y[some]), -1).reshape(-1, 2)
+        grid = np.stack(np.meshgrid(plane.grid_x[some], plane.grid_y[some]), -1).reshape(-1, 2)
         points = (torch.from_numpy(grid @ back) + x.mean(0)).float()
         base = points @ ready.method.base.weight.T + ready.method.base.bias
         with torch.no_grad():
             logits = ready.method(episode.batch.support, type(episode.batch.query)(points[None], base[None])).logits[0]
-        for predicted, expected in ((plane.after, logits), (plane.before, logits[:, :base_count])):
+        for predicted, expected in ((plane.answers_after, logits), (plane.answers_before, logits[:, :base_count])):
             assert (predicted[np.ix_(some, some)].ravel() == expected.argmax(-1).numpy()).mean() > 0.98  # but for ties
 
 
 def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     ready = opened(trained, "lr+a")
-    weights, method = attractors.weights_of(ready, 2), ready.method
+    weights, method = attractors.collect_attractor_weights(ready, 2), ready.method
     batch = ready.loader("test").batch(2, 1)
     with torch.no_grad():
         share = attention(batch.support.class_means(5), method.base.weight, method.tau)[0]  # [N, K]
         logits = method(batch.support, batch.query).logits[0]
-    assert not weights.static
-    assert share.numpy() @ weights.produced == pytest.approx(weights.centres[:, 0], abs=SINGLE)
+    assert not weights.is_static
+    assert share.numpy() @ weights.attention_attractors == pytest.approx(weights.class_attractors[:, 0], abs=SINGLE)
     x = batch.query.features[0].numpy()
-    base_count = len(weights.base)
-    differences = (x[1:] - x[:1]) @ weights.fast.T  # biases cancel
+    base_count = len(weights.base_weights)
+    differences = (x[1:] - x[:1]) @ weights.fast_weights.T  # biases cancel
     # Differences of logits, whose rounding is that of the larger ones.
     assert differences == pytest.approx((logits[1:, base_count:] - logits[:1, base_count:]).numpy(), abs=10 * SINGLE)
-    static = attractors.weights_of(opened(trained, "lr+s"), 2)
-    assert static.static
-    assert static.produced is None
-    assert weights.centres.shape[1] > 5, "the classes come in other episodes too"
-    figure, notes = attractors.draw([weights, static])
+    static = attractors.collect_attractor_weights(opened(trained, "lr+s"), 2)
+    assert static.is_static
+    assert static.attention_attractors is None
+    assert weights.class_attractors.shape[1] > 5, "the classes come in other episodes too"
+    figure, notes = attractors.draw_attractors([weights, static])
     assert "lr+s is static" in notes[0]
     drawn = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
     assert len(drawn["base weights"].get_xdata()) == len(drawn["attractors of base classes"].get_xdata()) == base_count
@@ -185,7 +187,7 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     ]  # fmt: skip
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
     with pytest.raises(UserError, match="has no attractors"):
-        attractors.weights_of(opened(trained, "imprint"), 2)
+        attractors.collect_attractor_weights(opened(trained, "imprint"), 2)
 
 
 def test_every_command_has_a_function_with_its_defaults(trained, call, tmp_path):
@@ -240,7 +242,7 @@ def test_an_episode_has_a_number_and_mistakes_are_one_line(trained, call, tmp_pa
 def confused(trained):
     """What two methods take for what, in all test episodes."""
     work, task, _ = trained
-    return confusions.confusions(["imprint", "lr+s"], task, work, episodes=60)
+    return confusions.count_confusions(["imprint", "lr+s"], task, work, episodes=60)
 
 
 def test_confusions_are_those_of_the_episodes_one_by_one(trained, confused):
@@ -249,28 +251,32 @@ def test_confusions_are_those_of_the_episodes_one_by_one(trained, confused):
     first, second = confused
     ready, shares = opened(trained, "imprint"), {}
     for index in range(60):
-        episode = episode_of(ready, index)
-        novel = episode.drawn.query_novel[0]
-        names = [*episode.base_classes, *episode.classes]
-        for name in episode.classes:  # the queries of a class in an episode
+        episode = answer_episode(ready, index)
+        novel = episode.indices.query_novel[0]
+        names = [*episode.base_class_names, *episode.novel_class_names]
+        for name in episode.novel_class_names:  # the queries of a class in an episode
             answers = [
-                names[at] for at in episode.predicted[[names[label] == name for label in episode.labels]].tolist()
+                names[at]
+                for at in episode.predicted_labels[[names[label] == name for label in episode.true_labels]].tolist()
             ]
             shares.setdefault(name, []).append({base: 100 * answers.count(base) / len(answers) for base in names[:8]})
-        assert len(episode.labels[novel]) == 25
-    names, base = short_names(first.classes[first.base :]), short_names(first.classes[: first.base])
-    for of, answer in ((0, 0), (3, 5), (6, 7), *zip(*np.nonzero(first.shares > 1), strict=True)):
+        assert len(episode.true_labels[novel]) == 25
+    names, base = (
+        short_names(first.class_names[first.n_base_classes :]),
+        short_names(first.class_names[: first.n_base_classes]),
+    )
+    for of, answer in ((0, 0), (3, 5), (6, 7), *zip(*np.nonzero(first.base_shares_of_novel_classes > 1), strict=True)):
         values = [share[base[answer]] for share in shares[names[of]]]
-        estimate = first.share(first.base + of, answer)
-        assert estimate.mean == pytest.approx(np.mean(values)) == first.shares[of, answer]
+        estimate = first.answer_share(first.n_base_classes + of, answer)
+        assert estimate.mean == pytest.approx(np.mean(values)) == first.base_shares_of_novel_classes[of, answer]
         assert estimate.interval == pytest.approx(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
     for of_method, name in ((first, "imprint"), (second, "static")):
         counts = results[name].counts()
-        right, base_count = of_method.answers.diagonal(), of_method.base
+        right, base_count = of_method.answer_sums.diagonal(), of_method.n_base_classes
         assert right[:base_count].sum() == counts.base_joint.sum()
         assert right[base_count:].sum() == counts.novel_joint.sum()
-        assert of_method.queries.sum() == 60 * (counts.base_queries + counts.novel_queries)
-        assert of_method.answers.sum() == of_method.queries.sum() + (of_method.queries - right).sum(), (
+        assert of_method.query_sums.sum() == 60 * (counts.base_queries + counts.novel_queries)
+        assert of_method.answer_sums.sum() == of_method.query_sums.sum() + (of_method.query_sums - right).sum(), (
             "wrong ones twice"
         )
 
@@ -279,13 +285,13 @@ def test_an_interval_of_a_class_with_more_queries_here_than_there_is_over_units(
     """As of a ratio of means: the same from each unit's residual, h - r q."""
     rng = np.random.default_rng(3)
     unit, truth, prediction = (rng.integers(0, top, 900) for top in (20, 4, 4))
-    confusion = confusions.summed("m", "t", ["a", "b", "c", "d"], 2, unit, truth, prediction)
+    confusion = confusions.sum_confusions("m", "t", ["a", "b", "c", "d"], 2, unit, truth, prediction)
     for of in range(4):
         q = np.array([((unit == u) & (truth == of)).sum() for u in range(20)])
         for answer in range(6):
             like = prediction == answer if answer < 4 else (prediction != truth) & ((prediction >= 2) == (answer == 5))
             h = np.array([((unit == u) & (truth == of) & like).sum() for u in range(20)])
-            share = confusion.share(of, answer)
+            share = confusion.answer_share(of, answer)
             residual = (h - h.sum() / q.sum() * q) / q.mean()
             assert share.mean == pytest.approx(100 * h.sum() / q.sum())
             assert share.interval == pytest.approx(100 * stats.t.ppf(0.975, 19) * stats.sem(residual))
@@ -314,37 +320,37 @@ def test_confusions_in_sessions_are_counted_after_the_last_one(method, in_sessio
     work, task = in_sessions
     options = {"memory": "supports"} if method == "subspace" else {}
     counts = run(method, task, options=options, work=work).counts()
-    (confusion,) = confusions.confusions([method], task, work, options=options)
-    base_count, right = confusion.base, confusion.answers.diagonal()
+    (confusion,) = confusions.count_confusions([method], task, work, options=options)
+    base_count, right = confusion.n_base_classes, confusion.answer_sums.diagonal()
     after = counts.hits[:, -counts.sessions - 1 :]  # of the classes of each session
     assert right[:base_count].sum() == after[:, 0].sum()
     assert right[base_count:].sum() == after[:, 1:].sum()
-    assert confusion.answers[base_count:, :base_count].sum() == counts.novel_as_base[:, -1].sum()
-    assert confusion.answers[:base_count, -1].sum() == counts.base_as_novel[:, -1].sum()
-    assert confusion.queries.sum() == counts.queries.sum()
-    assert confusion.units.max() == 4, "orders, of 8 sequences"
+    assert confusion.answer_sums[base_count:, :base_count].sum() == counts.novel_as_base[:, -1].sum()
+    assert confusion.answer_sums[:base_count, -1].sum() == counts.base_as_novel[:, -1].sum()
+    assert confusion.query_sums.sum() == counts.queries.sum()
+    assert confusion.unit_counts.max() == 4, "orders, of 8 sequences"
 
 
 def test_the_figure_of_confusions_has_the_largest_shares(trained, confused, call, tmp_path):
     work, task, _ = trained
     of_methods = confused
-    figure, notes = confusions.draw(of_methods)
+    figure, notes = confusions.draw_confusions(of_methods)
     (axes,) = figure.axes
-    mean = (of_methods[0].shares + of_methods[1].shares) / 2
+    mean = (of_methods[0].base_shares_of_novel_classes + of_methods[1].base_shares_of_novel_classes) / 2
     drawn = {container.get_label(): container.lines[0].get_xdata() for container in axes.containers}
-    names, base = (short_names(part) for part in (of_methods[0].classes[8:], of_methods[0].classes[:8]))
+    names, base = (short_names(part) for part in (of_methods[0].class_names[8:], of_methods[0].class_names[:8]))
     pairs = [tick.get_text().split(" as ") for tick in axes.get_yticklabels()]
     at = [(names.index(novel), base.index(taker)) for novel, taker in pairs]
     assert [mean[pair] for pair in at] == sorted(mean.ravel(), reverse=True)[: confusions.PAIRS]
     for confusion in of_methods:
-        assert drawn[confusion.label] == pytest.approx([confusion.shares[pair] for pair in at])
-    share = of_methods[0].answers[8:, :8].sum() / of_methods[0].queries[8:].sum()
+        assert drawn[confusion.label] == pytest.approx([confusion.base_shares_of_novel_classes[pair] for pair in at])
+    share = of_methods[0].answer_sums[8:, :8].sum() / of_methods[0].query_sums[8:].sum()
     assert notes[0] == "models of seed 0 answer, without a bias on novel logits"
     assert notes[1].startswith(f"imprint: base classes take {100 * share:.1f}% of the queries of novel classes; ")
     assert notes[3].endswith("by imprint, lr+s:")
     for line, (novel, taker) in zip(notes[4:], at, strict=True):
-        shares = ", ".join(plus_minus(confusion.share(8 + novel, taker)) for confusion in of_methods)
-        assert line == f"  {of_methods[0].classes[8 + novel]} as {of_methods[0].classes[taker]}: {shares}"
+        shares = ", ".join(format_plus_minus(confusion.answer_share(8 + novel, taker)) for confusion in of_methods)
+        assert line == f"  {of_methods[0].class_names[8 + novel]} as {of_methods[0].class_names[taker]}: {shares}"
     with styled():
         figure.draw_without_rendering()
         whole = figure.get_tightbbox()
@@ -359,20 +365,22 @@ def test_the_figure_of_confusions_has_the_largest_shares(trained, confused, call
 
 def test_the_accuracy_of_each_class_is_a_frame(trained):
     work, task, _ = trained
-    (confusion,) = confusions.confusions(["imprint"], task, work, episodes=30)
+    (confusion,) = confusions.count_confusions(["imprint"], task, work, episodes=30)
     frame = ifsl_bench.class_accuracy(task, "imprint", episodes=30, work=work)
     rows = frame.records()
     novel = [row for row in rows if row["novel"]]
-    assert len(rows) == np.count_nonzero(confusion.units)
+    assert len(rows) == np.count_nonzero(confusion.unit_counts)
     assert [row["acc"] for row in novel] == sorted(row["acc"] for row in novel)
     assert rows[: len(novel)] == novel
     for row in rows:
-        at = confusion.classes.index(row["class"])
+        at = confusion.class_names.index(row["class"])
         assert row["acc"] + row["as_base"] + row["as_novel"] == pytest.approx(100, abs=2e-4), "four digits each"
         counts = {
-            name: n for name, n in zip(confusion.classes, confusion.answers[at], strict=False) if name != row["class"]
+            name: n
+            for name, n in zip(confusion.class_names, confusion.answer_sums[at], strict=False)
+            if name != row["class"]
         }
-        assert row["taken"] == pytest.approx(100 * max(counts.values()) / confusion.queries[at], abs=1e-4)
+        assert row["taken"] == pytest.approx(100 * max(counts.values()) / confusion.query_sums[at], abs=1e-4)
         if row["taken"]:
             assert counts[row["taken_by"]] == max(counts.values())
     assert "as base" in repr(frame)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ifsl_bench.reporting.notes import _overrun
+from ifsl_bench.reporting.notes import _loses_base_queries
 
 BOTH = ("acc", "delta_a", "base_joint", "base_alone")
 
@@ -25,4 +25,4 @@ BOTH = ("acc", "delta_a", "base_joint", "base_alone")
 def test_a_row_that_loses_its_base_queries_is_told(joint, alone, metrics, expected):
     values = {"base_joint": joint, "base_alone": alone}
     row = SimpleNamespace(metric_names=metrics, metric_by_seed=lambda metric: np.array([values[metric]], float))
-    assert _overrun(row) is expected
+    assert _loses_base_queries(row) is expected

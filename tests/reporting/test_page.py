@@ -25,9 +25,9 @@ from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.page.data import FINEST, _row, boards_with_variants, gather
-from ifsl_bench.reporting.page.page import SCRIPTS, page_html, script_json
-from ifsl_bench.reporting.table import render
+from ifsl_bench.reporting.page.data import FINEST, _page_row, collect_page, load_results_with_variants
+from ifsl_bench.reporting.page.page import SCRIPTS, escape_script_json, render_page
+from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import Result, write
 from tests.store.result_fields import result as plain
@@ -85,7 +85,7 @@ def board(results):
 
 @pytest.fixture(scope="module")
 def text(board):
-    return page_html(gather([board]))
+    return render_page(collect_page([board]))
 
 
 class Reader(HTMLParser):
@@ -139,7 +139,7 @@ def test_the_tables_are_those_of_the_command(board, text, setting):
     expected = [[line[i].text for i in at] for line in printed.cells()]
     assert [[cell.strip() for cell in line] for line in table[1:]] == expected
     assert len(expected) == (17 if setting == "paper" else 13), "measured and published rows"
-    plain = re.sub(r"\s+", " ", render([printed], "text"))
+    plain = re.sub(r"\s+", " ", render_tables([printed], "text"))
     assert re.sub(r"\s+", " ", " ".join(line.text for line in printed.cells()[0])).strip() in plain
 
 
@@ -250,7 +250,7 @@ def test_a_hostile_name_is_text_in_html_and_in_scripts(text):
 
 @pytest.mark.parametrize("value", ["</script><!--<script&lt;", "a\u2028b\u2029c", "ü≤"])
 def test_json_in_a_script_ends_nothing_and_is_the_same(value):
-    script = script_json({value: [value]})
+    script = escape_script_json({value: [value]})
     assert json.loads(script) == {value: [value]}
     assert not set("<>&\u2028\u2029") & set(script)
 
@@ -304,12 +304,12 @@ def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, m
     for seed in range(3):
         write(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))
         write(tmp_path, plain("older", seed, np.arange(100) % 7 + seed, task))
-    page = gather([load_task_results(load_tasks(task)[0], tmp_path)])
+    page = collect_page([load_task_results(load_tasks(task)[0], tmp_path)])
     row = next(row for row in page.rows if row.origin)
     assert (row.curve, row.calibrated, row.validation, row.cost) == (None, None, [], {})
     assert (row.point is None) == task.startswith("mini-regular")
-    assert page.sections[0].pairs.keys() == {"acc"}
-    data = data_of(page_html(page))
+    assert page.sections[0].row_pairs.keys() == {"acc"}
+    data = data_of(render_page(page))
     assert [data["rows"][number]["label"] for number in data["boards"][0]["ranked"]] == ["old", "older"]
 
 
@@ -319,7 +319,7 @@ def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch)
     for name in (f"{tmp_path}/evil.py:Evil", "evil:Evil"):
         write(tmp_path / "results", fake_result(name, 0, method=name))
     monkeypatch.syspath_prepend(tmp_path)
-    assert page_html(gather([load_task_results(load_tasks(TASK)[0], tmp_path / "results")]))
+    assert render_page(collect_page([load_task_results(load_tasks(TASK)[0], tmp_path / "results")]))
     assert not (tmp_path / "ran").exists()
 
 
@@ -327,7 +327,7 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     pytest.importorskip("ifsl_bench.plugin.bibliography")
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path)
     write(tmp_path / "results", fake_result("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
-    data = data_of(page_html(gather([load_task_results(load_tasks(TASK)[0], tmp_path / "results")])))
+    data = data_of(render_page(collect_page([load_task_results(load_tasks(TASK)[0], tmp_path / "results")])))
     cited = {row["label"]: data["citations"][row["cited"]] for row in data["rows"]}
     assert "@inproceedings{ren2019" in cited["lr+a.gamma=1e-05"][1]
     assert "@inproceedings{ren2019" in cited["mlp"][1], "a published row"
@@ -338,14 +338,16 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
 def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     if not KEPT.exists():
         pytest.skip("none is kept")
-    made_now = page_html(gather(boards_with_variants(packaged_tasks().values(), packaged_root(), named=False)))
+    made_now = render_page(
+        collect_page(load_results_with_variants(packaged_tasks().values(), packaged_root(), named=False))
+    )
     assert KEPT.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )
 
 
 def test_a_published_row_cites_its_method_beside_the_paper_that_prints_it(board):
-    page = gather([board])
+    page = collect_page([board])
     (row,) = [row for row in page.rows if row.label == "protonet" and row.source == "ren2019"]
     assert "ren2019" in page.citations[row.cited].bibtex
     assert "snell2017" in page.citations[row.cited_method].bibtex
@@ -357,7 +359,7 @@ def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
     for seed in range(3):
         write(tmp_path, fake_result("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
-    (row,) = (row for row in gather([load_task_results(load_tasks(TASK)[0], tmp_path)]).rows if row.origin)
+    (row,) = (row for row in collect_page([load_task_results(load_tasks(TASK)[0], tmp_path)]).rows if row.origin)
     assert row.seeds == [0, 1, 2]
     assert [bool(steps) for steps, _ in row.validation] == [True, False, True]
     assert row.cost["seconds"] == 4.0
@@ -368,4 +370,4 @@ def test_a_number_is_rounded_once():
     (task,) = load_tasks(TASK)
     for numbers in ((60.37496, 0.37496), (12.49996, 1.24996)):
         entry = TableRow(task, True, "x", {"acc": Estimate(*numbers)}, "stored")
-        assert _row(entry, False, {}, {}).values["acc"] == numbers
+        assert _page_row(entry, False, {}, {}).values["acc"] == numbers

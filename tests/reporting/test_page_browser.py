@@ -13,8 +13,8 @@ import pytest
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.page.data import boards_with_variants, gather
-from ifsl_bench.reporting.page.page import page_html
+from ifsl_bench.reporting.page.data import collect_page, load_results_with_variants
+from ifsl_bench.reporting.page.page import render_page
 from ifsl_bench.store.published import published_rows
 from ifsl_bench.store.result_folder import packaged_root
 from ifsl_bench.store.schema import read, write
@@ -38,7 +38,7 @@ def made_up(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task_results, "packaged_root", lambda: root / "none")
         tasks = [load_tasks(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
-        out.write_text(page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8")
+        out.write_text(render_page(collect_page(load_results_with_variants(tasks, root, named=True))), encoding="utf-8")
     return out
 
 
@@ -241,7 +241,9 @@ def test_it_opens_on_a_task_with_rows_of_ones_own(chromium, tmp_path, monkeypatc
     ((first,), (second,)) = load_tasks(TASK), load_tasks(OTHER)
     write(mine, fake_result("mine", 0, task=OTHER, task_hash=second.hash))
     monkeypatch.setattr(task_results, "packaged_root", lambda: stored_root)
-    out.write_text(page_html(gather(boards_with_variants([first, second], mine, named=True))), encoding="utf-8")
+    out.write_text(
+        render_page(collect_page(load_results_with_variants([first, second], mine, named=True))), encoding="utf-8"
+    )
     with Visit(chromium, out) as visit:
         assert visit.page.locator("article:visible").get_attribute("data-task") == OTHER
 
@@ -317,7 +319,7 @@ def in_sessions(tmp_path_factory) -> Path:
     names = "tiny-features-sessions", "mini-sessions-published", "tiny-features-5shot", "tiny-features-1shot", TASK
     tasks = [load_tasks(name)[0] for name in names]
     (root / "report.html").write_text(
-        page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8"
+        render_page(collect_page(load_results_with_variants(tasks, root, named=True))), encoding="utf-8"
     )
     return root / "report.html"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import display_rows
-from ifsl_bench.reporting.plot_styles import style_of, styles_of
+from ifsl_bench.reporting.plot_styles import distinct_styles, style_of_label
 
 
 def test_methods_of_the_package_look_different():
-    looks = [style_of(name) for name in display_rows()]
+    looks = [style_of_label(name) for name in display_rows()]
     assert len({(look.colour, look.marker) for look in looks}) == len(display_rows())
     named = {"attractor": "lr+a", "static-attractor": "lr+s", "ridge": "lr"}
     assert {named.get(name, name) for name in registry.registered_entry_points(registry.METHOD_GROUP)} <= set(
@@ -18,13 +18,13 @@ def test_methods_of_the_package_look_different():
 
 def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_as_everywhere():
     labels = ["lr+a.gradient=implicit", "lr+a", "lr+a", "lr+s", "lr+a@tuned-12", "lr+a+cal"]
-    looks = styles_of(labels, [False, True, False, False, False, False])
-    assert looks[2] == style_of("lr+a")
-    assert looks[3] == style_of("lr+s")
-    assert [look.further for look in looks] == [True, True, False, False, True, True]
-    assert {look.colour for look in (*looks[:3], *looks[4:])} == {style_of("lr+a").colour}
-    assert len({(look.colour, look.marker, look.further) for look in looks}) == len(looks)
-    assert styles_of(["lr+a.gradient=implicit"]) == [style_of("lr+a")], "alone"
-    mine, stored_look = styles_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
-    assert stored_look == style_of("lr"), "whichever is first"
-    assert mine.further
+    looks = distinct_styles(labels, [False, True, False, False, False, False])
+    assert looks[2] == style_of_label("lr+a")
+    assert looks[3] == style_of_label("lr+s")
+    assert [look.is_further_row for look in looks] == [True, True, False, False, True, True]
+    assert {look.colour for look in (*looks[:3], *looks[4:])} == {style_of_label("lr+a").colour}
+    assert len({(look.colour, look.marker, look.is_further_row) for look in looks}) == len(looks)
+    assert distinct_styles(["lr+a.gradient=implicit"]) == [style_of_label("lr+a")], "alone"
+    mine, stored_look = distinct_styles(["lr@tuned-12", "lr@tuned-12"], [True, False])
+    assert stored_look == style_of_label("lr"), "whichever is first"
+    assert mine.is_further_row

@@ -19,11 +19,11 @@ from ifsl_bench.analysis.task_results import load_results_by_name, load_task_res
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table
-from ifsl_bench.reporting.detail_tables import row_table
+from ifsl_bench.reporting.detail_tables import seed_table
 from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import overview, task_tables
-from ifsl_bench.reporting.notes import notes_of
-from ifsl_bench.reporting.table import render
+from ifsl_bench.reporting.leaderboard import overview_tables, task_tables
+from ifsl_bench.reporting.notes import table_notes
+from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.reporting.terminal import print_tables
 from ifsl_bench.store.published import ONE_ORDER_NOTE, SOURCE_KINDS, published_rows
 from ifsl_bench.store.result_folder import packaged_root
@@ -70,7 +70,7 @@ def test_a_published_row_has_its_gain_over_its_own_lazy_row():
 @pytest.mark.parametrize("style", ["text", "json"])
 def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
     board = load_task_results(task_of("mini-sessions", 8, 5), tmp_path)
-    text = render(task_tables(board, full=True), style)
+    text = render_tables(task_tables(board, full=True), style)
     assert all(row.protocol == ONE_ORDER_NOTE for row in board.published_rows)
     if style == "json":
         records = {record["method"]: record for record in json.loads(text)}
@@ -310,7 +310,7 @@ def test_what_is_said_of_sessions_names_orders_and_sequences(call):
     ],
 )
 def test_the_overview_says_what_intervals_are_over(tasks, over):
-    assert over in overview([load_results_by_name(task, Paths.locate()) for task in tasks])[1]
+    assert over in overview_tables([load_results_by_name(task, Paths.locate()) for task in tasks])[1]
 
 
 def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
@@ -338,11 +338,13 @@ def test_tables_say_where_validation_hides_base_classes():
     board = load_results_by_name("tiny-features-sessions", Paths.locate())
     listed = msgspec.structs.replace(board.task, sessions=msgspec.structs.replace(board.task.sessions, listed=True))
     note = "Validation sequences have hidden base classes in place of novel ones."
-    assert [note in notes_of(of_task) for of_task in (board, replace(board, task=listed))] == [False, True]
+    assert [note in table_notes(of_task) for of_task in (board, replace(board, task=listed))] == [False, True]
 
 
 def test_the_overview_has_averages_of_sessions(call):
-    lines = render(overview([load_results_by_name("tiny-features-sessions", Paths.locate())])[0], "text").splitlines()
+    lines = render_tables(
+        overview_tables([load_results_by_name("tiny-features-sessions", Paths.locate())])[0], "text"
+    ).splitlines()
     assert lines[0] == "tiny-features-sessions"
     assert lines[2].split() == [
         "rank", "method", "Avg.", "cal.", "Acc.", "gAcc", "gain", "base", "novel", "harmonic", "seeds", "source"
@@ -366,18 +368,18 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
     board = load_task_results(packaged_tasks()["mini-sessions-published"], tmp_path)
     assert {len(row.seeds) for row in board.rows} == {1, 3}
     assert {(place.rank_interval, place.provisional_reason) for place in board.ranked_rows} == {(None, "one order")}
-    assert "Measured: one order of the novel classes, so there are no intervals" in notes_of(board)[0]
+    assert "Measured: one order of the novel classes, so there are no intervals" in table_notes(board)[0]
     ncm, teen = board.find_row("ncm"), board.find_row("teen")
     comparison = compare(ncm, teen, board.comparable_rows)
     gap = comparison.overall_differences["acc"]
     assert gap.mean > 0
     assert np.isnan([gap.interval, gap.p_value]).all()
     assert "nothing says how much others would differ" in describe_verdict(comparison)
-    assert "nan" not in render([comparison_table(comparison)], "text").lower()
-    shown = render([row_table(ncm)], "text")
+    assert "nan" not in render_tables([comparison_table(comparison)], "text").lower()
+    shown = render_tables([seed_table(ncm)], "text")
     assert "In percent; of one order, so there are no intervals." in shown
     assert not re.search("nan|95%", shown)
-    assert "NaN" not in render([comparison_table(comparison)], "json")
+    assert "NaN" not in render_tables([comparison_table(comparison)], "json")
 
 
 @pytest.mark.slow("whole runs and a page")

@@ -12,8 +12,8 @@ from ifsl_bench.protocols.protocol import MetricColumn
 from ifsl_bench.protocols.registry import metric_names, metric_titles, protocols
 from ifsl_bench.protocols.session_protocol import SESSIONS_PROTOCOL
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.reporting.columns import TableRow, paper_columns, plus_minus, task_columns
-from ifsl_bench.reporting.table import FORMATS, PROGRAMS, Column, Table, plain_table, render
+from ifsl_bench.reporting.columns import TableRow, format_plus_minus, paper_columns, task_columns
+from ifsl_bench.reporting.table import FORMATS, PROGRAMS, Column, Table, render_tables, table_from_dicts
 
 NAME: Column[tuple] = Column("name", lambda row: row[0], lambda row: {"name": row[0]}, lambda row: row[1] > 1)
 VALUE: Column[tuple] = Column("value", lambda row: f"{row[1]:.1f} ± 1", lambda row: {"value": row[1]})
@@ -49,26 +49,26 @@ EXPECTED = {
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_one_table_in_each_format(style):
-    assert render([TABLE], style) == EXPECTED[style]
+    assert render_tables([TABLE], style) == EXPECTED[style]
 
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_several_tables_are_pages_for_readers_and_one_document_for_programs(style):
     second_table = Table([FOR_PROGRAMS, NAME], [("c", 2.0)])
-    text = render([TABLE, second_table], style, closing="the end")
+    text = render_tables([TABLE, second_table], style, closing="the end")
     if style == "json":
         assert json.loads(text) == [*json.loads(EXPECTED["json"]), {"name": "c", "value": None, "seeds": [1, 2]}]
     elif style == "csv":
         assert text == EXPECTED["csv"] + "\nc,,1 2"
     else:
         first, last = text.split(EXPECTED[style])[1].strip("\n").rsplit("\n\n", 1)
-        assert first == render([second_table], style)
+        assert first == render_tables([second_table], style)
         assert last == ("% the end" if style == "latex" else "the end")
 
 
 def test_rows_that_lack_what_others_have_are_listed_with_gaps():
     rows = [{"a": 1, "b": None}, {"a": "x", "c": 2}]
-    table = plain_table(rows, "which")
+    table = table_from_dicts(rows, "which")
     assert table.headings() == ["a", "b", "c"]
     assert [[cell.text for cell in row] for row in table.cells()] == [["1", "", ""], ["x", "", "2"]]
     assert table.records() == [
@@ -77,14 +77,14 @@ def test_rows_that_lack_what_others_have_are_listed_with_gaps():
 
 
 def test_no_rows_at_all():
-    assert [render([plain_table([])], style) for style in PROGRAMS] == ["", "[]"]
+    assert [render_tables([table_from_dicts([])], style) for style in PROGRAMS] == ["", "[]"]
 
 
 def test_every_metric_has_a_heading():
     assert metric_titles().keys() == {*METRICS, *BALANCE_METRICS, *SESSIONS_PROTOCOL.metrics} == {*metric_names()}
     for protocol in protocols():
         assert {*protocol.metrics, *protocol.more_metrics} <= {column.name for column in protocol.columns}
-    assert plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
+    assert format_plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
 
 
 def test_one_entry_makes_a_metric_a_column_of_text_and_of_papers(monkeypatch):
@@ -111,7 +111,7 @@ def fake_row(task):
 def test_latex_has_minus_signs_and_leaves_names_and_ranks_as_they_are():
     rows = [("Delta", "-1.50 ± 0.20", "2-7"), ("my-Delta.a=1,-2", "+0.30", "-"), ("[red]x", "-0.10  +0.20", "*")]
     columns = [Column(heading, lambda row, i=i: row[i]) for i, heading in enumerate(["metric", "Delta_a", "rank"])]
-    text = render([Table(columns, rows)], "latex")
+    text = render_tables([Table(columns, rows)], "latex")
     assert "$\\Delta_a$" in text
     assert "$\\Delta$" in text
     assert "$-$1.50 $\\pm$ 0.20" in text

@@ -16,8 +16,8 @@ from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.protocols.metrics import Counts, summarise
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import ranked_tables, with_variants
-from ifsl_bench.reporting.table import render
+from ifsl_bench.reporting.leaderboard import add_variants, leaderboard_tables
+from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store.schema import SCHEMA_VERSION, Result, summary_entry
 
 DIGITS = 5.1e-5  # JSON has four decimals
@@ -92,6 +92,6 @@ def document(text: str, style: str = "json") -> list[dict]:
 def leaderboard(boards, results, style="text", full=False, labels=()) -> str:
     """What ``ifsl-bench leaderboard`` prints of these boards in a pipe; variants are looked for in ``results``."""
     if style == "latex":
-        return paper_tables(with_variants(boards, results, labels), full, rank=True)
-    tables, closing = ranked_tables(boards, results, full, labels)
-    return render(tables, style, closing)
+        return paper_tables(add_variants(boards, results, labels), full, rank=True)
+    tables, closing = leaderboard_tables(boards, results, full, labels)
+    return render_tables(tables, style, closing)

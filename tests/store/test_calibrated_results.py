@@ -19,9 +19,9 @@ from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.calibration import Margins, find_bias
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, Counts
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.detail_tables import facts_of, row_table
+from ifsl_bench.reporting.detail_tables import describe_facts, seed_table
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.table import PROGRAMS, render
+from ifsl_bench.reporting.table import PROGRAMS, render_tables
 from ifsl_bench.store.schema import Calibration, Choice, Result, read, write
 from ifsl_bench.utils.errors import CorruptFile
 from tests.store.result_fields import altered, counted
@@ -141,7 +141,7 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     assert cells["bare"] == ""
     for style in PROGRAMS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
-        rows = {row["method"]: row for row in load(render([table], style)) if row["source"] == "yours"}
+        rows = {row["method"]: row for row in load(render_tables([table], style)) if row["source"] == "yours"}
         for name in BALANCE_METRICS:
             # Documents have four decimals.
             assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=5.1e-5)
@@ -240,7 +240,7 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
 
 def test_a_shown_result_says_its_bias(tmp_path):
     record = result(applied=True)
-    assert [name for name in row_table(SeedAggregate("new", FILE, (record,))).rows if name in BALANCE_METRICS] == list(
+    assert [name for name in seed_table(SeedAggregate("new", FILE, (record,))).rows if name in BALANCE_METRICS] == list(
         BALANCE_METRICS
     )
     hits = np.add(record.calibration.resampled_base, record.calibration.resampled_novel) / (60 * 2 * QUERIES)
@@ -248,11 +248,11 @@ def test_a_shown_result_says_its_bias(tmp_path):
         f"bias {record.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
     )
     moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
-    assert f"{fact} {moved}" in facts_of([record])
+    assert f"{fact} {moved}" in describe_facts([record])
     bare = result(bare=True)
-    assert [name for name in row_table(SeedAggregate("bare", FILE, (bare,))).rows if name in BALANCE_METRICS] == [
+    assert [name for name in seed_table(SeedAggregate("bare", FILE, (bare,))).rows if name in BALANCE_METRICS] == [
         "harmonic",
         "ausuc",
     ]
-    assert "calibration" not in facts_of([bare])
-    assert facts_of([msgspec.structs.replace(record, calibration=None)]) != facts_of([record])
+    assert "calibration" not in describe_facts([bare])
+    assert describe_facts([msgspec.structs.replace(record, calibration=None)]) != describe_facts([record])

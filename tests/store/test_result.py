@@ -19,8 +19,8 @@ from ifsl_bench.protocols.metrics import METRICS, Counts
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.notes import standing
-from ifsl_bench.reporting.table import render
+from ifsl_bench.reporting.notes import describe_standing
+from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store.published import published_rows
 from ifsl_bench.store.result_folder import packaged_root, read_results
 from ifsl_bench.store.schema import Result, read, write
@@ -207,11 +207,13 @@ def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(t
     )  # fmt: skip
     assert [row.label for row in task_board.rows] == ["a"]
     assert [row.label for row in task_board.incomparable_rows] == ["few.episodes=50"]
-    text = render([task_table(task_board)])
+    text = render_tables([task_table(task_board)])
     assert text.index("few.episodes=50") > text.index("protonet")
     assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
     assert "old, seed 0 (yours) belongs to another definition of the task" in text
-    assert standing(task_board, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
+    assert describe_standing(task_board, "few.episodes=50") == [
+        "few.episodes=50 is not comparable with the stored rows."
+    ]
 
 
 def test_standing_ranks_and_compares(tmp_path, monkeypatch):
@@ -220,7 +222,7 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     rows = [make(label, seed, base=base, noise=i, n=400) for i, (label, base) in enumerate(bases.items())
             for seed in range(3)]  # fmt: skip
     task_board = board(tmp_path, monkeypatch, *rows)
-    lines = standing(task_board, "c")
+    lines = describe_standing(task_board, "c")
     assert lines[0] == "c: rank 3 of 4"
     assert len(lines) == 3
     for line, label, title in zip(lines[1:], "ad", ("best other row", "nearest row"), strict=True):
@@ -234,7 +236,9 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
             f"  against the {title}, {label} (yours) with {np.mean(rival):.2f} on seeds 0, 1, 2: {d.mean():+.2f} ± "
             f"{gap.interval:.2f} points, p {p_text}, over episodes and seeds"
         )
-    assert standing(task_board, "a")[1].startswith("  against the best other row, the nearest, d (yours) with ")
+    assert describe_standing(task_board, "a")[1].startswith(
+        "  against the best other row, the nearest, d (yours) with "
+    )
 
 
 def test_published_rows_are_consistent_or_flagged():

@@ -9,7 +9,7 @@ import pytest
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.notes import notes_of
+from ifsl_bench.reporting.notes import table_notes
 from ifsl_bench.store.result_folder import packaged_root
 
 LIMITS = {("lda", "shrinkage"): 1.0}  # values that nothing lies beyond
@@ -39,7 +39,7 @@ def ends(result):
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in packaged_root().glob("*/lr.seed-0.json")))
 def test_a_stored_choice_is_inside_what_was_tried_or_marked_below_the_table(name, tmp_path):
     board = board_of(name, tmp_path)
-    notes = notes_of(board)
+    notes = table_notes(board)
     marked = {
         (label, name)
         for note in notes

@@ -18,9 +18,17 @@ from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import ask_method
 from ifsl_bench.protocols.loader import Batch
-from ifsl_bench.reporting.figures.episode_pca import name_plane, plane, way_look, ways_legend
-from ifsl_bench.reporting.figures.models import novel_names
-from ifsl_bench.reporting.figures.style import FAINT, Mark, legend_below, new_figure, plain_text, styled, symbol
+from ifsl_bench.reporting.figures.episode_pca import class_legend, class_style, fit_principal_plane, label_plane_axes
+from ifsl_bench.reporting.figures.models import short_novel_names
+from ifsl_bench.reporting.figures.style import (
+    FAINT,
+    Mark,
+    legend_below,
+    marker_without_line,
+    new_figure,
+    plain_text,
+    styled,
+)
 from ifsl_bench.solvers.attractor_prior import AttractorMLP
 from ifsl_bench.solvers.episode_problems import LinearLearner
 from ifsl_bench.solvers.outcome import Outcome, Solver
@@ -31,8 +39,8 @@ from ifsl_bench.utils.errors import UserError
 EPISODES = 20  # in which a class is looked at, as in the paper
 LOOKED = 2000  # test episodes that these are sought in
 GREY = "#707070"
-RING = symbol("o", 3, "white", GREY, 0.5)
-PRODUCED = symbol("x", 3, GREY, edge_width=0.6)  # a shape that no class has
+RING = marker_without_line("o", 3, "white", GREY, 0.5)
+PRODUCED = marker_without_line("x", 3, GREY, edge_width=0.6)  # a shape that no class has
 FAST: dict[str, Any] = {
     "marker": "P",
     "linestyle": "none",
@@ -42,7 +50,7 @@ FAST: dict[str, Any] = {
 }
 EDGE = 0.02  # of a panel: half of the widest symbol in its background
 LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
-STAR = symbol("*", 8, "black", "white", 0.5)
+STAR = marker_without_line("*", 8, "black", "white", 0.5)
 
 
 @dataclass(frozen=True)
@@ -51,31 +59,32 @@ class AttractorWeights:
 
     Attributes:
         label: of the method.
-        base: [K, D], the base classifier's.
-        produced: [K, D], the attractor of an attention that is on one base class alone; None for a static one.
-        centres: [N, M, D], the attractors of the N novel classes in up to M episodes that have them, the episode first;
-            rows of NaN where there are fewer.
-        fast: [N, D], the fast weights of the episode.
+        base_weights: [K, D], the base classifier's.
+        attention_attractors: [K, D], the attractor of an attention that is on one base class alone; None for a static
+            one.
+        class_attractors: [N, M, D], the attractors of the N novel classes in up to M episodes that have them, the
+            episode first; rows of NaN where there are fewer.
+        fast_weights: [N, D], the fast weights of the episode.
         classes: short names of the novel classes.
-        index: of the episode.
+        episode_index: of the episode.
     """
 
     label: str
-    base: np.ndarray
-    produced: np.ndarray | None
-    centres: np.ndarray
-    fast: np.ndarray
+    base_weights: np.ndarray
+    attention_attractors: np.ndarray | None
+    class_attractors: np.ndarray
+    fast_weights: np.ndarray
     classes: tuple[str, ...]
-    index: int
+    episode_index: int
 
     @property
-    def static(self) -> bool:
+    def is_static(self) -> bool:
         """True if all classes share one attractor in every episode."""
-        centres = self.centres[np.isfinite(self.centres).all(-1)]
+        centres = self.class_attractors[np.isfinite(self.class_attractors).all(-1)]
         return bool(np.allclose(centres, centres[0]))
 
 
-class _Watched:
+class _RecordingSolver:
     """A solver that records its minima."""
 
     def __init__(self, solver: Solver, seen: list[Tree]) -> None:
@@ -88,20 +97,20 @@ class _Watched:
 
 
 @torch.no_grad()
-def weights_of(ready: EvaluationContext, index: int, label: str = "") -> AttractorWeights:
+def collect_attractor_weights(context: EvaluationContext, index: int, label: str = "") -> AttractorWeights:
     """Return the attractors and fast weights of a test episode, and the attractors of its classes in others.
 
     LR's fast weights are its scores' weights; MLP's are the weights of its part that is linear in the features, W_3.
 
     Args:
-        ready: the trained model.
+        context: the trained model.
         index: the number of the test episode.
         label: in place of the job's label.
 
     Raises:
         UserError: a method without attractors; or T-BPTT's that stops early, which finds no minimum.
     """
-    job, method = ready.job, ready.method.eval()
+    job, method = context.job, context.method.eval()
     if not isinstance(method, AttractorMethod):
         raise UserError(f"{job.label} has no attractors; lr+a, lr+s, mlp+a and mlp+s have")
     part = 0 if isinstance(method.learner, LinearLearner) else 1
@@ -110,10 +119,10 @@ def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Attract
     def centres(batch: Batch) -> Tensor:
         return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
 
-    loader, dataset = ready.episodes(), ready.prepared.dataset
+    loader, dataset = context.episodes(), context.prepared.dataset
     batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
-    with solvers_replaced(lambda solver: _Watched(solver, seen)):
+    with solvers_replaced(lambda solver: _RecordingSolver(solver, seen)):
         ask_method(method, job.name, batch.support, batch.query)
     if not seen:
         raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
@@ -129,24 +138,24 @@ def weights_of(ready: EvaluationContext, index: int, label: str = "") -> Attract
             if class_id in ids and len(by_way[ids.index(class_id)]) < EPISODES:
                 by_way[ids.index(class_id)].append(rows[way])
     full = pad_sequence([torch.stack(rows) for rows in by_way], batch_first=True, padding_value=torch.nan)
-    names = novel_names(dataset, job.task)
-    produced = _produced(method, part)
+    names = short_novel_names(dataset, job.task)
+    produced = _attention_attractors(method, part)
     return AttractorWeights(
         label or job.label,
-        _array(method.base.weight),
-        None if produced is None else _array(produced[:, :size]),
-        _array(full),
-        _array(fast),
+        _to_float_array(method.base.weight),
+        None if produced is None else _to_float_array(produced[:, :size]),
+        _to_float_array(full),
+        _to_float_array(fast),
         tuple(names[i] for i in ids),
         index,
     )
 
 
-def _array(values: Tensor) -> np.ndarray:
+def _to_float_array(values: Tensor) -> np.ndarray:
     return values.detach().float().cpu().numpy()
 
 
-def _produced(method: AttractorMethod, part: int) -> Tensor | None:
+def _attention_attractors(method: AttractorMethod, part: int) -> Tensor | None:
     """Return f_phi of each base weight, and U_0, [K, size]; None where no base weight is attended to."""
     memory = next((module for module in method.children() if isinstance(module, AttractorMLP)), None)
     if memory is None:
@@ -156,7 +165,7 @@ def _produced(method: AttractorMethod, part: int) -> Tensor | None:
 
 
 @styled()
-def draw(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_attractors(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a row for each method that attends to base classes: where base weights lead, and an episode.
 
     Left: base weights (rings), and the attractor that each produces where all attention is on it (crosses). Right: the
@@ -172,75 +181,82 @@ def draw(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figur
     Raises:
         UserError: methods that start from different base weights.
     """
-    base = methods[0].base
-    if any(method.base.shape != base.shape or not np.allclose(method.base, base) for method in methods):
+    base = methods[0].base_weights
+    if any(method.base_weights.shape != base.shape or not np.allclose(method.base_weights, base) for method in methods):
         raise UserError(
             "these methods start from different base weights, which have no plane in common: draw them one at a time"
         )
-    fixed = [method for method in methods if method.static]
-    rows = [method for method in methods if not method.static] or fixed[:1]
+    fixed = [method for method in methods if method.is_static]
+    rows = [method for method in methods if not method.is_static] or fixed[:1]
     stars = [method for method in fixed if method is not rows[0]]
-    across = 1 if rows[0].produced is None else 2
-    names, handles = ways_legend(methods[0].classes)
-    marks = _marks(rows, bool(fixed))
+    across = 1 if rows[0].attention_attractors is None else 2
+    names, handles = class_legend(methods[0].classes)
+    marks = _legend_marks(rows, bool(fixed))
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
     figure = new_figure((side + 0.35) * len(rows), wide)
     for method, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
-        if method.produced is not None:
-            _base(panels[0], method)
+        if method.attention_attractors is not None:
+            _draw_base_weights(panels[0], method)
             panels[0].set_title(f"{plain_text(method.label)}: base classes")
-        _episode(panels[-1], method, [star.centres[0, 0] for star in stars or (fixed if method.static else [])])
-        shown = f"episode {method.index}"
+        _draw_episode(
+            panels[-1], method, [star.class_attractors[0, 0] for star in stars or (fixed if method.is_static else [])]
+        )
+        shown = f"episode {method.episode_index}"
         panels[-1].set_title(shown if across == 2 else f"{plain_text(method.label)}: {shown}")
     legend_below(figure, handles, names, marks)
     return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
 
 
-def _marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[Mark]:
+def _legend_marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[Mark]:
     """Return legend entries of symbols that every class has, in white; lines join symbols on either side."""
     line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
     marks: list[Mark] = []
-    if rows[0].produced is not None:
+    if rows[0].attention_attractors is not None:
         produced = PRODUCED | line
         marks += [(Line2D([], [], **RING), "base weights"), (Line2D([], [], **produced), "their attractors (joined)")]
-    marks.append((Line2D([], [], **symbol("s", LARGE, "white", "black", 0.4)), "attractors in this episode"))
+    marks.append(
+        (Line2D([], [], **marker_without_line("s", LARGE, "white", "black", 0.4)), "attractors in this episode")
+    )
     marks.append((Line2D([], [], **FAST | line | {"markerfacecolor": "white"}), "their fast weights (joined)"))
-    if any(np.isfinite(method.centres[:, 1:]).any() for method in rows):
+    if any(np.isfinite(method.class_attractors[:, 1:]).any() for method in rows):
         marks.append(
-            (Line2D([], [], **symbol("s", SMALL + 0.4, "white", "black", 0.4)), "attractors in other episodes")
+            (
+                Line2D([], [], **marker_without_line("s", SMALL + 0.4, "white", "black", 0.4)),
+                "attractors in other episodes",
+            )
         )
     return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
 
 
-def _base(axes: Axes, weights: AttractorWeights) -> None:
-    assert weights.produced is not None
-    centre, across, share = plane(weights.base, weights.produced)
-    base, produced = ((cloud - centre) @ across.T for cloud in (weights.base, weights.produced))
+def _draw_base_weights(axes: Axes, weights: AttractorWeights) -> None:
+    assert weights.attention_attractors is not None
+    centre, across, share = fit_principal_plane(weights.base_weights, weights.attention_attractors)
+    base, produced = ((cloud - centre) @ across.T for cloud in (weights.base_weights, weights.attention_attractors))
     for start, end in zip(base, produced, strict=True):
         axes.plot(*np.stack([start, end]).T, color=FAINT, linewidth=0.3, zorder=1)
     axes.plot(*base.T, **RING, zorder=2, gid="base weights")
     axes.plot(*produced.T, **PRODUCED, zorder=3, gid="attractors of base classes")
-    for way, rows in enumerate(weights.centres):
-        axes.plot(*((rows[0] - centre) @ across.T), **way_look(way) | {"markersize": 4.5}, zorder=4)
-    name_plane(axes, share)
+    for way, rows in enumerate(weights.class_attractors):
+        axes.plot(*((rows[0] - centre) @ across.T), **class_style(way) | {"markersize": 4.5}, zorder=4)
+    label_plane_axes(axes, share)
 
 
-def _within(points: np.ndarray, across: tuple[float, float], up: tuple[float, float]) -> np.ndarray:
+def _is_inside_panel(points: np.ndarray, across: tuple[float, float], up: tuple[float, float]) -> np.ndarray:
     """Return the points [n, 2] whose symbols lie wholly within a panel: none is cut by its frame."""
     (low, high), edge = np.transpose([across, up]), EDGE * np.abs(np.ptp([across, up], axis=1))
     return points[((points > low + edge) & (points < high - edge)).all(1)]
 
 
-def _episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndarray]) -> None:
-    shown = weights.centres[np.isfinite(weights.centres).all(-1)]
-    centre, across, share = plane(shown, weights.fast)
+def _draw_episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndarray]) -> None:
+    shown = weights.class_attractors[np.isfinite(weights.class_attractors).all(-1)]
+    centre, across, share = fit_principal_plane(shown, weights.fast_weights)
 
     def flat(points: np.ndarray) -> np.ndarray:
         return (points - centre) @ across.T
 
-    for way, rows in enumerate(weights.centres):
-        look, rows = way_look(way), rows[np.isfinite(rows).all(-1)]
-        ends = flat(np.stack([rows[0], weights.fast[way]]))
+    for way, rows in enumerate(weights.class_attractors):
+        look, rows = class_style(way), rows[np.isfinite(rows).all(-1)]
+        ends = flat(np.stack([rows[0], weights.fast_weights[way]]))
         axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0, "markersize": SMALL}, alpha=0.7, zorder=2)
         axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
         axes.plot(*ends[0], **look | {"markersize": LARGE}, zorder=5, gid=f"centre {way}")
@@ -249,9 +265,9 @@ def _episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndarray])
         axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")
     axes.margins(0.08)
     x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
-    if weights.produced is not None:
+    if weights.attention_attractors is not None:
         axes.plot(
-            *_within(flat(weights.produced), x_limits, y_limits).T,
+            *_is_inside_panel(flat(weights.attention_attractors), x_limits, y_limits).T,
             **PRODUCED,
             zorder=1,
             scalex=False,
@@ -259,4 +275,4 @@ def _episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndarray])
             gid="attractors of base classes near by",
         )
     axes.set(xlim=x_limits, ylim=y_limits)
-    name_plane(axes, share)
+    label_plane_axes(axes, share)

@@ -13,19 +13,19 @@ from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.figures.style import (
-    by_accuracy,
-    grid,
+    draw_grid,
     legend_below,
     names_and_styles,
     new_figure,
-    rows_to_draw,
+    rows_by_accuracy,
+    select_rows_to_draw,
     styled,
 )
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
 
-def boards_by_count(task: Task, home: Paths, recipes: Sequence[str] = ()) -> dict[int, TaskResults]:
+def load_results_by_base_class_count(task: Task, home: Paths, recipes: Sequence[str] = ()) -> dict[int, TaskResults]:
     """Return the results of the task by the number of base classes; the task itself has all of them.
 
     Args:
@@ -60,7 +60,7 @@ def boards_by_count(task: Task, home: Paths, recipes: Sequence[str] = ()) -> dic
 
 
 @styled()
-def draw(
+def draw_base_classes(
     results_of_tasks: dict[int, TaskResults], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
 ) -> tuple[Figure, list[str]]:
     """Draw a line for each row, with the 95% interval over episodes that its table has (Ren et al. 2019).
@@ -77,9 +77,9 @@ def draw(
         UserError: no row is stored for two numbers of base classes.
     """
     chosen = {
-        count: by_accuracy(rows_to_draw(task_results, _there(task_results, labels), setting))
+        count: rows_by_accuracy(select_rows_to_draw(task_results, _list_shown_rows(task_results, labels), setting))
         for count, task_results in results_of_tasks.items()
-        if not labels or _there(task_results, labels)
+        if not labels or _list_shown_rows(task_results, labels)
     }
     lines: dict[tuple[str, str], dict[int, SeedAggregate]] = {}  # a stored row and your own of its label are two
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
@@ -109,14 +109,14 @@ def draw(
             gid=name,
         )
     axes.set_xticks(sorted(results_of_tasks))
-    grid(axes, "y")
+    draw_grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in looks], names)
     alone = [row.name_with_origin for line in lines.values() if len(line) < 2 for row in line.values()]
     notes = [f"known for only one number of base classes: {', '.join(alone)}"] if labels and alone else []
-    return figure, [*notes, *_uneven(names, shared)]
+    return figure, [*notes, *_note_uneven_seeds(names, shared)]
 
 
-def _uneven(names: Sequence[str], lines: Sequence[dict[int, SeedAggregate]]) -> list[str]:
+def _note_uneven_seeds(names: Sequence[str], lines: Sequence[dict[int, SeedAggregate]]) -> list[str]:
     """Return a note on lines whose points are means over different numbers of seeds."""
     names_by_seeds: dict[str, list[str]] = {}
     for name, line in zip(names, lines, strict=True):
@@ -130,7 +130,7 @@ def _uneven(names: Sequence[str], lines: Sequence[dict[int, SeedAggregate]]) -> 
     ]
 
 
-def _there(task_results: TaskResults, labels: Sequence[str]) -> list[str]:
+def _list_shown_rows(task_results: TaskResults, labels: Sequence[str]) -> list[str]:
     names = {name for row in (*task_results.rows, *task_results.other_recipe_rows) for name in lower_case_names(row)}
     names.update(row.label_without_recipe.lower() for row in task_results.rows)
     return [label for label in labels if label.lower() in names]

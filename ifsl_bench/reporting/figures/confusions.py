@@ -17,20 +17,20 @@ from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.protocols.loader import batch_size
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.reporting.columns import plus_minus, rounded
-from ifsl_bench.reporting.figures.models import check_trained, class_names, jobs_of, open_model
+from ifsl_bench.reporting.columns import format_plus_minus, round_or_none
+from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_model, readable_class_names
 from ifsl_bench.reporting.figures.style import (
-    heights,
+    label_rows,
     legend_below,
     line_styles,
-    lines_of_rows,
     new_figure,
     plain_text,
     short_names,
     styled,
+    text_height,
 )
 from ifsl_bench.reporting.frames import Frame
-from ifsl_bench.reporting.notebook import Names, listed
+from ifsl_bench.reporting.notebook import Names, as_name_tuple
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.threads import evaluation_threads
@@ -52,9 +52,9 @@ class Confusions:
     Attributes:
         label: of the method.
         task: its name.
-        classes: [R] names of the K base classes, then of the C novel ones.
-        base: K.
-        units: [R] in how many a class has queries.
+        class_names: [R] names of the K base classes, then of the C novel ones.
+        n_base_classes: K.
+        unit_counts: [R] in how many a class has queries.
         queries, squares: [R] sums of q and q^2.
         answers, products, answer_squares: [R, R + 2] sums of h, h q and h^2, by the class that is answered; in the last
             two columns a wrong base class, whichever, and a wrong novel one.
@@ -62,16 +62,16 @@ class Confusions:
 
     label: str
     task: str
-    classes: tuple[str, ...]
-    base: int
-    units: np.ndarray
-    queries: np.ndarray
-    squares: np.ndarray
-    answers: np.ndarray
-    products: np.ndarray
-    answer_squares: np.ndarray
+    class_names: tuple[str, ...]
+    n_base_classes: int
+    unit_counts: np.ndarray
+    query_sums: np.ndarray
+    query_square_sums: np.ndarray
+    answer_sums: np.ndarray
+    answer_query_product_sums: np.ndarray
+    answer_square_sums: np.ndarray
 
-    def share(self, of: int, answer: int) -> Estimate:
+    def answer_share(self, query_class: int, answer: int) -> Estimate:
         """Return the share of a class's queries with an answer, in percent, with the 95% interval over units.
 
         The interval is of a ratio of two means, which has t s / sqrt(n) where q is always the same, t being
@@ -79,28 +79,30 @@ class Confusions:
         the mean is for none.
 
         Args:
-            of: the class of the queries.
+            query_class: the class of the queries.
             answer: the class that is answered, or one of the last two columns of ``answers``.
         """
         from scipy.special import stdtrit
 
-        n, q, h = self.units[of], self.queries[of], self.answers[of, answer]
+        n, q, h = self.unit_counts[query_class], self.query_sums[query_class], self.answer_sums[query_class, answer]
         if n == 0:
             return Estimate(math.nan, math.nan)
         spread = (
-            self.answer_squares[of, answer] - 2 * h / q * self.products[of, answer] + (h / q) ** 2 * self.squares[of]
+            self.answer_square_sums[query_class, answer]
+            - 2 * h / q * self.answer_query_product_sums[query_class, answer]
+            + (h / q) ** 2 * self.query_square_sums[query_class]
         )
         interval = stdtrit(n - 1, 0.975) * math.sqrt(max(spread, 0.0) * n / (n - 1)) / q if n > 1 else math.nan
         return Estimate(100 * h / q, 100 * interval)
 
     @property
-    def shares(self) -> np.ndarray:
+    def base_shares_of_novel_classes(self) -> np.ndarray:
         """Return for each novel class and base class [C, K] the percentage of queries that the latter takes."""
-        queries = np.maximum(self.queries[self.base :, None], 1)
-        return 100 * self.answers[self.base :, : self.base] / queries
+        queries = np.maximum(self.query_sums[self.n_base_classes :, None], 1)
+        return 100 * self.answer_sums[self.n_base_classes :, : self.n_base_classes] / queries
 
 
-def confusions(
+def count_confusions(
     methods: Sequence[str],
     task: str,
     work: Workspace,
@@ -122,7 +124,7 @@ def confusions(
     Raises:
         UserError: a task without base classes, an impossible number, a model that is not trained.
     """
-    jobs = jobs_of(methods, task, work.home, options=options)
+    jobs = make_figure_jobs(methods, task, work.home, options=options)
     kind, most = jobs[0].task, jobs[0].task.evaluation.episodes
     if not kind.has_base:
         raise UserError(f"task {kind.name} has no base classes that could take the queries of novel ones")
@@ -131,12 +133,12 @@ def confusions(
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
     if not train:  # what is missing is an error before anything is computed
         check_trained(jobs, work.home)
-    return [_confusions(job.label, open_model(job, work), count, work) for job in jobs]
+    return [_count_confusions_of_model(job.label, open_model(job, work), count, work) for job in jobs]
 
 
 @torch.no_grad()
 @evaluation_threads()
-def _confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
+def _count_confusions_of_model(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
     method, name, parts = ready.method.eval(), ready.job.name, []
@@ -144,12 +146,12 @@ def _confusions(label: str, ready: EvaluationContext, episodes: int, work: Works
     blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
     with work.reporter.stage(f"confusions of {ready.job}", episodes) as stage:
         for answers in loader.joint_label_batches(method, name, blocks):
-            parts.append(_numbered(loader.classes, *answers))
+            parts.append(_joint_labels(loader.classes, *answers))
             stage.advance(len(answers[0]))
-    return summed(label, task.name, names, loader.classes, *map(np.concatenate, zip(*parts, strict=True)))
+    return sum_confusions(label, task.name, names, loader.classes, *map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _numbered(
+def _joint_labels(
     base: int, unit: torch.Tensor, labels: torch.Tensor, answer: torch.Tensor, drawn: torch.Tensor, there: torch.Tensor
 ) -> Answered:
     """Return joint labels [E, Q], with novel classes by their number in the pool."""
@@ -159,7 +161,7 @@ def _numbered(
     return tuple(x[there].cpu().numpy() for x in columns)
 
 
-def summed(
+def sum_confusions(
     label: str, task: str, names: Sequence[str], base: int, unit: np.ndarray, truth: np.ndarray, answered: np.ndarray
 ) -> Confusions:
     """Return the sums over units.
@@ -224,37 +226,41 @@ def class_accuracy(
         >>> sorted(frame.records()[0])[:3]
         ['acc', 'acc_interval', 'as_base']
     """
-    of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
-    return Frame([_table(of_method) for of_method in of_methods])
+    of_methods = count_confusions(
+        as_name_tuple(methods), task, work or workspace(), episodes=episodes, options=options, train=train
+    )
+    return Frame([_class_accuracy_table(of_method) for of_method in of_methods])
 
 
-def _table(of_method: Confusions) -> Table[dict[str, Any]]:
-    count = len(of_method.classes)
-    names = dict(zip(of_method.classes, class_names(of_method.classes), strict=True))
-    accuracies = of_method.answers.diagonal() / np.maximum(of_method.queries, 1)
+def _class_accuracy_table(of_method: Confusions) -> Table[dict[str, Any]]:
+    count = len(of_method.class_names)
+    names = dict(zip(of_method.class_names, readable_class_names(of_method.class_names), strict=True))
+    accuracies = of_method.answer_sums.diagonal() / np.maximum(of_method.query_sums, 1)
     rows = []
-    for at in sorted(np.flatnonzero(of_method.units).tolist(), key=lambda at: (at < of_method.base, accuracies[at])):
-        others = of_method.answers[at, :count].copy()
+    for at in sorted(
+        np.flatnonzero(of_method.unit_counts).tolist(), key=lambda at: (at < of_method.n_base_classes, accuracies[at])
+    ):
+        others = of_method.answer_sums[at, :count].copy()
         others[at] = 0
         taker = int(others.argmax())
         rows.append(
             {
-                "class": of_method.classes[at],
-                "novel": at >= of_method.base,
-                "queries": int(of_method.queries[at]),
-                "taken_by": of_method.classes[taker] if others[taker] else None,
-                "acc": of_method.share(at, at),
-                "as_base": of_method.share(at, count),
-                "as_novel": of_method.share(at, count + 1),
-                "taken": of_method.share(at, taker),
+                "class": of_method.class_names[at],
+                "novel": at >= of_method.n_base_classes,
+                "queries": int(of_method.query_sums[at]),
+                "taken_by": of_method.class_names[taker] if others[taker] else None,
+                "acc": of_method.answer_share(at, at),
+                "as_base": of_method.answer_share(at, count),
+                "as_novel": of_method.answer_share(at, count + 1),
+                "taken": of_method.answer_share(at, taker),
             }
         )
 
     def share(name: str, heading: str) -> Column[dict[str, Any]]:
         def fields(row: dict[str, Any]) -> dict[str, float | None]:
-            return {name: rounded(row[name].mean), f"{name}_interval": rounded(row[name].interval)}
+            return {name: round_or_none(row[name].mean), f"{name}_interval": round_or_none(row[name].interval)}
 
-        return Column(heading, lambda row: plus_minus(row[name]), fields)
+        return Column(heading, lambda row: format_plus_minus(row[name]), fields)
 
     columns = [
         Column(fields=lambda row: {"task": of_method.task, "method": of_method.label}),
@@ -271,7 +277,7 @@ def _table(of_method: Confusions) -> Table[dict[str, Any]]:
 
 
 @styled()
-def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_confusions(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the pairs of a novel and a base class in which the base class takes most of the novel one's queries.
 
     These are the :data:`PAIRS` with the largest shares, the mean over methods, in the episodes that are drawn.
@@ -285,19 +291,19 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
         UserError: no query of a novel class is answered with a base class.
     """
     first = of_methods[0]
-    shares = np.mean([of_method.shares for of_method in of_methods], 0)
+    shares = np.mean([of_method.base_shares_of_novel_classes for of_method in of_methods], 0)
     order = [at for at in np.argsort(-shares, None, kind="stable")[:PAIRS].tolist() if shares.flat[at] > 0]
     if not order:
         raise UserError(f"{first.task}: no query of a novel class is answered with a base class")
-    pairs = [divmod(at, first.base) for at in order]
-    names = class_names(first.classes)
-    base, novel = short_names(names[: first.base]), short_names(names[first.base :])
+    pairs = [divmod(at, first.n_base_classes) for at in order]
+    names = readable_class_names(first.class_names)
+    base, novel = short_names(names[: first.n_base_classes]), short_names(names[first.n_base_classes :])
     labels = [of_method.label for of_method in of_methods]
     looks, apart = line_styles(labels), 0.7 / len(labels)
-    figure = new_figure(heights(len(pairs), 0.1 + 0.08 * len(labels)), wide)
+    figure = new_figure(text_height(len(pairs), 0.1 + 0.08 * len(labels)), wide)
     axes = figure.add_subplot(xlabel="queries of the novel class (%)", ylim=(len(pairs) - 0.4, -0.6))
     for row, (of_method, look) in enumerate(zip(of_methods, looks, strict=True)):
-        values = [of_method.share(of_method.base + of, answer) for of, answer in pairs]
+        values = [of_method.answer_share(of_method.n_base_classes + of, answer) for of, answer in pairs]
         places = [at + (row - (len(labels) - 1) / 2) * apart for at in range(len(pairs))]
         means, intervals = [v.mean for v in values], [v.interval for v in values]
         axes.errorbar(
@@ -311,23 +317,25 @@ def draw(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, 
             label=of_method.label,
         )
     axes.set_xlim(left=0)
-    lines_of_rows(axes, [plain_text(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
+    label_rows(axes, [plain_text(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
-    totals = [_total(of_method, pairs) for of_method in of_methods]
+    totals = [_describe_taken_share(of_method, pairs) for of_method in of_methods]
     head = f"queries of the novel class that the base class takes, in percent ± 95% interval, by {', '.join(labels)}:"
-    return figure, [OF_MODELS, *totals, head, *(_pair(of_methods, *at) for at in pairs)]
+    return figure, [OF_MODELS, *totals, head, *(_name_class_pair(of_methods, *at) for at in pairs)]
 
 
-def _pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:
+def _name_class_pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:
     first = of_methods[0]
-    shares = ", ".join(plus_minus(of_method.share(of_method.base + of, answer)) for of_method in of_methods)
-    names = class_names(first.classes)
-    return one_line(f"  {names[first.base + of]} as {names[answer]}: {shares}")
+    shares = ", ".join(
+        format_plus_minus(of_method.answer_share(of_method.n_base_classes + of, answer)) for of_method in of_methods
+    )
+    names = readable_class_names(first.class_names)
+    return one_line(f"  {names[first.n_base_classes + of]} as {names[answer]}: {shares}")
 
 
-def _total(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
-    novel = of_method.queries[of_method.base :].sum()
-    drawn = sum(of_method.answers[of_method.base + of, answer] for of, answer in pairs)
-    taken = of_method.answers[of_method.base :, : of_method.base].sum()
+def _describe_taken_share(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
+    novel = of_method.query_sums[of_method.n_base_classes :].sum()
+    drawn = sum(of_method.answer_sums[of_method.n_base_classes + of, answer] for of, answer in pairs)
+    taken = of_method.answer_sums[of_method.n_base_classes :, : of_method.n_base_classes].sum()
     of_pairs = f"; {100 * drawn / taken:.0f}% of these are in the pairs that are drawn" if taken else ""
     return f"{of_method.label}: base classes take {100 * taken / novel:.1f}% of the queries of novel classes{of_pairs}"

@@ -16,8 +16,16 @@ from matplotlib.patches import Patch
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.method import Query, ask_method, masked_logits
-from ifsl_bench.reporting.figures.models import Episode, episode_of
-from ifsl_bench.reporting.figures.style import DARK, Mark, legend_below, new_figure, plain_text, styled, symbol
+from ifsl_bench.reporting.figures.models import AnsweredEpisode, answer_episode
+from ifsl_bench.reporting.figures.style import (
+    DARK,
+    Mark,
+    legend_below,
+    marker_without_line,
+    new_figure,
+    plain_text,
+    styled,
+)
 from ifsl_bench.reporting.plot_styles import COLOURS, MARKERS
 from ifsl_bench.utils.errors import UserError
 
@@ -28,51 +36,51 @@ BORDER = 0.7  # points of a paper, of a line between regions
 GREY, BASE = "#9A9A9A", "#E6E6E6"
 
 MARKS: list[Mark] = [
-    (Line2D([], [], **symbol("o", 5.5, "white", "black", 0.4)), "support"),
-    (Line2D([], [], **symbol("o", 3, DARK)), "novel query"),
-    (Line2D([], [], **symbol("o", 3.5, GREY)), "base query"),
-    (Line2D([], [], **symbol("x", 4, "black", edge_width=0.8)), "wrong"),
+    (Line2D([], [], **marker_without_line("o", 5.5, "white", "black", 0.4)), "support"),
+    (Line2D([], [], **marker_without_line("o", 3, DARK)), "novel query"),
+    (Line2D([], [], **marker_without_line("o", 3.5, GREY)), "base query"),
+    (Line2D([], [], **marker_without_line("x", 4, "black", edge_width=0.8)), "wrong"),
     (Patch(facecolor=BASE, edgecolor="white"), "base classes (white: borders)"),
 ]
 
 
 @dataclass(frozen=True)
-class Plane:
+class EpisodePlane:
     """An episode in two dimensions, and what a method says of the points between.
 
     Attributes:
         episode: with the method's answer.
         support, query: [S, 2] and [Q, 2].
-        share: of the features' variance along each of the two.
+        variance_shares: of the features' variance along each of the two.
         x, y: [P], where the regions were asked for.
         before, after: [P, P], rows along y: the joint label among the base classes alone, and among all.
     """
 
-    episode: Episode
-    support: np.ndarray
-    query: np.ndarray
-    share: tuple[float, float]
-    x: np.ndarray
-    y: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
+    episode: AnsweredEpisode
+    support_points: np.ndarray
+    query_points: np.ndarray
+    variance_shares: tuple[float, float]
+    grid_x: np.ndarray
+    grid_y: np.ndarray
+    answers_before: np.ndarray
+    answers_after: np.ndarray
 
 
 @torch.no_grad()
-def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
+def project_episode(context: EvaluationContext, index: int, label: str = "") -> EpisodePlane:
     """Return a test episode as a method sees it, in the plane along which its features vary most.
 
     Points of the plane are answered by the method itself, as queries of the episode.
 
     Args:
-        ready: the trained model.
+        context: the trained model.
         index: the number of the test episode.
         label: in place of the job's label.
 
     Raises:
         UserError: a transductive method, whose answer to a point depends on the others; regular few-shot learning.
     """
-    job = ready.job
+    job = context.job
     if job.method.transductive:
         raise UserError(
             f"{job.label} is transductive: what it says of a point depends on the others, so that there "
@@ -80,22 +88,22 @@ def plane_of(ready: EvaluationContext, index: int, label: str = "") -> Plane:
         )
     if not job.task.has_base:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
-    episode = episode_of(ready, index, label)
+    episode = answer_episode(context, index, label)
     parts = [part.features[0].double().cpu().numpy() for part in (episode.batch.support, episode.batch.query)]
-    centre, axes, share = plane(*parts)
+    centre, axes, share = fit_principal_plane(*parts)
     support, query = ((part - centre) @ axes.T for part in parts)
     flat = np.concatenate([support, query])
     low, high = flat.min(0), flat.max(0)
     margin = 0.08 * (high - low)
     x, y = np.linspace(low - margin, high + margin, POINTS, axis=1)
     points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)  # [P * P, 2]
-    logits = _answers(ready, episode, torch.from_numpy(centre + points @ axes).float())
-    base_count = len(episode.base_classes)
+    logits = _answer_points(context, episode, torch.from_numpy(centre + points @ axes).float())
+    base_count = len(episode.base_class_names)
     before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :base_count], logits))
-    return Plane(episode, support, query, (share[0], share[1]), x, y, before, after)
+    return EpisodePlane(episode, support, query, (share[0], share[1]), x, y, before, after)
 
 
-def plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def fit_principal_plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean of clouds of points [n, D], two directions [2, D], and the shares of the variance along them."""
     every = np.concatenate(clouds).astype(np.float64)
     centre = every.mean(0)
@@ -105,7 +113,7 @@ def plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
 
 
-def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -> torch.Tensor:
+def _answer_points(ready: EvaluationContext, episode: AnsweredEpisode, points: torch.Tensor) -> torch.Tensor:
     """Return joint logits of points [P, D] in the space of features, [P, K + N]."""
     base, logits = ready.method.base, []
     for some in points.to(base.weight).split(AT_ONCE):
@@ -116,7 +124,7 @@ def _answers(ready: EvaluationContext, episode: Episode, points: torch.Tensor) -
 
 
 @styled()
-def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_episode_pca(planes: Sequence[EpisodePlane], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw one row for each method, before on the left and after on the right.
 
     Regions are what the method answers on the plane: grey for base classes, coloured for novel ones. Before, it chooses
@@ -129,33 +137,33 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
         wide: two columns of a paper wide.
     """
     episode = planes[0].episode
-    names, handles = ways_legend(episode.classes)
+    names, handles = class_legend(episode.novel_class_names)
     side = 3.1 if wide else 1.45
     figure = new_figure((side + 0.25) * len(planes) + 0.1, wide)
     for row, (before, after) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
-        _panel(before, row, side, after=False)
-        _panel(after, row, side, after=True)
+        _draw_panel(before, row, side, after=False)
+        _draw_panel(after, row, side, after=True)
         before.set_title(f"{plain_text(row.episode.label)}, before")
-        after.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
+        after.set_title(f"after: {int(row.episode.is_right.sum())} of {len(row.query_points)} right")
         for axes in (before, after):
-            name_plane(axes, row.share)
+            label_plane_axes(axes, row.variance_shares)
         after.set_ylabel("")
     legend_below(figure, handles, names, MARKS)
     return figure, []
 
 
-def way_look(way: int) -> dict[str, Any]:
+def class_style(way: int) -> dict[str, Any]:
     """Return colour and marker of the points of a novel class, by its place in the episode."""
-    return symbol(MARKERS[way % len(MARKERS)], 5, COLOURS[way % len(COLOURS)], "black", 0.4)
+    return marker_without_line(MARKERS[way % len(MARKERS)], 5, COLOURS[way % len(COLOURS)], "black", 0.4)
 
 
-def ways_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
+def class_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
     """Return legend entries of an episode's novel classes: N1 with its name, and its points."""
     names = [f"N{way + 1} {name}" for way, name in enumerate(classes)]
-    return names, [Line2D([], [], **way_look(way)) for way in range(len(classes))]
+    return names, [Line2D([], [], **class_style(way)) for way in range(len(classes))]
 
 
-def name_plane(axes: Axes, share: Sequence[float] | np.ndarray) -> None:
+def label_plane_axes(axes: Axes, share: Sequence[float] | np.ndarray) -> None:
     """Name the two axes of a plane of principal components, with their shares of the variance.
 
     Args:
@@ -165,16 +173,17 @@ def name_plane(axes: Axes, share: Sequence[float] | np.ndarray) -> None:
     axes.set(xlabel=f"PC 1 ({100 * share[0]:.0f}%)", ylabel=f"PC 2 ({100 * share[1]:.0f}%)", xticks=[], yticks=[])
 
 
-def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
+def _draw_panel(axes: Axes, plane: EpisodePlane, side: float, after: bool) -> None:
     from scipy.ndimage import maximum_filter, minimum_filter
 
-    base_count, episode = len(plane.episode.base_classes), plane.episode
-    labels = plane.after if after else plane.before
+    base_count, episode = len(plane.episode.base_class_names), plane.episode
+    labels = plane.answers_after if after else plane.answers_before
     kinds = np.where(labels < base_count, 0, labels - base_count + 1)
     light = [
-        (1 - 0.4 * (1 - np.array(to_rgb(COLOURS[way % len(COLOURS)])))).tolist() for way in range(len(episode.classes))
+        (1 - 0.4 * (1 - np.array(to_rgb(COLOURS[way % len(COLOURS)])))).tolist()
+        for way in range(len(episode.novel_class_names))
     ]
-    extent = (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1])
+    extent = (plane.grid_x[0], plane.grid_x[-1], plane.grid_y[0], plane.grid_y[-1])
     axes.imshow(
         kinds,
         cmap=ListedColormap([BASE, *light]),
@@ -197,34 +206,38 @@ def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
         interpolation="nearest",
     )
     _name_regions(axes, plane, kinds)
-    novel = episode.drawn.query_novel[0].cpu().numpy()
-    axes.plot(*plane.query[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white")
-    way = episode.labels.numpy() - base_count
-    shots = len(plane.support) // len(episode.classes)
-    for number in range(len(episode.classes)):
-        axes.plot(*plane.query[way == number].T, **way_look(number) | {"markersize": 3, "markeredgewidth": 0})
-        axes.plot(*plane.support[number * shots : (number + 1) * shots].T, **way_look(number) | {"markersize": 5.5})
-    among_base = episode.logits[:, :base_count].argmax(-1) == episode.labels
-    right = (episode.right if after else among_base).numpy()
-    axes.plot(*plane.query[~right].T, "x", color="black", markersize=3.5, markeredgewidth=0.7, gid="wrong")
+    novel = episode.indices.query_novel[0].cpu().numpy()
+    axes.plot(
+        *plane.query_points[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white"
+    )
+    way = episode.true_labels.numpy() - base_count
+    shots = len(plane.support_points) // len(episode.novel_class_names)
+    for number in range(len(episode.novel_class_names)):
+        axes.plot(*plane.query_points[way == number].T, **class_style(number) | {"markersize": 3, "markeredgewidth": 0})
+        axes.plot(
+            *plane.support_points[number * shots : (number + 1) * shots].T, **class_style(number) | {"markersize": 5.5}
+        )
+    among_base = episode.logits[:, :base_count].argmax(-1) == episode.true_labels
+    right = (episode.is_right if after else among_base).numpy()
+    axes.plot(*plane.query_points[~right].T, "x", color="black", markersize=3.5, markeredgewidth=0.7, gid="wrong")
     axes.set(xlim=extent[:2], ylim=extent[2:])
 
 
-def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:
+def _name_regions(axes: Axes, plane: EpisodePlane, kinds: np.ndarray) -> None:
     """Write N1, N2 and so on where a region has room: colours may repeat, and not everyone tells them apart."""
     from scipy.ndimage import distance_transform_edt
 
-    points = np.concatenate([plane.support, plane.query])
+    points = np.concatenate([plane.support_points, plane.query_points])
     free = np.ones(kinds.shape, dtype=bool)  # of points, and of the frame
-    free[np.searchsorted(plane.y, points[:, 1]), np.searchsorted(plane.x, points[:, 0])] = False
+    free[np.searchsorted(plane.grid_y, points[:, 1]), np.searchsorted(plane.grid_x, points[:, 0])] = False
     free[[0, -1]] = free[:, [0, -1]] = False
-    for way in range(1, len(plane.episode.classes) + 1):
+    for way in range(1, len(plane.episode.novel_class_names) + 1):
         depth = distance_transform_edt((kinds == way) & free)
         if depth.max() >= ROOM:
             row, column = divmod(int(depth.argmax()), depth.shape[1])
             axes.text(
-                float(plane.x[column]),
-                float(plane.y[row]),
+                float(plane.grid_x[column]),
+                float(plane.grid_y[row]),
                 f"N{way}",
                 ha="center",
                 va="center",

@@ -21,8 +21,8 @@ from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.metrics import Estimate, mean_with_interval
-from ifsl_bench.reporting.figures.models import check_trained, jobs_of, open_model
-from ifsl_bench.reporting.figures.style import FAINT, grid, legend_below, line_style, new_panels, styled
+from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_model
+from ifsl_bench.reporting.figures.style import FAINT, draw_grid, legend_below, line_style, new_panels, styled
 from ifsl_bench.reporting.plot_styles import DASHES
 from ifsl_bench.utils.errors import UserError
 
@@ -37,16 +37,20 @@ class StepCurve:
     """The accuracy of a row of models against the number of inner steps."""
 
     label: str  # of the method
-    unrolled: int  # the steps of T-BPTT that it was trained with; 0 for RBP
-    at: Mapping[int, Estimate]  # steps -> accuracy in percent, the mean over seeds with the 95% interval over episodes
-    converged: Estimate  # the same where the search goes to its end
+    n_unrolled_steps: int  # the steps of T-BPTT that it was trained with; 0 for RBP
+    accuracy_by_step: Mapping[
+        int, Estimate
+    ]  # steps -> accuracy in percent, the mean over seeds with the 95% interval over episodes
+    converged_accuracy: Estimate  # the same where the search goes to its end
 
     @property
     def name(self) -> str:
-        return f"{self.label}, T-BPTT ({self.unrolled} steps)" if self.unrolled else f"{self.label}, RBP"
+        return (
+            f"{self.label}, T-BPTT ({self.n_unrolled_steps} steps)" if self.n_unrolled_steps else f"{self.label}, RBP"
+        )
 
 
-def step_curves(
+def measure_step_curves(
     methods: Sequence[str],
     task: str,
     work: Workspace,
@@ -77,7 +81,7 @@ def step_curves(
     Raises:
         UserError: a method without that option, impossible numbers, a model that is not trained.
     """
-    rows = [row for method in methods for row in _jobs(method, task, work, unrolled, seeds, options or {})]
+    rows = [row for method in methods for row in _jobs_by_curve(method, task, work, unrolled, seeds, options or {})]
     most = rows[0][0].task.evaluation.episodes
     episodes = min(EPISODES, most) if episodes is None else episodes
     if not steps or min(*steps, *unrolled, 1) < 1:
@@ -88,13 +92,13 @@ def step_curves(
         check_trained([job for jobs in rows for job in jobs], work.home)
     finished = []
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
-        of_seeds = [dict(_accuracies(open_model(job, work), steps, episodes, work)) for job in jobs]
+        of_seeds = [dict(_accuracy_by_step(open_model(job, work), steps, episodes, work)) for job in jobs]
         means = {n: mean_with_interval(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
-        finished.append(StepCurve(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
+        finished.append(StepCurve(_method_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
     return finished
 
 
-def _jobs(
+def _jobs_by_curve(
     method: str, task: str, work: Workspace, unrolled: Sequence[int], seeds: Sequence[int], options: Mapping[str, Any]
 ) -> list[list[Job]]:
     """Return the jobs of each row of models, by seed: RBP's, then T-BPTT's."""
@@ -106,28 +110,28 @@ def _jobs(
         )
     ways: list[dict[str, Any]] = [{}]  # RBP is the default
     ways += [{"gradient": "t-bptt", **({} if n == DEFAULT else {"steps": n})} for n in unrolled]
-    return [jobs_of([method], task, work.home, seeds, {**options, **way}) for way in ways]
+    return [make_figure_jobs([method], task, work.home, seeds, {**options, **way}) for way in ways]
 
 
-def _label(job: Job) -> str:
+def _method_label(job: Job) -> str:
     """Return a label of the method with the options that a user set."""
     shown = {key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVING}
     return ".".join(format_label(job.method, job.name, shown, job.task))
 
 
-def _accuracies(
+def _accuracy_by_step(
     ready: EvaluationContext, steps: Sequence[int], episodes: int, work: Workspace
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield a number of steps, and the accuracy of each episode [n], in percent."""
     loader, job = ready.loader("test"), ready.job
     for n in (*steps, CONVERGED):
-        method = ready.method if n == CONVERGED else stopped(ready, n, work)
+        method = ready.method if n == CONVERGED else stop_search_early(ready, n, work)
         title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} inner steps'}"
         evaluation = evaluate(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
         yield n, evaluation.counts.value("acc")
 
 
-def stopped(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
+def stop_search_early(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
     """Return the method with the parameters that were trained, whose search ends after a number of gradient steps.
 
     Args:
@@ -146,7 +150,7 @@ def stopped(ready: EvaluationContext, steps: int, work: Workspace) -> Method:
 
 
 @styled()
-def draw(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_inner_steps(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a panel a task, a line a row of models; at the right end the search has converged.
 
     Follows the figure on truncated BPTT and RBP of Ren et al. (2019), who do not say how long a step is. A dotted line
@@ -165,28 +169,28 @@ def draw(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tupl
         axes.set(
             xlabel="inner steps" if i >= len(by_task) - across else "", ylabel="Acc. (%)" if i % across == 0 else ""
         )
-        _panel(axes, of_task)
-    handles = [Line2D([], [], **_look(course, i)) for i, course in enumerate(rows)]
+        _draw_panel(axes, of_task)
+    handles = [Line2D([], [], **_line_style(course, i)) for i, course in enumerate(rows)]
     legend_below(figure, handles, names)
     return figure, []
 
 
-def _look(course: StepCurve, row: int) -> dict[str, Any]:
+def _line_style(course: StepCurve, row: int) -> dict[str, Any]:
     """Return the method's own look for RBP; hollow and broken in its colour for T-BPTT."""
     look = line_style(course.label)
-    if not course.unrolled:
+    if not course.n_unrolled_steps:
         return look
     dashes = [style for style in DASHES if style != look["linestyle"]]
     hollow = {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
     return look | hollow | {"linestyle": dashes[(row - 1) % len(dashes)]}
 
 
-def _panel(axes: Axes, curves: Sequence[StepCurve]) -> None:
-    last = max(n for course in curves for n in course.at)
+def _draw_panel(axes: Axes, curves: Sequence[StepCurve]) -> None:
+    last = max(n for course in curves for n in course.accuracy_by_step)
     end = 3.0 * last  # where the converged ones stand
     for row, course in enumerate(curves):
-        steps, look = sorted(course.at), _look(course, row)
-        values = [course.at[n] for n in steps]
+        steps, look = sorted(course.accuracy_by_step), _line_style(course, row)
+        values = [course.accuracy_by_step[n] for n in steps]
         axes.errorbar(
             steps,
             [v.mean for v in values],
@@ -198,25 +202,25 @@ def _panel(axes: Axes, curves: Sequence[StepCurve]) -> None:
         )
         axes.errorbar(
             [end],
-            [course.converged.mean],
-            [course.converged.interval],
+            [course.converged_accuracy.mean],
+            [course.converged_accuracy.interval],
             **look | {"linestyle": "none"},
             elinewidth=0.7,
             gid=f"{course.name}, converged",
         )
         axes.plot(
             [steps[-1], end],
-            [values[-1].mean, course.converged.mean],
+            [values[-1].mean, course.converged_accuracy.mean],
             color=look["color"],
             linewidth=0.5,
             linestyle=(0, (1, 2)),
             zorder=1,
         )
-    for n in {course.unrolled for course in curves} - {0}:
+    for n in {course.n_unrolled_steps for course in curves} - {0}:
         axes.axvline(n, color=FAINT, linestyle="dotted", linewidth=0.8, zorder=0)
     axes.set_xscale("log")
-    steps_shown = sorted({n for course in curves for n in course.at})
+    steps_shown = sorted({n for course in curves for n in course.accuracy_by_step})
     shown = [n for n in steps_shown if n in (1, 5, 20) or str(n).strip("0") == "1"]  # whose numbers have room
     axes.set_xticks([*shown, end], [f"{n:,}" for n in shown] + ["conv."])
     axes.set_xticks([], minor=True)
-    grid(axes, "y")
+    draw_grid(axes, "y")

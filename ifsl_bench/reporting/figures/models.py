@@ -31,7 +31,7 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
 
-def jobs_of(
+def make_figure_jobs(
     methods: Sequence[str],
     task: str,
     home: Paths,
@@ -65,7 +65,7 @@ def check_trained(jobs: Sequence[Job], home: Paths) -> None:
     if lacking:
         more = f" ({len(lacking)} of {len(jobs)} models are missing)" if len(jobs) > 1 else ""
         raise UserError(
-            f"{lacking[0]} is not trained in {home.cache}: {command_of(lacking[0], home)} trains it and "
+            f"{lacking[0]} is not trained in {home.cache}: {training_command(lacking[0], home)} trains it and "
             f"stores its result, or add --train here, train=True in Python{more}"
         )
 
@@ -103,7 +103,7 @@ def is_trained(job: Job, home: Paths) -> bool:
     return best is not None and MetaTrainStage(best).cached(home)
 
 
-def command_of(job: Job, home: Paths) -> str:
+def training_command(job: Job, home: Paths) -> str:
     """Return the command that trains a job's model.
 
     Args:
@@ -130,61 +130,61 @@ def check_index(task: Task, index: int) -> None:
 
 
 @dataclass(frozen=True)
-class Episode:
+class AnsweredEpisode:
     """One test episode, and what a method answers."""
 
     label: str  # of the method
-    drawn: EpisodeIndices  # indices of images, [1, ...]
+    indices: EpisodeIndices  # indices of images, [1, ...]
     batch: Batch  # features
     logits: torch.Tensor  # [Q, K + N], classes that are out of play at -inf
-    classes: tuple[str, ...]  # short names of the N novel classes
-    base_classes: tuple[str, ...]  # short names of the K base classes
+    novel_class_names: tuple[str, ...]  # short names of the N novel classes
+    base_class_names: tuple[str, ...]  # short names of the K base classes
 
     @property
-    def predicted(self) -> torch.Tensor:
+    def predicted_labels(self) -> torch.Tensor:
         """Return joint labels [Q]; a tie goes to the lower, a base class before a novel one, as in evaluation."""
         return self.logits.argmax(-1)
 
     @property
-    def labels(self) -> torch.Tensor:
+    def true_labels(self) -> torch.Tensor:
         """Return joint labels [Q]."""
         return self.batch.labels[0].cpu()
 
     @property
-    def right(self) -> torch.Tensor:
+    def is_right(self) -> torch.Tensor:
         """Return whether each query is answered with its class, [Q] bool."""
-        return self.predicted == self.labels
+        return self.predicted_labels == self.true_labels
 
 
 @torch.no_grad()
-def episode_of(ready: EvaluationContext, index: int, label: str = "") -> Episode:
+def answer_episode(context: EvaluationContext, index: int, label: str = "") -> AnsweredEpisode:
     """Return a test episode with a method's answer.
 
     Args:
-        ready: the trained model.
+        context: the trained model.
         index: the number of the episode.
         label: in place of the job's label.
     """
-    loader, dataset, task = ready.episodes(), ready.prepared.dataset, ready.job.task
+    loader, dataset, task = context.episodes(), context.prepared.dataset, context.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
-    answer = predict(ready.method.eval(), ready.job.name, batch)
-    novel = tuple(novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
-    base = tuple(short_names(class_names(dataset.pool("base/train").classes)))
+    answer = predict(context.method.eval(), context.job.name, batch)
+    novel = tuple(short_novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
+    base = tuple(short_names(readable_class_names(dataset.pool("base/train").classes)))
     logits = masked_logits(answer, batch.masked_base)[0].float().cpu()
-    return Episode(label or ready.job.label, drawn, batch, logits, novel, base)
+    return AnsweredEpisode(label or context.job.label, drawn, batch, logits, novel, base)
 
 
-def novel_names(dataset: Dataset, task: Task) -> list[str]:
+def short_novel_names(dataset: Dataset, task: Task) -> list[str]:
     """Return short names of all novel classes that test episodes draw from.
 
     Args:
         dataset: the data set of the task.
         task: the task.
     """
-    return short_names(class_names(dataset.pool(task.pool("test", "novel")).classes))
+    return short_names(readable_class_names(dataset.pool(task.pool("test", "novel")).classes))
 
 
-def class_names(classes: Sequence[str]) -> list[str]:
+def readable_class_names(classes: Sequence[str]) -> list[str]:
     """Return names of classes for readers: of a WordNet id the name that it has in Tiny-ImageNet, if it is there."""
     titles = read_columns("tiny-tiered.csv", "wnid", "name")
     names = [titles.get(name, name) for name in classes]

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.analysis.aggregate import SeedAggregate, unique_names
 from ifsl_bench.analysis.ranking import SEEDS, Ranking, common_setting, significant_signs
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.style import COLUMN, PAGE, by_accuracy, new_figure, plain_text, styled
+from ifsl_bench.reporting.figures.style import COLUMN, PAGE, new_figure, plain_text, rows_by_accuracy, styled
 from ifsl_bench.utils.errors import UserError
 
 # From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
@@ -25,7 +25,7 @@ NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
 
 
 @styled()
-def draw(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Draw row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
 
     A cell has colour where the difference is significant, all pairs of the figure at once (Holm, 5% for any mistake, as
@@ -40,14 +40,14 @@ def draw(task_results: TaskResults, wide: bool = False, named: bool = False) -> 
     Raises:
         UserError: fewer than two rows.
     """
-    rows = by_accuracy(task_results)
+    rows = rows_by_accuracy(task_results)
     if len(rows) < 2:
         raise UserError(f"{task_results.task_name}: pairs need at least two rows, there is {len(rows)}")
     few = [row for row in rows if len(row.seeds) < SEEDS and not row.is_seed_independent]
     out = few if not named and len(rows) - len(few) >= 2 else []
     rows = [row for row in rows if row not in out]
     names, count = [plain_text(name) for name in unique_names(rows)], len(rows)
-    values, differs = differences(task_results, rows)
+    values, differs = pairwise_differences(task_results, rows)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
     cell = min(side / count, 0.45)
     figure = new_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
@@ -101,7 +101,7 @@ def draw(task_results: TaskResults, wide: bool = False, named: bool = False) -> 
     return figure, [f"{note}: {', '.join(which)}" for note, which in notes.items() if which]
 
 
-def differences(task_results: TaskResults, rows: list[SeedAggregate]) -> tuple[np.ndarray, np.ndarray]:
+def pairwise_differences(task_results: TaskResults, rows: list[SeedAggregate]) -> tuple[np.ndarray, np.ndarray]:
     """Return row minus column [n, n], as ``compare`` has it, and which differ from 0.
 
     By Holm's procedure over all one-sided hypotheses.

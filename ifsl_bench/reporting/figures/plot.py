@@ -31,9 +31,9 @@ from ifsl_bench.reporting.figures import ranks as _ranks
 from ifsl_bench.reporting.figures import seeds as _seeds
 from ifsl_bench.reporting.figures import sessions as _sessions
 from ifsl_bench.reporting.figures import tradeoff as _tradeoff
-from ifsl_bench.reporting.figures.style import as_bytes, few_rows, rows_to_draw, save
-from ifsl_bench.reporting.notebook import Folder, Names, listed
-from ifsl_bench.reporting.notes import hidden_rows
+from ifsl_bench.reporting.figures.style import limit_rows, render_figure, save_figure, select_rows_to_draw
+from ifsl_bench.reporting.notebook import Folder, Names, as_name_tuple
+from ifsl_bench.reporting.notes import note_hidden_rows
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
@@ -82,7 +82,7 @@ class Drawing:
 
         Raises UserError where that cannot be done.
         """
-        save(self.figure, Path(path).expanduser())
+        save_figure(self.figure, Path(path).expanduser())
 
     def __repr__(self) -> str:
         width, height = self.figure.get_size_inches()
@@ -91,27 +91,27 @@ class Drawing:
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         """Return the PNG, and its size on a screen in pixels, at which text of 7 points is legible."""
         width, height = (round(DOTS * side) for side in self.figure.get_size_inches())
-        return as_bytes(self.figure, "png"), {"width": width, "height": height}
+        return render_figure(self.figure, "png"), {"width": width, "height": height}
 
 
-def _of_results(
+def _plot_results_function(
     name: str,
     draw: Callable[..., tuple[Figure, Sequence[str]]],
-    about: str,
+    docstring: str,
     *,
-    few: bool = False,
-    named: bool = False,
-    papers: bool = False,
+    limits_rows: bool = False,
+    passes_named: bool = False,
+    with_published: bool = False,
 ) -> Callable[..., Drawing]:
     """Return the function that draws the results of a task.
 
     Args:
         name: of the function.
         draw: draws the rows of a task.
-        about: the docstring.
-        few: draw no more rows than can be told apart, unless the user names them.
-        named: pass on to ``draw`` whether the user named the rows.
-        papers: draw published rows too.
+        docstring: of the function.
+        limits_rows: draw no more rows than can be told apart, unless the user names them.
+        passes_named: pass on to ``draw`` whether the user named the rows.
+        with_published: draw published rows too.
     """
 
     def figure(
@@ -124,16 +124,16 @@ def _of_results(
         home: Folder = None,
         results: Folder = None,
     ) -> Drawing:
-        task_results = _board(task, methods, setting, recipe, home, results, papers)
-        shown, left_out = few_rows(task_results) if few and not methods else (task_results, [])
-        drawn, notes = draw(shown, wide, **({"named": bool(methods)} if named else {}))
-        return _drawing((drawn, [*notes, *left_out]), task_results)
+        task_results = _load_results_to_draw(task, methods, setting, recipe, home, results, with_published)
+        shown, left_out = limit_rows(task_results) if limits_rows and not methods else (task_results, [])
+        drawn, notes = draw(shown, wide, **({"named": bool(methods)} if passes_named else {}))
+        return _make_drawing((drawn, [*notes, *left_out]), task_results)
 
-    figure.__name__, figure.__doc__ = name, about
+    figure.__name__, figure.__doc__ = name, docstring
     return figure
 
 
-def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
+def _plot_episode_function(name: str, view_function: str, docstring: str) -> Callable[..., Drawing]:
     """Return the function that draws, by the module of that name, what trained models make of a test episode."""
 
     def figure(
@@ -147,52 +147,58 @@ def _of_episode(name: str, seen_by: str, about: str) -> Callable[..., Drawing]:
         work: Workspace | None = None,
     ) -> Drawing:
         module = importlib.import_module(f"ifsl_bench.reporting.figures.{name}")
-        jobs, work = _jobs(task, index, methods, options, work)
-        views = [getattr(module, seen_by)(ready, index, label) for label, ready in _opened(jobs, work, train)]
-        return _drawing(module.draw(views, wide))
+        jobs, work = _episode_jobs(task, index, methods, options, work)
+        views = [
+            getattr(module, view_function)(ready, index, label) for label, ready in _open_models(jobs, work, train)
+        ]
+        return _make_drawing(getattr(module, f"draw_{name}")(views, wide))
 
-    figure.__name__, figure.__doc__ = name, about
+    figure.__name__, figure.__doc__ = name, docstring
     return figure
 
 
-tradeoff = _of_results(
+tradeoff = _plot_results_function(
     "tradeoff",
-    _tradeoff.draw,
+    _tradeoff.draw_tradeoff,
     "Base against novel accuracy, with the curves that one bias on all novel logits traces.",
-    few=True,
+    limits_rows=True,
 )
-seeds = _of_results("seeds", _seeds.draw_seeds, "The accuracy of each training seed.")
-validation = _of_results(
-    "validation", _seeds.draw_validation, "Validation accuracy over the course of meta-training.", few=True
+seeds = _plot_results_function("seeds", _seeds.draw_seeds, "The accuracy of each training seed.")
+validation = _plot_results_function(
+    "validation", _seeds.draw_validation, "Validation accuracy over the course of meta-training.", limits_rows=True
 )
-pairs = _of_results("pairs", _pairs.draw, "Paired differences of all rows, a heat map.", named=True)
-sessions = _of_results(
+pairs = _plot_results_function(
+    "pairs", _pairs.draw_pairs, "Paired differences of all rows, a heat map.", passes_named=True
+)
+sessions = _plot_results_function(
     "sessions",
-    _sessions.curves,
+    _sessions.draw_sessions,
     "The accuracy after each session, beside lazy models and published rows.",
-    few=True,
-    named=True,
-    papers=True,
+    limits_rows=True,
+    passes_named=True,
+    with_published=True,
 )
-forgetting = _of_results(
+forgetting = _plot_results_function(
     "forgetting",
-    _sessions.forgetting,
+    _sessions.draw_forgetting,
     "The accuracy on each session's classes after each later session, a triangle for each row.",
-    few=True,
+    limits_rows=True,
 )
-variance = _of_results(
+variance = _plot_results_function(
     "variance",
-    _sessions.variance,
+    _sessions.draw_variance,
     "What rows in sessions, and the difference of each to the next, owe to orders, supports and seeds.",
-    few=True,
+    limits_rows=True,
 )
-episode_pca = _of_episode(
+episode_pca = _plot_episode_function(
     "episode_pca",
-    "plane_of",
+    "project_episode",
     "Test episode ``index`` in the plane of its first two principal components, before and after the fast weights.",
 )
-attractors = _of_episode(
-    "attractors", "weights_of", "Base weights and the attractors that they produce, of test episode ``index``."
+attractors = _plot_episode_function(
+    "attractors",
+    "collect_attractor_weights",
+    "Base weights and the attractors that they produce, of test episode ``index``.",
 )
 
 
@@ -218,8 +224,8 @@ def ranks(
     """
     if not tasks:
         raise UserError("ranks takes the name of a task, or several")
-    results_of_tasks = [_board(task, methods, setting, recipe, home, results) for task in tasks]
-    return _drawing(_ranks.draw(results_of_tasks, wide), *results_of_tasks)
+    results_of_tasks = [_load_results_to_draw(task, methods, setting, recipe, home, results) for task in tasks]
+    return _make_drawing(_ranks.draw_ranks(results_of_tasks, wide), *results_of_tasks)
 
 
 def base_classes(
@@ -244,8 +250,13 @@ def base_classes(
         results: see the module.
     """
     folders = Paths.locate(home, results)
-    results_of_tasks = _base_classes.boards_by_count(load_task(task, folders), folders, listed(recipe))
-    return _drawing(_base_classes.draw(results_of_tasks, listed(methods), setting, wide), *results_of_tasks.values())
+    results_of_tasks = _base_classes.load_results_by_base_class_count(
+        load_task(task, folders), folders, as_name_tuple(recipe)
+    )
+    return _make_drawing(
+        _base_classes.draw_base_classes(results_of_tasks, as_name_tuple(methods), setting, wide),
+        *results_of_tasks.values(),
+    )
 
 
 def inner_steps(
@@ -275,14 +286,14 @@ def inner_steps(
         work: see the module.
     """
     from ifsl_bench.experiments.workspace import workspace
-    from ifsl_bench.reporting.figures.inner_steps import draw, step_curves
+    from ifsl_bench.reporting.figures.inner_steps import draw_inner_steps, measure_step_curves
 
     if not tasks:
         raise UserError("inner_steps takes the name of a task, or several")
     work = work or workspace()
     by_task = {
-        task: step_curves(
-            listed(methods),
+        task: measure_step_curves(
+            as_name_tuple(methods),
             task,
             work,
             steps=steps,
@@ -294,7 +305,7 @@ def inner_steps(
         )
         for task in tasks
     }
-    return _drawing(draw(by_task, wide))
+    return _make_drawing(draw_inner_steps(by_task, wide))
 
 
 def confusions(
@@ -319,46 +330,50 @@ def confusions(
         work: see the module.
     """
     from ifsl_bench.experiments.workspace import workspace
-    from ifsl_bench.reporting.figures.confusions import confusions, draw
+    from ifsl_bench.reporting.figures.confusions import count_confusions, draw_confusions
 
-    of_methods = confusions(listed(methods), task, work or workspace(), episodes=episodes, options=options, train=train)
-    return _drawing(draw(of_methods, wide))
+    of_methods = count_confusions(
+        as_name_tuple(methods), task, work or workspace(), episodes=episodes, options=options, train=train
+    )
+    return _make_drawing(draw_confusions(of_methods, wide))
 
 
-def _drawing(drawn: tuple[Figure, Sequence[str]], *results_of_tasks: TaskResults) -> Drawing:
+def _make_drawing(drawn: tuple[Figure, Sequence[str]], *results_of_tasks: TaskResults) -> Drawing:
     """Return a figure with its notes, and with the remarks on files and rows that its tasks leave out."""
     figure, notes = drawn
     left_out = dict.fromkeys(
         remark
         for task_results in results_of_tasks
-        for remark in (*task_results.left_out_remarks, *hidden_rows(task_results))
+        for remark in (*task_results.left_out_remarks, *note_hidden_rows(task_results))
     )
     return Drawing(figure, (*notes, *left_out))
 
 
-def _board(
+def _load_results_to_draw(
     name: str, methods: Names, setting: str | None, recipe: Names, home: Folder, results: Folder, papers: bool = False
 ) -> TaskResults:
     """Return the rows of a task that are to be drawn."""
     folders = Paths.locate(home, results)
-    (task_results,) = select_recipes([load_task_results(load_task(name, folders), folders.results)], listed(recipe))
-    return rows_to_draw(task_results, listed(methods), setting, papers)
+    (task_results,) = select_recipes(
+        [load_task_results(load_task(name, folders), folders.results)], as_name_tuple(recipe)
+    )
+    return select_rows_to_draw(task_results, as_name_tuple(methods), setting, papers)
 
 
-def _jobs(
+def _episode_jobs(
     task: str, index: int, methods: Names, options: Mapping[str, Any] | None, work: Workspace | None
 ) -> tuple[list[Job], Workspace]:
     """Return the jobs of methods on a task, of which one test episode is drawn, and the workspace."""
     from ifsl_bench.experiments.workspace import workspace
-    from ifsl_bench.reporting.figures.models import check_index, jobs_of
+    from ifsl_bench.reporting.figures.models import check_index, make_figure_jobs
 
     work = work or workspace()
-    jobs = jobs_of(listed(methods), task, work.home, [0], options or {})
+    jobs = make_figure_jobs(as_name_tuple(methods), task, work.home, [0], options or {})
     check_index(jobs[0].task, index)
     return jobs, work
 
 
-def _opened(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, EvaluationContext]]:
+def _open_models(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, EvaluationContext]]:
     """Yield labels and models; where one is not trained and is not to be, raise an error before any."""
     from ifsl_bench.reporting.figures.models import check_trained, open_model
 

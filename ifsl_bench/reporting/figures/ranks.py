@@ -14,13 +14,13 @@ from ifsl_bench.analysis.ranking import RankedRow
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
-    heights,
+    label_rows,
     legend_below,
-    lines_of_rows,
     marker_style,
     new_panels,
     plain_text,
     styled,
+    text_height,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -28,7 +28,7 @@ KEY = ("place by Acc.", "ranks it can have")
 
 
 @styled()
-def draw(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_ranks(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
 
     Two rows whose bars share no rank are significantly apart, all pairs at once, at a chance of 5% of any mistake. A
@@ -42,12 +42,12 @@ def draw(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> tuple[F
     Raises:
         UserError: a task without ranked rows.
     """
-    placed = [_placed(task_results) for task_results in results_of_tasks]
+    placed = [_rows_with_ranks(task_results) for task_results in results_of_tasks]
     across = min(len(results_of_tasks), 2) if wide else 1
-    each = heights(max(len(ranked) for ranked in placed), more=0.6)
+    each = text_height(max(len(ranked) for ranked in placed), more=0.6)
     figure, panels = new_panels(len(results_of_tasks), across, each, wide)
     for axes, task_results, ranked in zip(panels, results_of_tasks, placed, strict=True):
-        _panel(axes, task_results, ranked)
+        _draw_panel(axes, task_results, ranked)
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
@@ -62,7 +62,7 @@ def draw(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> tuple[F
     ]
 
 
-def _placed(task_results: TaskResults) -> list[RankedRow]:
+def _rows_with_ranks(task_results: TaskResults) -> list[RankedRow]:
     ranked = [place for place in task_results.ranked_rows if not place.is_provisional]
     if not ranked:
         raise UserError(
@@ -72,7 +72,7 @@ def _placed(task_results: TaskResults) -> list[RankedRow]:
     return ranked
 
 
-def _panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRow]) -> None:
+def _draw_panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRow]) -> None:
     names = unique_names([place.row for place in ranked])
     labels = []
     for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
@@ -87,11 +87,11 @@ def _panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRow]) -
             solid_capstyle="round",
             gid=f"ranks of {name}",
         )
-        axes.plot(_place(place, task_results), at, **look | {"markersize": 5}, gid=f"place of {name}")
+        axes.plot(_place_by_accuracy(place, task_results), at, **look | {"markersize": 5}, gid=f"place of {name}")
         labels.append(f"{plain_text(name)}  {place.row.summarise_metrics()['acc'].mean:.1f}")
     last = max(place.n_ranked_together for place in ranked)
     axes.set(title=task_results.task_name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
-    lines_of_rows(axes, labels)
+    label_rows(axes, labels)
     axes.annotate(
         "Acc. (%)",
         (0, 1),
@@ -106,7 +106,7 @@ def _panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRow]) -
     axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
 
 
-def _place(place: RankedRow, task_results: TaskResults) -> int:
+def _place_by_accuracy(place: RankedRow, task_results: TaskResults) -> int:
     """Return the place of a row by accuracy, among the rows that it is ranked among."""
     family = task_results.ranking.ranking_of(place.row).family
     before = itertools.takewhile(lambda better: better is not place, task_results.ranking.ranked_rows)

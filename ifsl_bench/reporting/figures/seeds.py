@@ -12,15 +12,15 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
-    by_accuracy,
-    grid,
-    heights,
+    draw_grid,
+    label_rows,
     legend_below,
-    lines_of_rows,
     names_and_styles,
     new_figure,
     plain_text,
+    rows_by_accuracy,
     styled,
+    text_height,
 )
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -42,7 +42,7 @@ def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
     """
     rows = sorted(task_results.rows, key=lambda row: -row.summarise_metrics()["acc"].mean)
     names, looks = names_and_styles(rows)
-    figure = new_figure(heights(len(rows), each=0.2), wide)
+    figure = new_figure(text_height(len(rows), each=0.2), wide)
     axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
     for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
         acc = row.summarise_metrics()["acc"]
@@ -60,7 +60,7 @@ def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
         means = [result.summary["acc"]["mean"] for result in row.results]
         places = at + np.linspace(-SPREAD, SPREAD, len(means)) if len(means) > 1 else [at]
         axes.plot(means, places, **look | {"markersize": 3, "linestyle": "none"}, gid=f"seeds of {name}")
-    lines_of_rows(axes, [plain_text(name) for name in names])
+    label_rows(axes, [plain_text(name) for name in names])
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=3, linestyle="none"),
         Line2D([], [], color=DARK, marker="|", markersize=7, markeredgewidth=1.2, linestyle="none"),
@@ -96,7 +96,9 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
         UserError: no row is meta-trained.
     """
     rows = [
-        row for row in by_accuracy(task_results) if all(result.training.get("validation") for result in row.results)
+        row
+        for row in rows_by_accuracy(task_results)
+        if all(result.training.get("validation") for result in row.results)
     ]
     if not rows:
         raise UserError(
@@ -110,7 +112,7 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
     figure = new_figure(2.0, wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
     for row, name, look in zip(rows, names, looks, strict=True):
-        seeds = {result.seed: _history(result) for result in row.results}
+        seeds = {result.seed: _validation_accuracies(result) for result in row.results}
         for seed, history in seeds.items() if len(seeds) > 1 else ():
             axes.plot(
                 [*history],
@@ -134,11 +136,11 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
                 gid=f"kept of {name}",
             )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    grid(axes, "y")
+    draw_grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
     return figure, []
 
 
-def _history(result: Result) -> dict[int, float]:
+def _validation_accuracies(result: Result) -> dict[int, float]:
     """Return accuracies in percent by step."""
     return dict(sorted((int(step), float(value)) for step, value in result.training["validation"].items()))

@@ -27,17 +27,17 @@ from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
     PAGE,
-    by_accuracy,
-    grid,
-    heights,
+    draw_grid,
+    label_rows,
     legend_below,
     line_styles,
-    lines_of_rows,
     names_and_styles,
     new_figure,
     new_panels,
     plain_text,
+    rows_by_accuracy,
     styled,
+    text_height,
 )
 from ifsl_bench.reporting.plot_styles import COLOURS
 
@@ -59,7 +59,7 @@ def require_sessions(task_results: TaskResults) -> None:
 
 
 @styled()
-def curves(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
+def draw_sessions(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Draw the accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
     Dotted lines are the models with the rows' A_0 that never answer with a novel class; of more than two the highest,
@@ -72,7 +72,7 @@ def curves(task_results: TaskResults, wide: bool = False, named: bool = False) -
         named: whether rows were asked for by name.
     """
     require_sessions(task_results)
-    rows, papers = by_accuracy(task_results), [paper for paper in task_results.published_rows if paper.sequence]
+    rows, papers = rows_by_accuracy(task_results), [paper for paper in task_results.published_rows if paper.sequence]
     names, looks = names_and_styles(rows)
     of_papers = line_styles([paper.label for paper in papers]) if named else []
     lazy: list[SeedAggregate] = [row for row, _ in group_by_base_only(rows)]
@@ -109,13 +109,13 @@ def curves(task_results: TaskResults, wide: bool = False, named: bool = False) -
         means = [value.mean for value in row.metric_after_sessions()]
         axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    grid(axes, "y")
+    draw_grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in keys.values()], list(keys))
     return figure, notes
 
 
 @styled()
-def forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a triangle for each row: its accuracy on the classes of each session, after that session and each later one.
 
     Followed down a column, one session's classes are forgotten; the first column has the base classes. One scale for
@@ -126,7 +126,7 @@ def forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
         wide: two columns of a paper wide.
     """
     require_sessions(task_results)
-    rows = by_accuracy(task_results)
+    rows = rows_by_accuracy(task_results)
     # As many next to each other as fill the last line best: no panel stands alone where that can be helped.
     across = max((3, 4, 2) if wide else (2, 3), key=lambda n: (len(rows) - 1) % n / n)
     across = min(len(rows), across)
@@ -153,7 +153,7 @@ def forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
 
 
 @styled()
-def variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the shares of the variance of a single value that its order, support set, seed and test images have.
 
     Above are rows, the best first, below the difference of each to the next. At the right is the standard deviation of
@@ -177,7 +177,7 @@ def variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure, lis
     of_images = all(IMAGES in split.variances for split in splits)  # or bars would not be of the same variance
     parts = [part for part in SOURCES if of_images or part != IMAGES]
     parts = [part for part in parts if any(part in split.variances for split in splits)]
-    figure = new_figure(heights(len(splits) + bool(differences), each=0.17), wide)
+    figure = new_figure(text_height(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
     places = [at + (at >= len(rows)) for at in range(len(splits))]
     for at, split in zip(places, splits, strict=True):
@@ -192,7 +192,7 @@ def variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure, lis
             one = max(0.0, one - split.variances[IMAGES].value)
         text = f"sd {one**0.5:.2f}{wrong}"
         axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
-    lines_of_rows(axes, [plain_text(label) for label in labels])
+    label_rows(axes, [plain_text(label) for label in labels])
     axes.set_yticks(places, [plain_text(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
     legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)

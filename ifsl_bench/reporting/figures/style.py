@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, unique_names
 from ifsl_bench.analysis.task_results import TaskResults, no_results_error, select_labels, select_setting
-from ifsl_bench.reporting.plot_styles import PlotStyle, style_of, styles_of
+from ifsl_bench.reporting.plot_styles import PlotStyle, distinct_styles, style_of_label
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import check_output_path, write_bytes
 
@@ -108,7 +108,7 @@ def new_panels(count: int, across: int, each: float, wide: bool, more: float = 0
     return figure, panels[:count]
 
 
-def format_of(path: Path) -> str:
+def figure_format(path: Path) -> str:
     """Return the format that a file's name asks for.
 
     Raises:
@@ -124,7 +124,7 @@ def format_of(path: Path) -> str:
 
 
 @styled()
-def as_bytes(figure: Figure, kind: str) -> bytes:
+def render_figure(figure: Figure, kind: str) -> bytes:
     """Return a figure as the content of a file.
 
     Args:
@@ -138,14 +138,14 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all; raise as :func:`format_of`, and where the file cannot be written.
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all; raise as :func:`figure_format`, and where the file cannot be written.
 
     Args:
         figure: the figure.
         path: the file.
     """
-    content = as_bytes(figure, format_of(path))
+    content = render_figure(figure, figure_format(path))
     write_bytes(path, content, "--out")
 
 
@@ -157,7 +157,7 @@ def plain_text(label: str) -> str:
 
 def line_style(label: str) -> dict[str, Any]:
     """Return the look of a method's line, with its marker."""
-    return _line(style_of(label)) | {"markeredgewidth": 0}
+    return _line_style_of(style_of_label(label)) | {"markeredgewidth": 0}
 
 
 def marker_style(label: str) -> dict[str, Any]:
@@ -165,7 +165,9 @@ def marker_style(label: str) -> dict[str, Any]:
     return line_style(label) | {"linestyle": "none"}
 
 
-def symbol(marker: str, size: float, color: str, edge: str | None = None, edge_width: float = 0.0) -> dict[str, Any]:
+def marker_without_line(
+    marker: str, size: float, color: str, edge: str | None = None, edge_width: float = 0.0
+) -> dict[str, Any]:
     """Return the style of points without a line.
 
     Args:
@@ -185,20 +187,23 @@ def symbol(marker: str, size: float, color: str, edge: str | None = None, edge_w
     }
 
 
-def line_styles(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
-    """Return the looks of rows in one figure, from :func:`ifsl_bench.reporting.plot_styles.styles_of`.
+def line_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> list[dict[str, Any]]:
+    """Return the looks of rows in one figure, from :func:`ifsl_bench.reporting.plot_styles.distinct_styles`.
 
     Further rows of a method have a thin line, and marks that are half white.
 
     Args:
         labels: of the rows.
-        second: which rows have the label of another one, which comes first.
+        is_second: which rows have the label of another one, which comes first.
     """
     half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
-    return [_line(look) | (half if look.further else {"markeredgewidth": 0}) for look in styles_of(labels, second)]
+    return [
+        _line_style_of(look) | (half if look.is_further_row else {"markeredgewidth": 0})
+        for look in distinct_styles(labels, is_second)
+    ]
 
 
-def _line(look: PlotStyle) -> dict[str, Any]:
+def _line_style_of(look: PlotStyle) -> dict[str, Any]:
     return {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
 
 
@@ -255,7 +260,7 @@ def _mark_columns(marks: Sequence[Mark], width: float) -> int:
     return max((n for n in range(1, len(marks) + 1) if needed(n) <= width), default=1)
 
 
-def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:
+def text_height(rows: int, each: float = 0.165, more: float = 0.5) -> float:
     """Return the height of lines of text, in inches.
 
     Args:
@@ -266,7 +271,7 @@ def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:
     return more + each * rows
 
 
-def lines_of_rows(axes: Axes, labels: Sequence[str]) -> None:
+def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Name the rows of a panel at its left, one a line, over an upright grid.
 
     Args:
@@ -276,10 +281,10 @@ def lines_of_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0, labelcolor=DARK)
     axes.spines["left"].set_visible(False)
-    grid(axes)
+    draw_grid(axes)
 
 
-def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
+def draw_grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     """Draw faint lines behind everything.
 
     Args:
@@ -290,7 +295,7 @@ def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     axes.set_axisbelow(True)
 
 
-def rows_to_draw(
+def select_rows_to_draw(
     task_results: TaskResults, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False
 ) -> TaskResults:
     """Return the results with the rows to be drawn: rows with these labels, or a setting's without own options.
@@ -330,17 +335,17 @@ def rows_to_draw(
     return view
 
 
-def by_accuracy(task_results: TaskResults) -> list[SeedAggregate]:
+def rows_by_accuracy(task_results: TaskResults) -> list[SeedAggregate]:
     """Return the rows of a task, the best first, in the order of ``table --rank``."""
     return [place.row for place in task_results.ranked_rows]
 
 
-def few_rows(task_results: TaskResults) -> tuple[TaskResults, list[str]]:
+def limit_rows(task_results: TaskResults) -> tuple[TaskResults, list[str]]:
     """Return the results with as many rows as can be told apart in one figure, and a note on the others.
 
     The user's own rows come first, then the best of the stored ones, without those whose label a row of the user's has.
     """
-    rows = by_accuracy(task_results)
+    rows = rows_by_accuracy(task_results)
     own = [row for row in rows if row.origin != STORED]
     own_labels = {row.label for row in own}
     stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
@@ -369,7 +374,7 @@ def short_names(names: Sequence[str]) -> list[str]:
     words = [one_line(name).split() or [one_line(name)] for name in names]
     beginnings = Counter(tuple(w[:n]) for w in words for n in range(1, len(w)))
     beginnings = Counter({start: n for start, n in beginnings.items() if len(start) > 1 or n == len(names)})
-    candidates = [_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
+    candidates = [_shortened_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
     while True:
         often = Counter(forms[0] for forms in candidates)
         again = [forms for forms in candidates if often[forms[0]] > 1 and len(forms) > 1]
@@ -379,7 +384,7 @@ def short_names(names: Sequence[str]) -> list[str]:
             del forms[0]
 
 
-def _forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[str]:
+def _shortened_forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[str]:
     plain = words[:-1] if len(words) > 1 and re.fullmatch(r"\(.*\)", words[-1]) else words
     shared = max((n for n in range(1, len(plain)) if beginnings[tuple(plain[:n])] > 1), default=0)
     suffixes = [" ".join(form[start:]) for form in (plain, words) for start in range(shared, -1, -1)]

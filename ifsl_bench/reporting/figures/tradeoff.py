@@ -15,11 +15,11 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
-    by_accuracy,
     legend_below,
     names_and_styles,
     new_figure,
     plain_text,
+    rows_by_accuracy,
     styled,
 )
 from ifsl_bench.utils.errors import UserError
@@ -30,7 +30,7 @@ MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is
 
 
 @styled()
-def draw(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_tradeoff(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the rows of a task, the best first in the legend.
 
     A point is where a row's argmax puts it, a hollow one where the bias that validation episodes chose does. Along a
@@ -47,7 +47,7 @@ def draw(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[st
         raise UserError(f"task {task_results.task_name} has no base classes, so there is no trade-off with novel ones")
     why = "which have no base-novel curve; take a task in episodes"
     protocol_of(task_results.task).require_feature("tradeoff", task_results.task_name, why, ", ")
-    rows = by_accuracy(task_results)
+    rows = rows_by_accuracy(task_results)
     names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
     if len(curves) < len(rows):
@@ -58,7 +58,7 @@ def draw(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[st
     points = np.array([[values[name].mean for name in ("base_joint", "novel_joint")] for values in summaries])
     calibrated = np.array([calibrated_accuracies(row) for row in rows])
     keys = {
-        "with one bias (cal.)": _hollow({"color": DARK, "marker": "o", "linestyle": "none"}),
+        "with one bias (cal.)": _hollow_style({"color": DARK, "marker": "o", "linestyle": "none"}),
         "equal Acc.": {"color": FAINT, "linewidth": 0.8},
         "equal harmonic mean": {"color": FAINT, "linewidth": 0.8, "linestyle": "dashed"},
     }
@@ -70,61 +70,61 @@ def draw(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[st
     for row, look, point, biased in zip(rows, looks, points, calibrated, strict=True):
         here = look | {"linestyle": "none", "markersize": 5}
         axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")
-        axes.plot(*biased, **_hollow(here), zorder=3, gid=f"calibrated of {row.label}")
-    _view(axes, np.concatenate([points, calibrated]))
-    _equal_accuracy(axes, rows[0])
-    _equal_harmonic_mean(axes)
+        axes.plot(*biased, **_hollow_style(here), zorder=3, gid=f"calibrated of {row.label}")
+    _set_axis_limits(axes, np.concatenate([points, calibrated]))
+    _draw_equal_accuracy_lines(axes, rows[0])
+    _draw_equal_harmonic_mean_lines(axes)
     legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
     return figure, []
 
 
-def _hollow(look: dict[str, Any]) -> dict[str, Any]:
+def _hollow_style(look: dict[str, Any]) -> dict[str, Any]:
     return look | {"fillstyle": "none", "markeredgewidth": 0.8, "markersize": 4}
 
 
-def _view(axes: Axes, points: np.ndarray) -> None:
+def _set_axis_limits(axes: Axes, points: np.ndarray) -> None:
     low, high = points.min(0), points.max(0)
     size = np.maximum(high - low, 4)
     (left, bottom), (right, top) = np.maximum(0, low - MARGIN * size), np.minimum(100, high + MARGIN * size)
     axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
-def _levels(least: float, most: float) -> np.ndarray:
+def _round_levels(least: float, most: float) -> np.ndarray:
     """Return at most six round numbers between two."""
     step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
     return np.arange(np.ceil(least / step) * step, most, step)
 
 
-def _annotate(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **more: Any) -> None:
+def _annotate_point(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **more: Any) -> None:
     """Write a text at a point, shifted by an offset in points of print."""
     axes.annotate(text, at, offset, textcoords="offset points", color=DARK, annotation_clip=False, **more)
 
 
-def _equal_accuracy(axes: Axes, row: SeedAggregate) -> None:
+def _draw_equal_accuracy_lines(axes: Axes, row: SeedAggregate) -> None:
     """Draw lines of equal Acc., which weighs base and novel accuracy by their queries."""
     shape = row.results[0].episodes.shape
     share = shape["base_queries"] / (shape["base_queries"] + shape["novel_queries"])
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    for level in _levels(share * left + (1 - share) * bottom, share * right + (1 - share) * top):
+    for level in _round_levels(share * left + (1 - share) * bottom, share * right + (1 - share) * top):
         x = np.array([left, right])
         axes.plot(x, (level - share * x) / (1 - share), **LEVEL, gid=f"Acc. {level:g}")
         out = (level - share * right) / (1 - share)  # where the line leaves at the right
         if bottom <= out <= top - 0.04 * (top - bottom):
-            _annotate(axes, f"{level:g}", (right, out), (2, 0), va="center")
+            _annotate_point(axes, f"{level:g}", (right, out), (2, 0), va="center")
         elif out < bottom:  # it leaves below
             at = (level - (1 - share) * bottom) / share
-            _annotate(axes, f"{level:g}", (at, bottom), (0, 2), ha="center", bbox=PATCH, zorder=1.5)
-    _annotate(axes, "Acc.", (1, 1), (2, 0), xycoords="axes fraction", va="center")
+            _annotate_point(axes, f"{level:g}", (at, bottom), (0, 2), ha="center", bbox=PATCH, zorder=1.5)
+    _annotate_point(axes, "Acc.", (1, 1), (2, 0), xycoords="axes fraction", va="center")
 
 
-def _equal_harmonic_mean(axes: Axes) -> None:
+def _draw_equal_harmonic_mean_lines(axes: Axes) -> None:
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     least, most = (2 * x * y / (x + y) if x + y else 0.0 for x, y in ((left, bottom), (right, top)))
-    for level in _levels(least, most):
+    for level in _round_levels(least, most):
         if level <= 0:
             continue
         x = np.linspace(max(left, level / 2 + 1e-6), right, 200)
         dashes = {"linestyle": (0, (4, 3)), "gid": f"harmonic {level:g}"}
         axes.plot(x, level * x / (2 * x - level), **LEVEL | dashes)
         if 2 * top > level and left <= (at := level * top / (2 * top - level)) <= right - 0.04 * (right - left):
-            _annotate(axes, f"{level:g}", (at, top), (0, 1.5), ha="center", va="bottom")
+            _annotate_point(axes, f"{level:g}", (at, top), (0, 1.5), ha="center", va="bottom")

@@ -1,4 +1,4 @@
-"""The content of the page, from boards, in plain dataclasses. Imports no torch."""
+"""The content of the page, from the results of tasks, in plain dataclasses. Imports no torch."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from ifsl_bench.plugin.display_names import shown_label
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import TableRow, entries_of, published_entries, rounded
+from ifsl_bench.reporting.columns import TableRow, list_table_rows, published_table_rows, round_or_none
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
-from ifsl_bench.reporting.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
-from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, style_of, styles_of
+from ifsl_bench.reporting.page.references import Citation, cite_measured_row, cite_paper, cite_published_method
+from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, distinct_styles, style_of_label
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.store.published import FLAG_LETTERS
 from ifsl_bench.store.schema import Result, path_of
@@ -103,31 +103,31 @@ class PageRow:
     cited_method: int | None
     note: str
     printed: float | None
-    origin: Origin | None = None
+    origin: RowOrigin | None = None
 
 
 @dataclass(frozen=True)
-class PageBoard:
+class TaskSection:
     """A task in one setting."""
 
     task: Task
     setting: str
     table: Table[TableRow]  # what `ifsl-bench table --rank --full --setting ...` prints
-    rows: list[int]  # for each row of the table its number in the list of all rows
-    queries: tuple[int, int]  # base and novel queries of an episode
-    pairs: dict[str, list[RowPair]]  # metric -> all differences between its ranked rows
+    row_numbers: list[int]  # for each row of the table its number in the list of all rows
+    query_counts: tuple[int, int]  # base and novel queries of an episode
+    row_pairs: dict[str, list[RowPair]]  # metric -> all differences between its ranked rows
 
 
 @dataclass(frozen=True)
 class Page:
     """The content of the page."""
 
-    sections: list[PageBoard]
+    sections: list[TaskSection]
     rows: list[PageRow]
     citations: list[Citation]
 
 
-def boards_with_variants(
+def load_results_with_variants(
     tasks: Iterable[Task], results: Path, named: bool, recipes: Sequence[str] = ()
 ) -> list[TaskResults]:
     """Return the results of tasks and of their variants that have rows.
@@ -175,17 +175,17 @@ def boards_with_variants(
     return append_lost_remarks(shown if named else sorted(shown, key=late), every.values())
 
 
-def gather(results_of_tasks: Iterable[TaskResults]) -> Page:
+def collect_page(results_of_tasks: Iterable[TaskResults]) -> Page:
     """Return the content of the page.
 
     Args:
         results_of_tasks: the results of the tasks, shown in every setting that has rows of its own.
     """
-    page_boards: list[PageBoard] = []
+    sections: list[TaskSection] = []
     rows: list[PageRow] = []
     citations: dict[Citation, int] = {}
     for task_results in results_of_tasks:
-        names, looks = Counter(entry.label for entry in entries_of(task_results)), _looks(task_results)
+        names, looks = Counter(entry.label for entry in list_table_rows(task_results)), _plot_styles(task_results)
         numbers: dict[object, int] = {}
         for setting in [PAPER, *sorted({row.setting for row in task_results.rows} - {PAPER, EVERY})]:
             view = replace(
@@ -193,75 +193,77 @@ def gather(results_of_tasks: Iterable[TaskResults]) -> Page:
             )  # the page has a menu of settings
             table = task_table(view, full=True, ranked=True)
             if protocol_of(task_results.task).published_apart and setting == PAPER:
-                papers = sorted(published_entries(task_results), key=lambda entry: entry.label.lower())
+                papers = sorted(published_table_rows(task_results), key=lambda entry: entry.label.lower())
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in FLAG_LETTERS.items())
                 notes = [*table.notes, *([*PUBLISHED_NOTES, f"{legend}."] if papers else [])]
                 table = replace(table, rows=[*table.rows, *papers], notes=notes)
             for entry in table.rows:
-                if _key(entry) not in numbers:
-                    numbers[_key(entry)] = len(rows)
-                    rows.append(_row(entry, names[entry.label] > 1, looks, citations))
-            page_boards.append(_board(view, table, numbers))
-    return Page(page_boards, rows, list(citations))
+                if _row_key(entry) not in numbers:
+                    numbers[_row_key(entry)] = len(rows)
+                    rows.append(_page_row(entry, names[entry.label] > 1, looks, citations))
+            sections.append(_task_section(view, table, numbers))
+    return Page(sections, rows, list(citations))
 
 
-def _key(entry: TableRow) -> object:
-    return entry.measured or (entry.label, entry.source)
+def _row_key(entry: TableRow) -> object:
+    return entry.measured_row or (entry.label, entry.source)
 
 
-def _board(view: TaskResults, table: Table[TableRow], numbers: dict[object, int]) -> PageBoard:
+def _task_section(view: TaskResults, table: Table[TableRow], numbers: dict[object, int]) -> TaskSection:
     shape = view.task.episode
     own = {row: numbers[row] for row in view.rows}
     pairs = {}
     for metric in ("acc", "calibrated_acc"):
         able = [row for row in view.comparable_rows if metric in row.metric_names]
-        if differences := row_pairs(Ranking(able, metric, view.setting), own):
+        if differences := ranked_row_pairs(Ranking(able, metric, view.setting), own):
             pairs[metric] = differences
     queries = shape.base_queries, shape.ways * shape.novel_queries
-    order = [numbers[_key(entry)] for entry in table.rows]
-    return PageBoard(view.task, view.setting, table, order, queries, pairs)
+    order = [numbers[_row_key(entry)] for entry in table.rows]
+    return TaskSection(view.task, view.setting, table, order, queries, pairs)
 
 
-def _looks(task_results: TaskResults) -> dict[SeedAggregate, PlotStyle]:
+def _plot_styles(task_results: TaskResults) -> dict[SeedAggregate, PlotStyle]:
     """Return the look of each measured row of a task, all its settings together."""
     rows = task_results.measured_rows
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
-    return dict(zip(rows, styles_of([row.label for row in rows], second), strict=True))
+    return dict(zip(rows, distinct_styles([row.label for row in rows], second), strict=True))
 
 
-def _row(
+def _page_row(
     entry: TableRow, shared: bool, looks: dict[SeedAggregate, PlotStyle], citations: dict[Citation, int]
 ) -> PageRow:
-    row = entry.measured
-    of_method = citation_of_row(row.results[0].method, row.label) if row else citation_of_label(entry.label)
+    row = entry.measured_row
+    of_method = cite_measured_row(row.results[0].method, row.label) if row else cite_published_method(entry.label)
     computed = Citation(f"Computed here from {entry.note}.", "") if entry.kind == COMPUTED else None
-    cited = of_method if row else computed or citation_of_paper(entry.source)
+    cited = of_method if row else computed or cite_paper(entry.source)
     cites_method = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {
-        name: (rounded(v.mean, digits_of(v.mean)), rounded(v.interval, digits_of(v.interval)))
+        name: (round_or_none(v.mean, count_digits(v.mean)), round_or_none(v.interval, count_digits(v.interval)))
         for name, v in entry.values.items()
         if name in metric_titles()
     }
-    look = looks[row] if row else style_of(entry.label)
+    look = looks[row] if row else style_of_label(entry.label)
     return PageRow(
         task=entry.task.name,
         label=entry.label,
         name=f"{shown_label(entry.label)} ({entry.source})" if shared else shown_label(entry.label),
         source=entry.source,
         values={name: values[name] for name in (*METRICS, *BALANCE_METRICS) if name in values},
-        point=_point([entry.values[name].mean for name in ("base_joint", "novel_joint") if name in entry.values]),
-        after=_after(entry),
-        look=(look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)], look.further),
+        point=_base_novel_point(
+            [entry.values[name].mean for name in ("base_joint", "novel_joint") if name in entry.values]
+        ),
+        after=_session_accuracies(entry),
+        look=(look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)], look.is_further_row),
         cited=citations.setdefault(cited, len(citations)),
         cited_method=citations.setdefault(of_method, len(citations)) if cites_method else None,
         note=entry.note,
-        printed=entry.printed,
-        **_measured(row) if row else {},
+        printed=entry.printed_interval,
+        **_measured_row_fields(row) if row else {},
     )
 
 
-def _measured(row: SeedAggregate) -> dict[str, Any]:
+def _measured_row_fields(row: SeedAggregate) -> dict[str, Any]:
     """Return the page's fields of measured rows alone."""
     in_sessions = bool(row.metric_after_sessions())
     return {
@@ -270,19 +272,21 @@ def _measured(row: SeedAggregate) -> dict[str, Any]:
         "by_seed": {
             n: [round(float(v), 2) for v in row.metric_by_seed(n).mean(1)] for n in OF_SEEDS if n in row.metric_names
         },
-        "calibrated": _point(calibrated_accuracies(row) or ()),
-        "curve": _curve(row),
-        "validation": [_validation(r.training) for r in row.results] if any(r.training for r in row.results) else [],
-        "cost": _cost(row),
+        "calibrated": _base_novel_point(calibrated_accuracies(row) or ()),
+        "curve": _thinned_bias_curve(row),
+        "validation": [_validation_curve(r.training) for r in row.results]
+        if any(r.training for r in row.results)
+        else [],
+        "cost": _costs(row),
         "triangle": [[round(float(v), 1) for v in line[: t + 1]] for t, line in enumerate(row.accuracy_triangle())]
         if in_sessions
         else [],
-        "variance": _variance(row) if in_sessions else {},
-        "origin": origin_of(row),
+        "variance": _variances_by_source(row) if in_sessions else {},
+        "origin": collect_row_origin(row),
     }
 
 
-def _point(means: Sequence[float]) -> tuple[float, float] | None:
+def _base_novel_point(means: Sequence[float]) -> tuple[float, float] | None:
     """Return base and novel accuracy; None where one of them is not known."""
     if len(means) < 2 or math.isnan(sum(means)):
         return None
@@ -290,7 +294,7 @@ def _point(means: Sequence[float]) -> tuple[float, float] | None:
     return round(base, 3), round(novel, 3)
 
 
-def _curve(row: SeedAggregate) -> list[list[float]] | None:
+def _thinned_bias_curve(row: SeedAggregate) -> list[list[float]] | None:
     """Return a row's base-novel curve, thinned to points that an eye can tell apart; five seeds have some 250."""
     curve = bias_curve(row)
     if curve is None:
@@ -303,17 +307,17 @@ def _curve(row: SeedAggregate) -> list[list[float]] | None:
     return [[round(part[i], 1) for i in places] for part in (base, novel)]
 
 
-def _after(entry: TableRow) -> list[list[float]]:
-    means = [value.mean for value in entry.after]
+def _session_accuracies(entry: TableRow) -> list[list[float]]:
+    means = [value.mean for value in entry.accuracy_after_sessions]
     bands = (
-        np.percentile(entry.measured.metric_after_sessions_by_order(), (2.5, 97.5), axis=0)
-        if entry.measured and means
+        np.percentile(entry.measured_row.metric_after_sessions_by_order(), (2.5, 97.5), axis=0)
+        if entry.measured_row and means
         else ()
     )
     return [[round(float(value), 2) for value in line] for line in (means, *bands) if len(line)]
 
 
-def _variance(row: SeedAggregate) -> dict[str, float]:
+def _variances_by_source(row: SeedAggregate) -> dict[str, float]:
     try:
         return {
             part: float(f"{variance.value:.4g}")
@@ -323,13 +327,13 @@ def _variance(row: SeedAggregate) -> dict[str, float]:
         return {}
 
 
-def _validation(training: dict[str, Any]) -> list[list[float]]:
+def _validation_curve(training: dict[str, Any]) -> list[list[float]]:
     """Return steps, and the accuracy on validation episodes at each, in percent."""
     points = sorted((int(step), round(float(value), 1)) for step, value in training.get("validation", {}).items())
     return [[step for step, _ in points], [value for _, value in points]]
 
 
-def _cost(row: SeedAggregate) -> dict[str, float]:
+def _costs(row: SeedAggregate) -> dict[str, float]:
     """Return the least of the seeds: they do the same work, and other programs only lengthen it."""
 
     def least(*names: str) -> float:
@@ -356,8 +360,8 @@ class RowPair:
         a, b: the rows, numbers in the list of all rows.
         mean: points of accuracy.
         interval: half-width of the 95% interval of this difference alone, over episodes and seeds.
-        p: two-sided p-value of this difference alone; 0 where it is below :data:`SMALLEST`.
-        significant: whether it is one of those that ranks rest on: all comparisons of the ranking at once, by Holm's
+        p_value: two-sided p-value of this difference alone; 0 where it is below :data:`SMALLEST`.
+        is_significant: whether it is one of those that ranks rest on: all comparisons of the ranking at once, by Holm's
             procedure.
         seeds: that both are compared on.
         models_fixed: whether it holds the trained models fixed.
@@ -368,19 +372,19 @@ class RowPair:
     b: int
     mean: float
     interval: float
-    p: float
-    significant: bool
+    p_value: float
+    is_significant: bool
     seeds: tuple[int, ...]
     models_fixed: bool
     images_fixed: bool
 
 
-def digits_of(value: float) -> int:
+def count_digits(value: float) -> int:
     """Return the page's digits of a number: more where its two, or fewer, would be another number's."""
     return 9 if f"{value:.4f}".endswith(("50", "500", "5000")) else 4
 
 
-def row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPair]:
+def ranked_row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPair]:
     """Return each pair of ranked rows once; a user's rows are compared with the family, not with each other.
 
     Args:
@@ -393,15 +397,15 @@ def row_pairs(ranking: Ranking, numbers: dict[SeedAggregate, int]) -> list[RowPa
     while part:
         here = [row for row in ranked if row in part.rows]
         family = [row for row in here if row in part.family]
-        pairs += _pairs_of(part, family, None, numbers)
+        pairs += _pairs_with_family(part, family, None, numbers)
         for row in here:
             if row not in family:
-                pairs += _pairs_of(part, family, row, numbers)
+                pairs += _pairs_with_family(part, family, row, numbers)
         part = part.excluded_ranking
     return pairs
 
 
-def _pairs_of(
+def _pairs_with_family(
     ranking: Ranking, family: list[SeedAggregate], guest: SeedAggregate | None, numbers: dict[SeedAggregate, int]
 ) -> list[RowPair]:
     """Return the pairs of the family, or of one guest and the family."""
@@ -411,7 +415,7 @@ def _pairs_of(
         gap = ranking.row_difference(a, b)
         significant = (a, b) in better or (b, a) in better
         p = float(f"{gap.p_value:.3g}") if gap.p_value >= SMALLEST else 0.0
-        mean, interval = (round(value, digits_of(value)) for value in (gap.mean, gap.interval))
+        mean, interval = (round(value, count_digits(value)) for value in (gap.mean, gap.interval))
         seeds = ranking.common_seeds(a, b)
         fixed = gap.models_fixed, gap.images_fixed
         pairs.append(RowPair(numbers[a], numbers[b], mean, interval, p, significant, seeds, *fixed))
@@ -419,23 +423,23 @@ def _pairs_of(
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowOrigin:
     """The origin of a row's numbers."""
 
-    shared: dict[str, str]  # facts that are the same for all of its seeds
-    seeds: list[dict[str, str]]  # the other facts of each seed; the same names for all
+    shared_facts: dict[str, str]  # facts that are the same for all of its seeds
+    facts_by_seed: list[dict[str, str]]  # the other facts of each seed; the same names for all
 
 
-def origin_of(row: SeedAggregate) -> Origin:
+def collect_row_origin(row: SeedAggregate) -> RowOrigin:
     """Return all that a reader needs to find a row's results, and to make them again."""
-    facts = [_facts(result) for result in row.results]
+    facts = [_origin_facts(result) for result in row.results]
     names = list(dict.fromkeys(name for of_seed in facts for name in of_seed))
     same = [name for name in names if len({of_seed.get(name, "") for of_seed in facts}) == 1 and name != "seed"]
     shared = {name: facts[0][name] for name in same}
-    return Origin(shared, [{name: of_seed.get(name, "") for name in names if name not in same} for of_seed in facts])
+    return RowOrigin(shared, [{name: of_seed.get(name, "") for name in names if name not in same} for of_seed in facts])
 
 
-def _facts(result: Result) -> dict[str, str]:
+def _origin_facts(result: Result) -> dict[str, str]:
     provenance, backbone = result.provenance, result.pretraining
     libraries = provenance.get("libraries") or {}
     facts: dict[str, Any] = {
@@ -450,9 +454,9 @@ def _facts(result: Result) -> dict[str, str]:
         "Python": provenance.get("python"),
         "libraries": ", ".join(f"{k} {v}" for k, v in libraries.items()) if isinstance(libraries, Mapping) else "",
         "time": provenance.get("time"),
-        "options": _in_words(result.options),
-        "training": _in_words(result.train),
-        "chosen": "; ".join(map(_chosen, result.tuned.values())),
+        "options": _format_options(result.options),
+        "training": _format_options(result.train),
+        "chosen": "; ".join(map(_describe_best_trial, result.tuned.values())),
         "chosen at an end of what was tried": ", ".join(result.edge),
         "episodes": f"{len(result.episodes):,}",
         "digest of the episodes": result.digest,
@@ -464,16 +468,18 @@ def _facts(result: Result) -> dict[str, str]:
         "recipe": backbone.get("recipe"),
         "SHA-256 of its weights": f"{sha256[:16]}..." if (sha256 := str(backbone.get("sha256") or "")) else "",
         "code of the method": provenance.get("method_source"),
-        "seconds": _in_words({k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}),
+        "seconds": _format_options(
+            {k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}
+        ),
     }
     return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "", {})}
 
 
-def _in_words(values: Mapping[str, Any]) -> str:
+def _format_options(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def _chosen(tried: Mapping[str, float]) -> str:
+def _describe_best_trial(tried: Mapping[str, float]) -> str:
     """Return the best of what was tried on validation episodes."""
     if not tried:
         return ""

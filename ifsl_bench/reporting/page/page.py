@@ -22,7 +22,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import RULE
-from ifsl_bench.reporting.page.data import Page, PageBoard, PageRow, RowPair
+from ifsl_bench.reporting.page.data import Page, PageRow, RowPair, TaskSection
 from ifsl_bench.reporting.table import Cell, Table
 
 SCRIPTS = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
@@ -50,45 +50,45 @@ ALWAYS = (
 WIDE = ("base", "novel", "Delta_a", "Delta_b", "seeds", "source")
 
 
-def page_html(page: Page) -> str:
+def render_page(page: Page) -> str:
     """Return the page: the same bytes for the same results, whenever and wherever it is made."""
     import jinja2
 
-    loader = jinja2.FunctionLoader(_asset)
+    loader = jinja2.FunctionLoader(_read_asset)
     environment = jinja2.Environment(
         autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    scripts = [_asset("plotly-basic.min.js"), *map(_asset, SCRIPTS)]
+    scripts = [_read_asset("plotly-basic.min.js"), *map(_read_asset, SCRIPTS)]
     rule = RULE.format("Acc. or Avg.", "episodes or orders")
     return environment.get_template("report.html.j2").render(
-        boards=page.sections,
+        sections=page.sections,
         rows=page.rows,
         overviews=[
             (name, protocol, *overview)
-            for name in settings_of(page)
+            for name in list_settings(page)
             for protocol in PROTOCOLS
-            if len((overview := _overview(page, name, protocol))[0]) > 1
+            if len((overview := _overview_table(page, name, protocol))[0]) > 1
         ],
         protocols=PROTOCOLS,
-        protocol_of=_protocol,
-        settings={name: _setting_text(name) for name in settings_of(page)},
+        protocol_of=_protocol_name,
+        settings={name: _describe_setting(name) for name in list_settings(page)},
         version=__version__,
-        counts=_counts(page),
+        counts=_count_rows(page),
         rule=rule.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
-        style=_asset("style.css"),
-        data=script_json(_data(page)),
+        style=_read_asset("style.css"),
+        data=escape_script_json(_script_data(page)),
         scripts=scripts,
-        policy=_policy(scripts),
-        classes_of=_classes,
-        columns_of=_columns,
-        flags_of=_flags,
+        policy=_content_security_policy(scripts),
+        classes_of=_css_classes,
+        columns_of=_column_order,
+        flags_of=_filter_flags,
         breakable=lambda name: Markup(re.sub(r"([.=@])", r"\1<wbr>", str(escape(name)))),  # for narrow columns
         note_markup=_note_markup,
-        symbols=_asset("marks.svg"),
+        symbols=_read_asset("marks.svg"),
     )
 
 
-def script_json(value: Any) -> str:
+def escape_script_json(value: Any) -> str:
     """Return JSON that may stand in a ``<script>`` element: nothing in it ends the element or begins a comment."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
@@ -96,12 +96,12 @@ def script_json(value: Any) -> str:
     return text
 
 
-def settings_of(page: Page) -> list[str]:
+def list_settings(page: Page) -> list[str]:
     """Return the settings that some task has, methods as published first."""
-    return list(dict.fromkeys(sorted((board.setting for board in page.sections), key=lambda s: (s != PAPER, s))))
+    return list(dict.fromkeys(sorted((section.setting for section in page.sections), key=lambda s: (s != PAPER, s))))
 
 
-def _setting_text(setting: str) -> str:
+def _describe_setting(setting: str) -> str:
     """Return a setting in words."""
     trials = setting.removeprefix("tuned-")
     return {PAPER: "as published", EVERY: "the same in all"}.get(
@@ -109,15 +109,17 @@ def _setting_text(setting: str) -> str:
     )
 
 
-def _protocol(task: Task) -> str:
+def _protocol_name(task: Task) -> str:
     return protocol_of(task).name
 
 
-def _choices(page: Page) -> dict[str, tuple[str, str]]:
+def _menu_texts(page: Page) -> dict[str, tuple[str, str]]:
     """Return the texts of menus for each task: its data set; and its shots, with all else that its neighbours lack."""
     alike: dict[tuple[str, str], dict[str, Task]] = {}
-    for board in page.sections:
-        alike.setdefault((_protocol(board.task), board.task.dataset.name), {})[board.task.name] = board.task
+    for section in page.sections:
+        alike.setdefault((_protocol_name(section.task), section.task.dataset.name), {})[section.task.name] = (
+            section.task
+        )
     measured = {row.task for row in page.rows if row.origin}
     texts = {}
     for (_, data), tasks in alike.items():
@@ -131,11 +133,11 @@ def _choices(page: Page) -> dict[str, tuple[str, str]]:
 
 
 @cache
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files("ifsl_bench.reporting.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _policy(scripts: Sequence[str]) -> str:
+def _content_security_policy(scripts: Sequence[str]) -> str:
     """Return the content security policy: our scripts, by their hashes, and nothing from anywhere else."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -145,7 +147,7 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _counts(page: Page) -> dict[str, int]:
+def _count_rows(page: Page) -> dict[str, int]:
     measured = [row for row in page.rows if row.origin]
     return {
         "results": sum(len(row.seeds) for row in measured),
@@ -163,14 +165,14 @@ def _note_markup(note: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
-def _columns(table: Table[TableRow]) -> list[int]:
+def _column_order(table: Table[TableRow]) -> list[int]:
     """Return the places of a table's columns in the order of the page, without those that are empty."""
     headings, cells = table.headings(), table.cells()
     filled = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
     return sorted(filled, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
 
 
-def _classes(heading: str, cell: Cell | None = None) -> Markup:
+def _css_classes(heading: str, cell: Cell | None = None) -> Markup:
     """The attribute with the CSS classes of a column's heading or cell.
 
     "more" where readers ask for it, "wide" on wide screens alone. Most columns are numbers: their headings have "n",
@@ -182,15 +184,15 @@ def _classes(heading: str, cell: Cell | None = None) -> Markup:
         "wide": heading in WIDE,
         "n": not (text or cell),
         "t": text and cell is not None,
-        "best": cell is not None and cell.bold,
+        "best": cell is not None and cell.is_bold,
     }
     names = " ".join(kind for kind, holds in kinds.items() if holds)
     return Markup(f' class="{names}"' if " " in names else f" class={names}" if names else "")
 
 
-def _flags(entry: TableRow) -> str:
+def _filter_flags(entry: TableRow) -> str:
     """Return the flags that a row is filtered by."""
-    row, place = entry.measured, entry.place
+    row, place = entry.measured_row, entry.ranked_row
     flags = {
         "published": entry.kind == "published",
         "options": row is not None and row.has_changed_options,
@@ -199,7 +201,7 @@ def _flags(entry: TableRow) -> str:
     return " ".join(name for name, holds in flags.items() if holds)
 
 
-def _overview(
+def _overview_table(
     page: Page, setting: str, protocol: str
 ) -> tuple[list[str], list[tuple[PageRow, list[tuple[int, str, str]]]]]:
     """The tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
@@ -207,15 +209,17 @@ def _overview(
     A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
     Tasks whose protocols are changed are left out where there are others: few methods were measured on them.
     """
-    boards = [b for b in page.sections if (b.setting, _protocol(b.task)) == (setting, protocol) and _ranked(b)]
-    boards = [board for board in boards if not split_task_name(board.task.name)[1].parts()] or boards
+    sections = [
+        b for b in page.sections if (b.setting, _protocol_name(b.task)) == (setting, protocol) and _ranked_table_rows(b)
+    ]
+    sections = [section for section in sections if not split_task_name(section.task.name)[1].parts()] or sections
     cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
-    for board in boards:
-        for number, (entry, ranks) in _ranked(board).items():
+    for section in sections:
+        for number, (entry, ranks) in _ranked_table_rows(section).items():
             cell = number, f"{entry.values['acc'].mean:.2f}", ranks
             row = page.rows[number]
-            cells_by_row.setdefault((row.label, row.source), {}).setdefault(board.task.name, cell)
-    tasks = [board.task.name for board in boards]
+            cells_by_row.setdefault((row.label, row.source), {}).setdefault(section.task.name, cell)
+    tasks = [section.task.name for section in sections]
     lines = [
         # A name says where a row is from on the tasks where another one shares its label.
         (
@@ -227,17 +231,17 @@ def _overview(
     return tasks, lines
 
 
-def _ranked(board: PageBoard) -> dict[int, tuple[TableRow, str]]:
+def _ranked_table_rows(section: TaskSection) -> dict[int, tuple[TableRow, str]]:
     """Return the rows with ranks by their number, in the table's order."""
-    both = zip(board.rows, board.table.rows, strict=True)
+    both = zip(section.row_numbers, section.table.rows, strict=True)
     return {
-        number: (entry, str(entry.place.rank_interval))
+        number: (entry, str(entry.ranked_row.rank_interval))
         for number, entry in both
-        if entry.place and entry.place.rank_interval
+        if entry.ranked_row and entry.ranked_row.rank_interval
     }
 
 
-def _data(page: Page) -> dict[str, Any]:
+def _script_data(page: Page) -> dict[str, Any]:
     """Return the data of the scripts. Texts that many results share, as commands and digests are, stand there once."""
     texts: dict[str, int] = {}
 
@@ -247,30 +251,30 @@ def _data(page: Page) -> dict[str, Any]:
     def compact(pair: RowPair) -> list[float]:
         seeds = texts.setdefault(", ".join(map(str, pair.seeds)), len(texts))
         fixed = pair.models_fixed + 2 * (not pair.images_fixed)
-        return [pair.a, pair.b, pair.mean, pair.interval, pair.p, int(pair.significant), seeds, fixed]
+        return [pair.a, pair.b, pair.mean, pair.interval, pair.p_value, int(pair.is_significant), seeds, fixed]
 
     rows = []
     for row in page.rows:
-        entry = asdict(row) | {"setting": _setting_text(row.setting)}
+        entry = asdict(row) | {"setting": _describe_setting(row.setting)}
         if row.origin:
-            entry["origin"] = [pooled(row.origin.shared), [pooled(seed) for seed in row.origin.seeds]]
+            entry["origin"] = [pooled(row.origin.shared_facts), [pooled(seed) for seed in row.origin.facts_by_seed]]
         rows.append({name: value for name, value in entry.items() if value not in (None, "", [], {})})
-    choices = _choices(page)
-    boards = [
+    choices = _menu_texts(page)
+    sections = [
         {
-            "protocol": _protocol(board.task),
-            "data": board.task.dataset.name,
-            "shots": board.task.shots,
-            "task": board.task.name,
-            "choices": choices[board.task.name],
-            "setting": board.setting,
-            "said": _setting_text(board.setting),
-            "rows": board.rows,
-            "queries": board.queries,
-            "ranked": list(_ranked(board)),
-            "pairs": {name: [compact(pair) for pair in pairs] for name, pairs in board.pairs.items()},
+            "protocol": _protocol_name(section.task),
+            "data": section.task.dataset.name,
+            "shots": section.task.shots,
+            "task": section.task.name,
+            "choices": choices[section.task.name],
+            "setting": section.setting,
+            "said": _describe_setting(section.setting),
+            "rows": section.row_numbers,
+            "queries": section.query_counts,
+            "ranked": list(_ranked_table_rows(section)),
+            "pairs": {name: [compact(pair) for pair in pairs] for name, pairs in section.row_pairs.items()},
         }
-        for board in page.sections
+        for section in page.sections
     ]
     citations = [[citation.text, citation.bibtex] for citation in page.citations]
-    return {"rows": rows, "boards": boards, "citations": citations, "texts": list(texts)}
+    return {"rows": rows, "boards": sections, "citations": citations, "texts": list(texts)}

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method
 from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers
-from ifsl_bench.reporting.plot_styles import method_of
+from ifsl_bench.reporting.plot_styles import method_part
 from ifsl_bench.store.published import bibtex_entries, paper_titles
 from ifsl_bench.utils.errors import UserError
 
@@ -24,30 +24,30 @@ class Citation:
     bibtex: str  # entries for a bibliography; "" where there are none
 
 
-def citation_of_row(method: str, label: str) -> Citation:
+def cite_measured_row(method: str, label: str) -> Citation:
     """Return the citation of a measured row.
 
     Args:
         method: the method's name in its results.
         label: the row's; ``lr+a`` of it tells papers apart where a method is of several.
     """
-    name = method_of(label)
-    return Citation(_first_words(method), _bibtex(name) or _bibtex(method))
+    name = method_part(label)
+    return Citation(_first_paragraph(method), _method_bibtex(name) or _method_bibtex(method))
 
 
-def citation_of_label(label: str) -> Citation:
+def cite_published_method(label: str) -> Citation:
     """Return the citation of a published row's method, as far as it is installed or known."""
-    return Citation("", _bibtex(method_of(label)))
+    return Citation("", _method_bibtex(method_part(label)))
 
 
-def citation_of_paper(source: str) -> Citation:
+def cite_paper(source: str) -> Citation:
     """Return the citation of a paper, by the name of the file with its rows."""
     text = paper_titles().get(source, source)
     of_methods = [p.bibtex for p in papers("methods") if text.lower().startswith(p.field("title").lower())]
     return Citation(text, "\n\n".join(of_methods) or bibtex_entries().get(source, ""))
 
 
-def _bibtex(name: str) -> str:
+def _method_bibtex(name: str) -> str:
     """Return the BibTeX of ``ifsl-bench cite`` for an installed method; "" where it has none.
 
     Results may name any file as their method's; none is run for a page.
@@ -61,7 +61,7 @@ def _bibtex(name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _first_words(method: str) -> str:
+def _first_paragraph(method: str) -> str:
     """Return the first paragraph of the docstring of a registered method's module; "" where it cannot be read.
 
     Runs no code of the module.
