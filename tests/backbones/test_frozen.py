@@ -411,7 +411,7 @@ def lees():
 ])  # fmt: skip
 def test_a_registered_network_takes_the_weights_of_the_code_that_it_follows(home, tmp_path, lees, wrap):
     torch.save(wrap(lees), tmp_path / "lee.pth")
-    task, data = glyphs("resnet12", take_weights(home, tmp_path / "lee.pth")), Images()
+    task, data = glyphs("resnet12", take_weights(home, tmp_path / "lee.pth")), Images(2, 3)
     model = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
     theirs = by_lee(lees, (images / 255 - task.dataset.mean[0]) / task.dataset.std[0]).numpy()

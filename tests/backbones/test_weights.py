@@ -49,12 +49,25 @@ def weights_of(home: Paths, log: io.StringIO | None = None, seed: int = 0):
     return pretrain(home, task, dataset, "linear", seed, CPU, LogReporter(log or io.StringIO()))
 
 
+@pytest.fixture(scope="module")
+def pretrained_source(clusters_source, tmp_path_factory) -> Path:
+    """What a finished pretraining leaves in a home, and its file."""
+    root = tmp_path_factory.mktemp("pretrained")
+    shutil.copytree(clusters_source, root / "clusters")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root / "clusters")
+        home = Paths.locate(root / "clusters" / "home")
+        weights_of(home)
+        export_weights(TASK, "linear", 0, home, root / "out.safetensors")
+    return root
+
+
 @pytest.fixture
-def exported(here, tmp_path) -> tuple[Paths, Path]:
-    """A home with a finished pretraining, and its file."""
+def exported(pretrained_source, here, tmp_path) -> tuple[Paths, Path]:
+    """A home with a finished pretraining, and its file, to play with."""
     home = Paths.locate(here / "home")
-    weights_of(home)
-    return home, export_weights(TASK, "linear", 0, home, tmp_path / "out.safetensors")[0]
+    shutil.copytree(pretrained_source / "clusters" / "home" / "pretrained", home.pretrained)
+    return home, Path(shutil.copy(pretrained_source / "out.safetensors", tmp_path))
 
 
 @pytest.fixture
