@@ -28,7 +28,7 @@ from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_se
 from ifsl_bench.analysis.task_results import TaskResults, find_rival, load_results_by_name, require_row
 from ifsl_bench.protocols.registry import metric_titles
 from ifsl_bench.reporting.columns import format_plus_minus
-from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
+from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import join_or
@@ -135,8 +135,8 @@ def evaluate_all(root: Path | None = None) -> list[EvaluatedClaim]:
     Raises:
         UserError: a claim on a row or task that is not there.
     """
-    claims = read_claims(packaged_root() / CLAIMS_FILE)
-    return evaluate(claims, replace(Paths.locate(), results=root or packaged_root()))
+    claims = read_claims(packaged_results_folder() / CLAIMS_FILE)
+    return evaluate(claims, replace(Paths.locate(), results=root or packaged_results_folder()))
 
 
 def evaluate(claims: Mapping[str, Claim], folders: Paths) -> list[EvaluatedClaim]:

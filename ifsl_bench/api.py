@@ -127,7 +127,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if ended.failed:
         failed = f"{len(ended.failed)} of {len(jobs)} jobs failed, the others are stored"
         raise UserError(f"{failed}: {'; '.join(ended.causes)}")
-    return Results(result_file.read(job.result_path(work.home)) for job in ended.stored)
+    return Results(result_file.read_result(job.result_path(work.home)) for job in ended.stored)
 
 
 def _listed(names: Any) -> list[Any]:
@@ -168,7 +168,7 @@ def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = F
         command: recorded with the result.
     """
     run_jobs([job], work, rerun=rerun, retrain=retrain, command=command)
-    return result_file.read(job.result_path(work.home))
+    return result_file.read_result(job.result_path(work.home))
 
 
 def evaluate_checkpoint(

@@ -87,12 +87,15 @@ def _packaged_results_are_read_once() -> Iterator[None]:
     from ifsl_bench.analysis import task_results
     from ifsl_bench.store import published
 
-    load_board, packaged_root = task_results.load_task_results, task_results.packaged_root
-    published_root = published.packaged_root
+    load_board, packaged_root = task_results.load_task_results, task_results.packaged_results_folder
+    published_root = published.packaged_results_folder
     nothing_else = functools.lru_cache(maxsize=12)(lambda task: load_board(task, Path("no results")))
 
     def load_once(task: Task, results: Path) -> TaskResults:
-        packaged = task_results.packaged_root is packaged_root and published.packaged_root is published_root
+        packaged = (
+            task_results.packaged_results_folder is packaged_root
+            and published.packaged_results_folder is published_root
+        )
         alone = packaged and not results.exists()
         return nothing_else(task) if alone else load_board(task, results)
 
@@ -445,15 +448,15 @@ def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stored_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A results folder, and no packaged results."""
     from ifsl_bench.analysis import task_results
-    from ifsl_bench.store.schema import write
+    from ifsl_bench.store.schema import write_result
 
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     root = tmp_path / "results"
 
     def store(*rows: Any) -> None:
         for row in rows:
             for measured in row.results:
-                write(root, measured)
+                write_result(root, measured)
 
     store.root = root  # type: ignore[attr-defined]
     return store

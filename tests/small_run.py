@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench import api
-from ifsl_bench.cli.main import _guarded
+from ifsl_bench.cli.main import _run_with_error_lines
 from ifsl_bench.data.writer import Writer, build_dataset
 from ifsl_bench.utils import files
 from ifsl_bench.utils.files import Paths, strip_tag
@@ -192,7 +192,7 @@ def _in_child(root: Path, how: Disturbance | None, rerun: bool, seen: Path | Non
     try:
         if how is None or how.aim != "time":
             _watch(event)
-        status = _guarded(lambda: run(root, rerun=rerun))
+        status = _run_with_error_lines(lambda: run(root, rerun=rerun))
         if seen is not None:
             seen.write_text("\n".join(paths))
     except BaseException as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ifsl_bench.reporting.table import render_tables, table_from_dicts
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import Result, read
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import Result, read_result
 
 
 def best_on_test(result: Result) -> float:
@@ -59,8 +59,8 @@ def task(results: list[Result]) -> dict[str, str]:
 
 if __name__ == "__main__":
     groups: dict[tuple[str, str], list[Result]] = {}
-    for path in sys.argv[1:] or sorted(packaged_root().glob("*/*.seed-*.json")):
-        result = read(Path(path))
+    for path in sys.argv[1:] or sorted(packaged_results_folder().glob("*/*.seed-*.json")):
+        result = read_result(Path(path))
         if sys.argv[1:] or (result.calibration and result.calibration.curve.base_joint):  # sessions have no curve
             groups.setdefault((result.task, result.label if sys.argv[1:] else ""), []).append(result)
     line = row if sys.argv[1:] else task

@@ -17,7 +17,7 @@ from ifsl_bench.experiments.search import RIVAL_EPISODES, TrialRecord, bootstrap
 from ifsl_bench.protocols.calibration import Margins, find_bias
 from ifsl_bench.protocols.episode_protocol import hit_gains
 from ifsl_bench.protocols.metrics import mean_with_interval
-from ifsl_bench.store.schema import Choice
+from ifsl_bench.store.schema import StoredOptionChoice
 
 VALIDATION, TEST, QUERIES = 300, 2000, 25  # episodes; base queries of an episode, and novel ones
 HITS = 100  # in a point
@@ -81,7 +81,7 @@ def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, flo
     return coverage(np.array(intervals))
 
 
-def choice_of(validation: np.ndarray, test: np.ndarray, best: int) -> Choice:
+def choice_of(validation: np.ndarray, test: np.ndarray, best: int) -> StoredOptionChoice:
     """What a result says of the choice, from accuracies [episodes, settings]; hits are in hundredths of a point."""
     hits = np.rint(HITS * validation).astype(int)
     none = [0] * len(hits)
@@ -90,7 +90,7 @@ def choice_of(validation: np.ndarray, test: np.ndarray, best: int) -> Choice:
     fields = bootstrap_selection(tried, str(best))
     sums = np.rint(HITS * test[:RIVAL_EPISODES]).sum(0).astype(int)
     on_test = {"base_joint": sums[[best, *fields["rivals"]]].tolist()}
-    return Choice(**fields, test_episodes=RIVAL_EPISODES, test_hits=on_test)
+    return StoredOptionChoice(**fields, test_episodes=RIVAL_EPISODES, test_hits=on_test)
 
 
 def coverage(intervals: np.ndarray) -> tuple[float, float, float]:

@@ -19,7 +19,7 @@ from ifsl_bench.store import schema as result_file
 
 def accuracy(path: Path) -> np.ndarray:
     """[episodes], in percent."""
-    counts = result_file.read(path).counts()
+    counts = result_file.read_result(path).to_hit_counts()
     hits = np.add(counts.base_joint, counts.novel_joint)
     return 100 * hits / (counts.base_queries + counts.novel_queries)
 

@@ -172,7 +172,7 @@ class SeedAggregate:
     @cached_property
     def _hit_counts(self) -> tuple[HitCounts, ...]:
         """Counts by seed. Metrics are computed on demand: of many episodes each takes 8 times the memory."""
-        return tuple(r.counts().compact() for r in self.results)
+        return tuple(r.to_hit_counts().compact() for r in self.results)
 
     @property
     def interval_quantile(self) -> float:
@@ -217,7 +217,7 @@ class SeedAggregate:
     @cached_property
     def image_hits(self) -> tuple[ImageHits | None, ...]:
         """The hits of single test images by seed; None where a result does not record them."""
-        return tuple(result.images.hits() if result.images else None for result in self.results)
+        return tuple(result.images.to_image_hits() if result.images else None for result in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
         """Return how a metric is made of hits of images, see :meth:`.HitCounts.image_weights`.
@@ -230,7 +230,7 @@ class SeedAggregate:
 
     def includes_bias(self, result: Result) -> bool:
         """Return whether the bias of one of its seeds is part of all its numbers."""
-        return result.calibrated
+        return result.includes_bias
 
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
@@ -331,7 +331,7 @@ class BaseOnlyAggregate(SeedAggregate):
 
     @cached_property
     def _hit_counts(self) -> tuple[HitCounts, ...]:
-        return tuple(r.counts().lazy_counts().compact() for r in self.results)
+        return tuple(r.to_hit_counts().lazy_counts().compact() for r in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
         """Return how a metric is made of hits of images: those of base images in session 0."""
@@ -357,7 +357,7 @@ class NovelBiasAggregate(SeedAggregate):
 
     @cached_property
     def _hit_counts(self) -> tuple[HitCounts, ...]:
-        return tuple(r.counts().calibrated().compact() for r in self.results)
+        return tuple(r.to_hit_counts().calibrated().compact() for r in self.results)
 
 
 def unique_names(rows: Sequence[SeedAggregate]) -> list[str]:
@@ -459,9 +459,9 @@ def _method_mismatch(a: Result, b: Result) -> str | None:
     """Return why two results of one label are not of the same method; the choices of a grid may differ by seed."""
     if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
-    if a.own_settings() != b.own_settings():
+    if a.user_settings() != b.user_settings():
         return "options or training differ"
-    if a.trials and (a.options, a.train, list(map(list, a.tuned.values()))) != (
+    if a.n_trials and (a.options, a.train, list(map(list, a.tuned.values()))) != (
         b.options,
         b.train,
         list(map(list, b.tuned.values())),
@@ -498,7 +498,7 @@ def calibrated_accuracies(row: SeedAggregate) -> tuple[float, float] | None:
         return None
     shares = []
     for result in row.results:
-        hits, shape = result.counts().columns(), result.episodes.shape
+        hits, shape = result.to_hit_counts().columns(), result.episodes.shape
         base, novel = hits["calibrated_base"].mean(), hits["calibrated_novel"].mean()
         shares.append((base / shape["base_queries"], novel / shape["novel_queries"]))
     base, novel = 100 * np.mean(shares, 0)
@@ -507,7 +507,7 @@ def calibrated_accuracies(row: SeedAggregate) -> tuple[float, float] | None:
 
 def _bias_curve_of_seed(result: Result) -> np.ndarray:
     """Return the curve of one seed, [m, 3], ascending in the bias."""
-    calibration, counts = result.calibration, result.counts()
+    calibration, counts = result.calibration, result.to_hit_counts()
     assert calibration is not None
     curve, applied = calibration.curve, calibration.bias if calibration.applied else 0.0
     points = {b: hits for b, *hits in zip(curve.bias, curve.base_joint, curve.novel_joint, strict=True)}

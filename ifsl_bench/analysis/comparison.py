@@ -114,7 +114,7 @@ def compare(
     by_seed = {name: a.metric_by_seed(name, common).mean(1) - b.metric_by_seed(name, common).mean(1) for name in names}
     student = float(stdtrit(len(common) - 1, 0.975))
     differences = np.stack([ours[name] - theirs[name] for name in names], 1)
-    over = class_intervals(differences, a.results[0].classes(), np.array(list(choices.values())), a.units)
+    over = class_intervals(differences, a.results[0].drawn_novel_classes(), np.array(list(choices.values())), a.units)
     by_class = over if isinstance(over, ClassIntervals) else None
     estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist()) if by_class else ()
     of_images = {name: estimate_image_variance(a, b, name, common, models_fixed=True) for name in names}
@@ -225,7 +225,7 @@ def _describe_selection(row: SeedAggregate) -> str:
     """Return in words from how many settings a row was chosen."""
     if row.n_trials == 1:
         return f"nothing for {_reader_name(row)}"
-    how = "with one seed" if row.results[0].trials else "for each seed"
+    how = "with one seed" if row.results[0].n_trials else "for each seed"
     return f"{_reader_name(row)} from {row.n_trials} settings, {how}"
 
 

@@ -29,8 +29,14 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_task, load_tasks, own_tasks, packaged_tasks
 from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
 from ifsl_bench.store.published import PublishedRow, published_rows
-from ifsl_bench.store.result_folder import LEFT_OUT, packaged_root, pairing_fault, read_results, unfit_reasons
-from ifsl_bench.store.schema import Result, read
+from ifsl_bench.store.result_folder import (
+    LEFT_OUT,
+    find_unfit_results,
+    packaged_results_folder,
+    pairing_fault,
+    read_results,
+)
+from ifsl_bench.store.schema import Result, read_result
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_count
@@ -236,7 +242,7 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
     rows: list[SeedAggregate] = []
     remarks: list[str] = []
     folders = [(origin, *read_results(root, [task.name])) for root, origin in reversed(_result_folders(results))]
-    reasons = unfit_reasons(
+    reasons = find_unfit_results(
         task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash]
     )
     for origin, results_here, damaged in reversed(folders):
@@ -263,7 +269,7 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
 
 def _result_folders(results: Path) -> list[tuple[Path, str]]:
     """Return the folders of results, with the origin of their rows."""
-    own = packaged_root()
+    own = packaged_results_folder()
     return [(own, STORED)] if results.resolve() == own.resolve() else [(results, "yours"), (own, STORED)]
 
 
@@ -585,7 +591,7 @@ def find_rows_to_compare(a: str, b: str, task: str | None, folders: Paths, recip
     for name in (a, b):
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
-    results = [read(Path(name)) for name in (a, b)]
+    results = [read_result(Path(name)) for name in (a, b)]
     names = [f"{result.label}.seed-{result.seed}" for result in results]
     names = [a, b] if names[0] == names[1] else names
     first, second = (SeedAggregate(name, FILE, (result,)) for name, result in zip(names, results, strict=True))

@@ -23,7 +23,7 @@ def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str
     from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks
     from ifsl_bench.utils.files import Paths
 
-    return _completed(word, [*packaged_tasks(), *own_tasks(Paths.locate(None, None))])
+    return _complete_from(word, [*packaged_tasks(), *own_tasks(Paths.locate(None, None))])
 
 
 def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[str]:
@@ -35,7 +35,7 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
     from ifsl_bench.plugin.display_names import display_rows
     from ifsl_bench.plugin.registry import METHOD_GROUP, registered_entry_points
 
-    return _completed(word, [*display_rows(), *registered_entry_points(METHOD_GROUP)])
+    return _complete_from(word, [*display_rows(), *registered_entry_points(METHOD_GROUP)])
 
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
@@ -58,7 +58,7 @@ def complete_rows(context: click.Context, parameter: click.Parameter, word: str)
         for file in task.iterdir()
     }
     labels = sorted(unquote(name.partition(".seed-")[0]) for name in files if ".seed-" in name)
-    return list(dict.fromkeys([*complete_methods(context, parameter, word), *_completed(word, labels)]))
+    return list(dict.fromkeys([*complete_methods(context, parameter, word), *_complete_from(word, labels)]))
 
 
 def complete_rows_and_tasks(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
@@ -82,7 +82,7 @@ def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]
     from ifsl_bench.utils.files import Paths
 
     prepared = {folder.name for folder in Paths.locate(None, None).data.glob("[!.]*")}
-    return _completed(word, sorted(prepared.union(registered_entry_points(DATASET_GROUP))))
+    return _complete_from(word, sorted(prepared.union(registered_entry_points(DATASET_GROUP))))
 
 
 def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:
@@ -102,10 +102,10 @@ def complete_options(context: click.Context, _: click.Parameter, word: str) -> l
             options |= dict.fromkeys(options_of(find_method(method)[0].method))
         except UserError:
             continue
-    return _completed(word, [f"{option}=" for option in options])
+    return _complete_from(word, [f"{option}=" for option in options])
 
 
-def _completed(word: str, names: Iterable[str]) -> list[str]:
+def _complete_from(word: str, names: Iterable[str]) -> list[str]:
     """Return the names that begin like a word; behind a comma, like its last part."""
     before, comma, last = word.rpartition(",")
     return [before + comma + name for name in dict.fromkeys(names) if name.startswith(last)]

@@ -11,18 +11,18 @@ import click
 
 from ifsl_bench.cli.completion import complete_data
 from ifsl_bench.cli.options import (
-    Group,
-    Whole,
-    agreed,
-    examples,
-    folders_of,
+    IntegerRange,
+    SuggestingGroup,
+    confirm_removal,
+    format_examples,
     home_option,
+    locate_folders,
+    make_reporter,
     quiet_option,
-    reporter_for,
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import show_tables, warn
+from ifsl_bench.cli.output import print_tables_in_format, print_warnings
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ REHEARSAL = 20  # seconds of pretraining in a rehearsal
 
 
 @click.group(
-    cls=Group,
-    epilog=examples(
+    cls=SuggestingGroup,
+    epilog=format_examples(
         "data list", "data prepare tiny --from tiny-imagenet-200.zip", "data show glyphs --out letters.png"
     ),
 )
@@ -43,7 +43,7 @@ def data() -> None:
     """Data sets: list, prepare, verify, stats, show, remove."""
 
 
-@data.command("list", epilog=examples("data list", "data list --format json"))
+@data.command("list", epilog=format_examples("data list", "data list --format json"))
 @home_option
 @style_option
 def data_list(home: str | None, style: str) -> None:
@@ -51,15 +51,15 @@ def data_list(home: str | None, style: str) -> None:
     from ifsl_bench.data.preparing import catalogue
     from ifsl_bench.reporting.table import table_from_dicts
 
-    rows = catalogue.dataset_rows(folders_of(home))
-    show_tables(
+    rows = catalogue.dataset_rows(locate_folders(home))
+    print_tables_in_format(
         [table_from_dicts(rows, min_fold_widths={"state": 12, "what": 24}, dropped_first=("fingerprint",))], style
     )
 
 
 @data.command(
     "prepare",
-    epilog=examples(
+    epilog=format_examples(
         "data prepare tiny --from tiny-imagenet-200.zip",
         "data prepare cifar-fs --download",
         "data prepare birds --from photographs/ --split birds.csv",
@@ -70,10 +70,12 @@ def data_list(home: str | None, style: str) -> None:
 @click.option("--download", is_flag=True, help="Fetch the files it is made from (cifar-fs: CIFAR-100, 169 MB).")
 @click.option("--allow-partial", is_flag=True, help="Accept less than there should be; the data set is marked partial.")
 @click.option("--split", metavar="CSV", help="Images of your own: the side of each class, columns class and split.")
-@click.option("--split-seed", type=Whole(0), help="Images of your own: divide the classes at random [0].")
-@click.option("--size", type=Whole(16, 512), help="Images of your own: height and width [84].")
-@click.option("--depth", type=Whole(1, 9), help="Images of your own: nested folders that name a class [1].")
-@click.option("--white", type=Whole(1), help="Images of your own, over 8 bits: the number that is white [65535].")
+@click.option("--split-seed", type=IntegerRange(0), help="Images of your own: divide the classes at random [0].")
+@click.option("--size", type=IntegerRange(16, 512), help="Images of your own: height and width [84].")
+@click.option("--depth", type=IntegerRange(1, 9), help="Images of your own: nested folders that name a class [1].")
+@click.option(
+    "--white", type=IntegerRange(1), help="Images of your own, over 8 bits: the number that is white [65535]."
+)
 @click.option("--force", is_flag=True, help="Build it again even if it is there.")
 @home_option
 @quiet_option
@@ -112,7 +114,7 @@ def data_prepare(
     own = OwnOptions(Path(os.path.expanduser(split)) if split else None, split_seed, size, depth, white)
     if download and source:
         raise UserError("--download fetches the files, --from says where they are; leave one of them out")
-    folders, reporter = folders_of(home), reporter_for(quiet, verbose)
+    folders, reporter = locate_folders(home), make_reporter(quiet, verbose)
     given = Path(os.path.expanduser(source)) if source else None
     if download and not force and find_downloadable(name) and (there := open_prepared(folders, name)) is not None:
         dataset = there
@@ -122,18 +124,18 @@ def data_prepare(
             dataset = prepare(folders, name, path, force, reporter, allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
-    show_tables([table_from_dicts(pool_rows(dataset), min_fold_widths={"first classes": 16})])
+    print_tables_in_format([table_from_dicts(pool_rows(dataset), min_fold_widths={"first classes": 16})])
     if dataset.partial:
         from ifsl_bench.data.suggested_tasks import infeasible_tasks
         from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 
         tasks = [task for task in packaged_tasks().values() if task.dataset.name == name and task.novel_from is None]
-        warn(infeasible_tasks(dataset, tasks))
+        print_warnings(infeasible_tasks(dataset, tasks))
     if not quiet and dataset.has_images:
-        _say_duration(folders, dataset, reporter)
+        _print_pretraining_estimate(folders, dataset, reporter)
 
 
-def _say_duration(folders: Paths, dataset: Dataset, reporter: Reporter) -> None:
+def _print_pretraining_estimate(folders: Paths, dataset: Dataset, reporter: Reporter) -> None:
     """Say how long the pretraining of the user's own tasks takes on this machine, and how to rehearse a run."""
     from ifsl_bench.protocols.tasks.task_files import own_tasks
 
@@ -146,26 +148,26 @@ def _say_duration(folders: Paths, dataset: Dataset, reporter: Reporter) -> None:
     device, steps = choose_device("auto"), task.pretraining.steps
     pace = seconds_per_step(task, dataset, device)
     line = (
-        f"a run on {task.name} first pretrains {task.pretraining.backbone}: about {_duration(steps * pace)} on "
+        f"a run on {task.name} first pretrains {task.pretraining.backbone}: about {_format_duration(steps * pace)} on "
         f"{describe_device(device)} ({steps:,} steps of {pace:.2g} s, as just measured)"
     )
     few = max(1, round(REHEARSAL / pace))
     if few < steps // 2:
         line += (
-            f"; to rehearse a run in {_duration(few * pace)} of pretraining: ifsl-bench run --method imprint --task "
-            f"{task.name} --pretraining-steps {few}"
+            f"; to rehearse a run in {_format_duration(few * pace)} of pretraining: ifsl-bench run --method imprint "
+            f"--task {task.name} --pretraining-steps {few}"
         )
     reporter.say(line)
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
-@data.command("verify", epilog=examples("data verify", "data verify glyphs"))
+@data.command("verify", epilog=format_examples("data verify", "data verify glyphs"))
 @click.argument("names", nargs=-1, shell_complete=complete_data)
 @home_option
 @quiet_option
@@ -177,11 +179,11 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
     """
     from ifsl_bench.data.preparing import catalogue
 
-    for line in catalogue.verify_all(folders_of(home), names, reporter_for(quiet, verbose)):
+    for line in catalogue.verify_all(locate_folders(home), names, make_reporter(quiet, verbose)):
         click.echo(line)
 
 
-@data.command("stats", epilog=examples("data stats glyphs", "data stats glyphs --format latex"))
+@data.command("stats", epilog=format_examples("data stats glyphs", "data stats glyphs --format latex"))
 @click.argument("name", shell_complete=complete_data)
 @home_option
 @style_option
@@ -194,16 +196,18 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     from ifsl_bench.data.preparing import catalogue
     from ifsl_bench.reporting.table import table_from_dicts
 
-    tables = catalogue.statistics_tables(folders_of(home), name, reporter_for(quiet))
+    tables = catalogue.statistics_tables(locate_folders(home), name, make_reporter(quiet))
     fold = {"mean": 12, "std": 12, "classes": 16}
-    show_tables([table_from_dicts(rows, title, fold) for title, rows in tables], style)
+    print_tables_in_format([table_from_dicts(rows, title, fold) for title, rows in tables], style)
 
 
-@data.command("show", epilog=examples("data show glyphs", "data show glyphs --out letters.jpg --classes 20 --images 4"))
+@data.command(
+    "show", epilog=format_examples("data show glyphs", "data show glyphs --out letters.jpg --classes 20 --images 4")
+)
 @click.argument("name", shell_complete=complete_data)
 @click.option("--out", default=None, metavar="FILE", help="The picture to write, .png, .jpg or .webp [NAME.png].")
-@click.option("--classes", default=12, type=Whole(1), help="Classes of each pool [12].")
-@click.option("--images", default=8, type=Whole(1), help="Images of each class [8].")
+@click.option("--classes", default=12, type=IntegerRange(1), help="Classes of each pool [12].")
+@click.option("--images", default=8, type=IntegerRange(1), help="Images of each class [8].")
 @home_option
 @quiet_option
 def data_show(name: str, out: str | None, classes: int, images: int, home: str | None, quiet: bool) -> None:
@@ -211,11 +215,11 @@ def data_show(name: str, out: str | None, classes: int, images: int, home: str |
     from ifsl_bench.data.preparing import catalogue
 
     path = Path(out or f"{name}.png")
-    catalogue.write_contact_sheet(folders_of(home), name, path, classes, images, reporter_for(quiet))
+    catalogue.write_contact_sheet(locate_folders(home), name, path, classes, images, make_reporter(quiet))
     click.echo(f"wrote {path}")
 
 
-@data.command("remove", epilog=examples("data remove mine", "data remove mine --yes"))
+@data.command("remove", epilog=format_examples("data remove mine", "data remove mine --yes"))
 @click.argument("name", shell_complete=complete_data)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @home_option
@@ -227,10 +231,10 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     """
     from ifsl_bench.data.preparing import catalogue
 
-    folders = folders_of(home)
+    folders = locate_folders(home)
     for path in catalogue.removable_paths(folders, name):
         click.echo(f"to be removed: {path}")
-    if not agreed("Remove this?", yes):
+    if not confirm_removal("Remove this?", yes):
         return
     catalogue.remove_data(folders, name)
     click.echo("removed; 'ifsl-bench cache' lists features and models made from it, 'cache prune KIND' removes them")

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from ifsl_bench._version import __version__
-from ifsl_bench.cli.options import Group, examples
+from ifsl_bench.cli.options import SuggestingGroup, format_examples
 from ifsl_bench.utils.errors import UserError, format_error
 from ifsl_bench.utils.progress import ConsumerDisconnected
 
@@ -52,7 +52,7 @@ SECTIONS = {
 MODULES = {name: module for commands in SECTIONS.values() for name, module in commands.items()}
 
 
-class Program(Group):
+class CommandGroup(SuggestingGroup):
     """The commands by what they are for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -71,9 +71,9 @@ class Program(Group):
 
 
 @click.group(
-    cls=Program,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=examples("leaderboard glyphs-5shot", "run --method lr,lr+a --task glyphs-5shot", "COMMAND --help"),
+    epilog=format_examples("leaderboard glyphs-5shot", "run --method lr,lr+a --task glyphs-5shot", "COMMAND --help"),
 )
 @click.version_option(__version__, prog_name="ifsl-bench")
 @click.option("--traceback", is_flag=True, help="Where an error comes from, call by call.")
@@ -81,14 +81,14 @@ def cli(traceback: bool) -> None:
     """A benchmark suite for incremental few-shot learning."""
 
 
-def _interrupted(arguments: Sequence[str], how: str = "interrupted") -> str:
+def _interruption_message(arguments: Sequence[str], how: str = "interrupted") -> str:
     """Return what a person who has stopped a run should know."""
     if "--retrain" in arguments:  # models it has just trained cannot be told from those it was meant to replace
         return f"ifsl-bench: {how}; with --retrain the same command trains everything again"
     return f"ifsl-bench: {how}; the same command goes on from where it stopped"
 
 
-def _guarded(call: Callable[[], Any]) -> int:
+def _run_with_error_lines(call: Callable[[], Any]) -> int:
     """Run the program; every mistake of the user's is one line and status 2."""
     try:
         status = call()
@@ -97,7 +97,7 @@ def _guarded(call: Callable[[], Any]) -> int:
         click.echo(f"ifsl-bench: {error.format_message()} ({command} --help lists what there is)", err=True)
         return 2
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo(_interrupted(sys.argv[1:]), err=True)
+        click.echo(_interruption_message(sys.argv[1:]), err=True)
         return 130
     except (BrokenPipeError, ConsumerDisconnected):
         sys.stderr.close()
@@ -123,8 +123,8 @@ def entry() -> None:
     for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _killed)
-    atexit.register(_leave, ended)  # the first that is registered, and so the last that is called
+            signal.signal(number, _exit_on_signal)
+    atexit.register(_exit_with_status, ended)  # the first that is registered, and so the last that is called
     try:
         main()
     except SystemExit as stop:
@@ -133,18 +133,18 @@ def entry() -> None:
         raise
 
 
-def _killed(number: int, _: object) -> None:
+def _exit_on_signal(number: int, _: object) -> None:
     """End the process on a signal, with the terminal's cursor shown again."""
     signal.signal(number, signal.SIG_DFL)  # a second signal ends it, whatever happens here
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:  # not into a pipe without a reader
             cursor = "\x1b[?25h\n" if os.isatty(2) else ""
-            os.write(2, f"{cursor}{_interrupted(sys.argv[1:], 'ended')}\n".encode())
+            os.write(2, f"{cursor}{_interruption_message(sys.argv[1:], 'ended')}\n".encode())
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # the first process of a container, which no signal ends by itself
 
 
-def _leave(ended: list[int]) -> None:
+def _exit_with_status(ended: list[int]) -> None:
     """End the process with its status, if it has ended by itself."""
     if not ended:
         return
@@ -165,4 +165,4 @@ def main() -> None:
     # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where it may not write, and does without
-    sys.exit(_guarded(lambda: cli(prog_name="ifsl-bench", standalone_mode=False)))
+    sys.exit(_run_with_error_lines(lambda: cli(prog_name="ifsl-bench", standalone_mode=False)))

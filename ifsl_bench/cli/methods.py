@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ifsl_bench.cli.completion import complete_methods, complete_rows_and_tasks
-from ifsl_bench.cli.options import examples, folders_of, home_option, style_option
-from ifsl_bench.cli.output import document, say, show_tables
+from ifsl_bench.cli.options import format_examples, home_option, locate_folders, style_option
+from ifsl_bench.cli.output import print_document, print_lines, print_tables_in_format
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 MEANT = {
@@ -16,7 +16,7 @@ MEANT = {
 SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more
 
 
-@click.command(epilog=examples("methods lr+a", "methods new my-method", "methods --check my_method.py:MyMethod"))
+@click.command(epilog=format_examples("methods lr+a", "methods new my-method", "methods --check my_method.py:MyMethod"))
 @click.argument("names", nargs=-1, metavar="[NAME | new NAME]", shell_complete=complete_methods)
 @click.option(
     "--check",
@@ -39,16 +39,16 @@ def methods(names: tuple[str, ...], checked: str | None, package: bool, style: s
     if (package and not new) or (names and len(names) != 1 + new):
         raise UserError("methods takes one NAME, or 'new NAME', which alone has --package")
     if checked is not None:
-        _check(checked, style)
+        _print_contract_check(checked, style)
     elif new:
-        _begin(names[1], package)
+        _create_method_file(names[1], package)
     elif names:
-        _describe(names[0], style)
+        _print_method(names[0], style)
     else:
-        _list(style)
+        _print_methods(style)
 
 
-def _begin(name: str, package: bool) -> None:
+def _create_method_file(name: str, package: bool) -> None:
     from ifsl_bench.plugin.new_method import write_new_method
 
     path = write_new_method(name, package)
@@ -57,7 +57,7 @@ def _begin(name: str, package: bool) -> None:
     click.echo(f"in sessions: ifsl-bench run --method {path} --task tiny-features-sessions")
 
 
-def _list(style: str) -> None:
+def _print_methods(style: str) -> None:
     from ifsl_bench.plugin.listing import method_rows, methods_listed_by_shorthand
     from ifsl_bench.reporting.table import READERS, table_from_dicts
 
@@ -65,16 +65,18 @@ def _list(style: str) -> None:
     if style in READERS:
         shown = [name for name in SHOWN if name != "package" or len({row["package"] for row in rows}) > 1]
         rows = [{name: row[name] for name in shown} for row in rows]
-    show_tables(
+    print_tables_in_format(
         [table_from_dicts(rows, min_fold_widths={"what": 48}, dropped_first=("paper", "package", "trained"))], style
     )
     if style in READERS:
         named = "; ".join(f"{name} is {' or '.join(also)}" for name, also in methods_listed_by_shorthand().items())
-        say(f"\nBy options: {named}", style)
-        say("\nDetails of a method: ifsl-bench methods NAME; one of your own: ifsl-bench methods new NAME", style)
+        print_lines(f"\nBy options: {named}", style)
+        print_lines(
+            "\nDetails of a method: ifsl-bench methods NAME; one of your own: ifsl-bench methods new NAME", style
+        )
 
 
-def _describe(name: str, style: str) -> None:
+def _print_method(name: str, style: str) -> None:
     from ifsl_bench.plugin.listing import describe_method
     from ifsl_bench.reporting.table import READERS, table_from_dicts
 
@@ -85,18 +87,18 @@ def _describe(name: str, style: str) -> None:
         dropped_first=("tried",),
     )
     if style not in READERS:
-        show_tables([table], style)
+        print_tables_in_format([table], style)
         return
-    say(description.title, style)
-    say("\n" + "\n".join(f"{key:13}{text}" for key, text in description.facts) + "\n", style)
+    print_lines(description.title, style)
+    print_lines("\n" + "\n".join(f"{key:13}{text}" for key, text in description.facts) + "\n", style)
     if description.options:
-        show_tables([table], style)
+        print_tables_in_format([table], style)
         meant = {key: text for key, text in MEANT.items() if any(option[key] for option in description.options)}
-        say("\n" + (f"{'; '.join(meant.values())}.\n" if meant else ""), style)
-    document(description.text, style)
+        print_lines("\n" + (f"{'; '.join(meant.values())}.\n" if meant else ""), style)
+    print_document(description.text, style)
 
 
-def _check(name: str, style: str) -> None:
+def _print_contract_check(name: str, style: str) -> None:
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.rules import check_contract, remark_on_ties
     from ifsl_bench.plugin.session_contract import check_session_rules
@@ -106,14 +108,14 @@ def _check(name: str, style: str) -> None:
     arguments = chosen.name, chosen.method, meant
     checks = [*check_contract(*arguments), *check_session_rules(*arguments)]
     rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
-    show_tables([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
+    print_tables_in_format([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
     if remark := remark_on_ties(*arguments):
-        say(f"\nRemark: {remark}", style)
+        print_lines(f"\nRemark: {remark}", style)
 
 
-@click.command(epilog=examples("cite", "cite lr+a lin2024", "cite mini-5shot >> paper.bib"))
+@click.command(epilog=format_examples("cite", "cite lr+a lin2024", "cite mini-5shot >> paper.bib"))
 @click.argument("names", nargs=-1, metavar="[METHOD|TASK|SOURCE]...", shell_complete=complete_rows_and_tasks)
 @home_option
 def cite(names: tuple[str, ...], home: str | None) -> None:
@@ -131,7 +133,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     from ifsl_bench.reporting.page.references import cite_paper
     from ifsl_bench.store.published import paper_titles
 
-    folders, keys = folders_of(home), list[str]() if names else [cite_suite()]
+    folders, keys = locate_folders(home), list[str]() if names else [cite_suite()]
     for name in names:
         if name in [*display_rows(), *PRINTED_ALONE, *registered(METHOD_GROUP)] or names_file(name):
             keys.append(cite_method(name))

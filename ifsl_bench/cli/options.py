@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ifsl_bench.utils.progress import Reporter
 
 
-class Group(click.Group):
+class SuggestingGroup(click.Group):
     """Suggests the nearest command for an unknown one; alone, prints its help."""
 
-    what = "command"
+    command_noun = "command"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
@@ -35,12 +35,12 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
-            see = f"{ctx.command_path} --help" if self.what == "command" else ""
-            raise unknown_name_error(self.what, args[0], names, see=see)
+            see = f"{ctx.command_path} --help" if self.command_noun == "command" else ""
+            raise unknown_name_error(self.command_noun, args[0], names, see=see)
         return super().resolve_command(ctx, args)
 
 
-def examples(*lines: str) -> str:
+def format_examples(*lines: str) -> str:
     """Return the examples at the end of a command's help, on lines that click does not refill.
 
     Args:
@@ -50,7 +50,7 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
-def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+def parse_names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
     """Split repeated options and comma-separated lists alike into names.
 
     Args:
@@ -59,7 +59,7 @@ def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
-def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+def parse_name_values(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     """Return the values of an option that takes NAME=VALUE, by name.
 
     Args:
@@ -80,7 +80,7 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
     return pairs
 
 
-def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
+def parse_output_format(_: click.Context, __: click.Parameter, value: str) -> str:
     """Return the name of an output format if there is such a format.
 
     Args:
@@ -100,7 +100,7 @@ label_option = click.option(
     "--method",
     "labels",
     multiple=True,
-    callback=names,
+    callback=parse_names,
     metavar="LABEL",
     shell_complete=complete_rows,
     help="Only rows with these labels, comma-separated or repeated.",
@@ -109,7 +109,7 @@ recipe_option = click.option(
     "--recipe",
     "recipes",
     multiple=True,
-    callback=names,
+    callback=parse_names,
     metavar="NAME",
     help="Rows on backbones of these recipes, comma-separated or repeated, or of all [the task's own].",
 )
@@ -118,17 +118,17 @@ results_option = click.option(
     "--results", "results_dir", metavar="DIR", help="Folder of results [the platform's, or results below the home]."
 )
 style_option = click.option(
-    "--format", "style", default="text", callback=check_format, help="text, markdown, latex, csv or json."
+    "--format", "style", default="text", callback=parse_output_format, help="text, markdown, latex, csv or json."
 )
 
 
-class Whole(click.ParamType):
+class IntegerRange(click.ParamType):
     """A whole number within a range; helps show it as N, and give a range in words where that is informative."""
 
     name = "n"
 
-    def __init__(self, least: int | None = None, most: int | None = None) -> None:
-        self.range = click.IntRange(least, most)
+    def __init__(self, minimum: int | None = None, maximum: int | None = None) -> None:
+        self.range = click.IntRange(minimum, maximum)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
@@ -138,7 +138,7 @@ class Whole(click.ParamType):
         return self.range.convert(whole, param, ctx)
 
 
-class Seeds(Whole):
+class SeedCount(IntegerRange):
     """A number of seeds; for a list, the error explains what to write instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -150,7 +150,7 @@ class Seeds(Whole):
         return super().convert(value, param, ctx)
 
 
-def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str]) -> str | None:
+def _parse_campaign(context: click.Context, _: click.Parameter, values: Sequence[str]) -> str | None:
     """Return the one campaign that is named; for methods and tasks without their options, the error names these."""
     if len(values) > 1 or (values and not values[0].endswith(".toml") and _is_method(values[0])):
         method = values[0] if _is_method(values[0]) or len(values) > 1 else "NAME"
@@ -188,19 +188,19 @@ CHANGES = {  # of tasks: option -> what it takes, and its help
 }
 
 
-def config_options(*more: Any) -> Callable[[Any], Any]:
-    """Add the options of what to run, and ``more`` of how, to a command.
+def add_config_options(*more_options: Any) -> Callable[[Any], Any]:
+    """Add the options of what to run, and ``more_options`` of how, to a command.
 
     The command gets them as the arguments ``campaign`` and ``config``, a
     :class:`ifsl_bench.experiments.run_config.RunConfig`; options that are no fields of that stay arguments.
     """
     options = [
-        click.argument("campaign", nargs=-1, metavar="[CAMPAIGN]", callback=_campaign),
+        click.argument("campaign", nargs=-1, metavar="[CAMPAIGN]", callback=_parse_campaign),
         click.option(
             "--method",
             "methods",
             multiple=True,
-            callback=names,
+            callback=parse_names,
             shell_complete=complete_methods,
             help="Methods, comma-separated or repeated; globs, or the sets paper and all.",
         ),
@@ -208,7 +208,7 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
             "--task",
             "tasks",
             multiple=True,
-            callback=names,
+            callback=parse_names,
             shell_complete=complete_tasks,
             help="Tasks, or TOML files of your own; globs, or the sets paper and all.",
         ),
@@ -216,7 +216,7 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
             "--set",
             "options",
             multiple=True,
-            callback=pairs,
+            callback=parse_name_values,
             metavar="NAME=VALUE",
             shell_complete=complete_options,
             help="An option of the method.",
@@ -224,24 +224,31 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
         click.option(
             "--train",
             multiple=True,
-            callback=pairs,
+            callback=parse_name_values,
             metavar="NAME=VALUE",
             help="Of meta-training: steps, rate, episodes_per_step, views, sessions; select=last|best.",
         ),
         click.option(
-            "--tune", "trials", type=Whole(), help="Choose among N settings of each method on validation episodes."
+            "--tune",
+            "trials",
+            type=IntegerRange(),
+            help="Choose among N settings of each method on validation episodes.",
         ),
-        click.option("--seed", type=Whole(0, LARGEST_SEED), help="The training seed; with --seeds, the first one [0]."),
-        click.option("--seeds", type=Seeds(1, MOST_SEEDS), help="How many training seeds [1]."),
+        click.option(
+            "--seed", type=IntegerRange(0, LARGEST_SEED), help="The training seed; with --seeds, the first one [0]."
+        ),
+        click.option("--seeds", type=SeedCount(1, MOST_SEEDS), help="How many training seeds [1]."),
         click.option(
             "--recipe",
             "recipes",
             multiple=True,
-            callback=names,
+            callback=parse_names,
             metavar="NAME",
             help="Recipes of the backbone, or files, with options as closer.beta=1; comma-separated or repeated [ce].",
         ),
-        click.option("--episodes", type=Whole(), help="Number of test episodes; fewer or more than the task's own."),
+        click.option(
+            "--episodes", type=IntegerRange(), help="Number of test episodes; fewer or more than the task's own."
+        ),
         click.option(
             "--calibrate",
             is_flag=True,
@@ -251,7 +258,7 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
             click.option(f"--{key}", type=int if metavar == "N" else str, metavar=metavar, help=text)
             for key, (metavar, text) in CHANGES.items()
         ),
-        *more,
+        *more_options,
     ]
 
     def decorate(command: Any) -> Any:
@@ -265,7 +272,7 @@ def config_options(*more: Any) -> Callable[[Any], Any]:
                 from ifsl_bench.backbones.frozen import take_weights
 
                 file = Path(changes["weights"]).expanduser()
-                changes["weights"] = take_weights(folders_of(arguments["home"]), file)
+                changes["weights"] = take_weights(locate_folders(arguments["home"]), file)
             names = [field.name for field in dataclasses.fields(RunConfig) if field.name in arguments]
             config = RunConfig(**{name: arguments.pop(name) for name in names}, change=make_change(changes))
             return command(config=config, **arguments)
@@ -301,7 +308,7 @@ def find_configs(campaign: str | None, config: RunConfig) -> tuple[list[RunConfi
 data_option = click.option(
     "--data",
     multiple=True,
-    callback=pairs,
+    callback=parse_name_values,
     metavar="NAME=PATH",
     help="Files to make a data set from, if it is not prepared yet.",
 )
@@ -312,7 +319,7 @@ verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progr
 device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto].")
 
 
-def folders_of(home: str | None, results_dir: str | None = None) -> Paths:
+def locate_folders(home: str | None, results_dir: str | None = None) -> Paths:
     """Return the folders of a command; see :meth:`ifsl_bench.utils.files.Paths.locate` for the defaults.
 
     Args:
@@ -324,7 +331,7 @@ def folders_of(home: str | None, results_dir: str | None = None) -> Paths:
     return Paths.locate(home, results_dir)
 
 
-def folders_to_read(home: str | None, results_dir: str | None) -> Paths:
+def locate_folders_to_read(home: str | None, results_dir: str | None) -> Paths:
     """Return the folders of a command that reads results.
 
     Args:
@@ -334,41 +341,43 @@ def folders_to_read(home: str | None, results_dir: str | None) -> Paths:
     Raises:
         UserError: the folder of results that is named does not exist.
     """
-    folders = folders_of(home, results_dir)
+    folders = locate_folders(home, results_dir)
     if results_dir and not folders.results.is_dir():
         raise UserError(f"--results: there is no folder {folders.results}")
     return folders
 
 
-def folders_options(command: Any) -> Any:
-    """Gather ``--home`` and ``--results`` into the argument ``folders``, see :func:`folders_to_read`."""
+def add_folders_options(command: Any) -> Any:
+    """Gather ``--home`` and ``--results`` into the argument ``folders``, see :func:`locate_folders_to_read`."""
 
     @functools.wraps(command)
     def with_folders(home: str | None, results_dir: str | None, **arguments: Any) -> Any:
-        return command(folders=folders_to_read(home, results_dir), **arguments)
+        return command(folders=locate_folders_to_read(home, results_dir), **arguments)
 
     return home_option(results_option(with_folders))
 
 
-def agreed(question: str, yes: bool, more: str = "") -> bool:
+def confirm_removal(question: str, is_confirmed: bool, alternative: str = "") -> bool:
     """Ask whether the listed items shall be removed.
 
     Args:
         question: to print.
-        yes: whether the command line has agreed already.
-        more: an alternative to ``--yes``, for the error where there is no terminal.
+        is_confirmed: whether the command line has agreed already.
+        alternative: an alternative to ``--yes``, for the error where there is no terminal.
 
     Raises:
         UserError: there is no terminal to ask for confirmation.
     """
-    if yes:
+    if is_confirmed:
         return True
     if not sys.stdin.isatty():
-        raise UserError(f"there is no terminal to ask for confirmation: add --yes to remove what is listed{more}")
+        raise UserError(
+            f"there is no terminal to ask for confirmation: add --yes to remove what is listed{alternative}"
+        )
     return click.confirm(question, default=False, err=True)
 
 
-def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:
+def make_reporter(quiet: bool, verbose: bool = False) -> Reporter:
     """Return the reporter of a command: a live display in a terminal, else lines of a log.
 
     Args:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 TEXT = "text"
 
 
-def at_terminal(style: str = TEXT) -> bool:
+def is_at_terminal(style: str = TEXT) -> bool:
     """Return whether a person at a terminal reads this; other formats are the same everywhere."""
     return style == TEXT and sys.stdout.isatty()
 
 
-def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = "") -> None:
+def print_tables_in_format(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = "") -> None:
     """Print tables in a format; at a terminal, text is laid out for its width.
 
     Args:
@@ -36,11 +36,11 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
     from ifsl_bench.reporting.table import PROGRAMS, render_tables
     from ifsl_bench.store.result_folder import LEFT_OUT
 
-    if not at_terminal(style):
+    if not is_at_terminal(style):
         tables = list(tables)
         click.echo(render_tables(tables, style, closing))
         if style in PROGRAMS:  # which get no notes
-            warn(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
+            print_warnings(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
         return
     from ifsl_bench.reporting.terminal import print_tables
 
@@ -48,7 +48,7 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
 
 
 @contextmanager
-def prints_aside(style: str) -> Iterator[None]:
+def redirect_prints_to_stderr(style: str) -> Iterator[None]:
     """Send what methods print to standard error, where a program reads standard output."""
     from ifsl_bench.reporting.table import PROGRAMS
 
@@ -56,13 +56,13 @@ def prints_aside(style: str) -> Iterator[None]:
         yield
 
 
-def warn(notes: Iterable[str]) -> None:
+def print_warnings(notes: Iterable[str]) -> None:
     """Print each of these once on standard error, where no program takes it for what it reads."""
     for note in dict.fromkeys(notes):
         click.echo(one_line(f"warning: {note}"), err=True)
 
 
-def say(text: str = "", style: str = TEXT) -> None:
+def print_lines(text: str = "", style: str = TEXT) -> None:
     """Print lines of text next to tables for readers; at a terminal, each is folded at its width.
 
     Args:
@@ -72,7 +72,7 @@ def say(text: str = "", style: str = TEXT) -> None:
     from ifsl_bench.reporting.table import format_prose
 
     for line in text.split("\n"):
-        if not at_terminal(style):
+        if not is_at_terminal(style):
             click.echo(format_prose(line, style))
             continue
         from ifsl_bench.reporting.terminal import print_text
@@ -90,22 +90,22 @@ def _console() -> Console:
     return console
 
 
-def document(text: str, style: str = TEXT) -> None:
+def print_document(text: str, style: str = TEXT) -> None:
     """Print a text of several paragraphs; at a terminal, all but what is indented or a formula is folded again.
 
     Args:
         text: the paragraphs.
         style: the format of the tables.
     """
-    if not at_terminal(style):
+    if not is_at_terminal(style):
         click.echo(text)
         return
     for paragraph in text.split("\n\n"):
         lines = paragraph.split("\n")
         if any(line.startswith("    ") for line in lines):
-            say(paragraph)
+            print_lines(paragraph)
         else:
-            say(" ".join(line.strip() for line in lines))
+            print_lines(" ".join(line.strip() for line in lines))
         click.echo()
 
 

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.completion import complete_rows, complete_tasks
-from ifsl_bench.cli.options import Group, Whole, agreed, examples, folders_options, label_option, style_option
-from ifsl_bench.cli.output import show_tables, warn
+from ifsl_bench.cli.options import (
+    IntegerRange,
+    SuggestingGroup,
+    add_folders_options,
+    confirm_removal,
+    format_examples,
+    label_option,
+    style_option,
+)
+from ifsl_bench.cli.output import print_tables_in_format, print_warnings
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_numbers
@@ -22,14 +30,17 @@ if TYPE_CHECKING:
     from ifsl_bench.utils.files import Paths
 
 
-@click.group(cls=Group, epilog=examples("results list --since 7", "results remove lr.weight_decay=1 glyphs-5shot"))
+@click.group(
+    cls=SuggestingGroup,
+    epilog=format_examples("results list --since 7", "results remove lr.weight_decay=1 glyphs-5shot"),
+)
 def results() -> None:
     """List and remove your own results."""
 
 
 @results.command(
     "list",
-    epilog=examples(
+    epilog=format_examples(
         "results list",
         "results list glyphs-5shot --since 7",
         "results list --method lr,lr+a --since 2026-11-01 --format json",
@@ -38,7 +49,7 @@ def results() -> None:
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @label_option
 @click.option("--since", metavar="WHEN", help="Only what was measured in the last N days, or since YYYY-MM-DD.")
-@folders_options
+@add_folders_options
 @style_option
 def results_list(
     tasks: tuple[str, ...], labels: tuple[str, ...], since: str | None, folders: Paths, style: str
@@ -48,17 +59,19 @@ def results_list(
     'ifsl-bench table TASK' shows the same rows among the stored ones.
     """
     from ifsl_bench.reporting.table import table_from_dicts
-    from ifsl_bench.store.result_folder import results_by_row
+    from ifsl_bench.store.result_folder import group_results_by_row
 
     root = folders.results
-    rows, remarks = results_by_row(root, tasks, labels, _time(since) if since is not None else None)
-    warn(remarks)
+    rows, remarks = group_results_by_row(root, tasks, labels, _parse_time(since) if since is not None else None)
+    print_warnings(remarks)
     if not rows:
         raise UserError(f"there are no such results in {root}; 'ifsl-bench run' makes some")
-    show_tables([table_from_dicts([_record(row) for row in rows], min_fold_widths={"task": 12, "method": 18})], style)
+    print_tables_in_format(
+        [table_from_dicts([_summarise_row(row) for row in rows], min_fold_widths={"task": 12, "method": 18})], style
+    )
 
 
-def _record(results: Sequence[Result]) -> dict[str, str]:
+def _summarise_row(results: Sequence[Result]) -> dict[str, str]:
     """Return a line of the list: results of one label on one task, which need not belong to one row of a table."""
     from ifsl_bench.store.result_folder import measured_at
 
@@ -71,7 +84,7 @@ def _record(results: Sequence[Result]) -> dict[str, str]:
     }
 
 
-def _time(when: str) -> datetime:
+def _parse_time(when: str) -> datetime:
     """Return the time that ``--since`` means; raise :class:`UserError` where it means none."""
     with suppress(ValueError, OverflowError):
         return datetime.now(UTC) - timedelta(days=float(when))
@@ -82,27 +95,28 @@ def _time(when: str) -> datetime:
 
 
 @results.command(
-    "remove", epilog=examples("results remove imprint glyphs-5shot", "results remove mine glyphs-5shot --seed 2 --yes")
+    "remove",
+    epilog=format_examples("results remove imprint glyphs-5shot", "results remove mine glyphs-5shot --seed 2 --yes"),
 )
 @click.argument("label", shell_complete=complete_rows)
 @click.argument("task", shell_complete=complete_tasks)
-@click.option("--seed", type=Whole(0, LARGEST_SEED), help="Only the result of this training seed.")
+@click.option("--seed", type=IntegerRange(0, LARGEST_SEED), help="Only the result of this training seed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@folders_options
+@add_folders_options
 def results_remove(label: str, task: str, seed: int | None, yes: bool, folders: Paths) -> None:
     """Remove results of yours: a row with all its seeds, or one of them.
 
     Lists the files, and asks first. The rows that come with the package stay.
     """
-    from ifsl_bench.store.result_folder import files_of_row, packaged_root, remove_files
+    from ifsl_bench.store.result_folder import find_row_files, packaged_results_folder, remove_files
 
     root = folders.results
-    if root.resolve() == packaged_root().resolve():
+    if root.resolve() == packaged_results_folder().resolve():
         raise UserError("these results come with the package, and stay")
-    paths = files_of_row(root, task, label, seed)
+    paths = find_row_files(root, task, label, seed)
     for path in paths:
         click.echo(f"to be removed: {path}")
-    if not agreed("Remove these results?", yes):
+    if not confirm_removal("Remove these results?", yes):
         return
     remove_files(paths)
     click.echo("removed; 'ifsl-bench run' measures them again")

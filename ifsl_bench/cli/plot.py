@@ -10,16 +10,16 @@ import click
 
 from ifsl_bench.cli.completion import complete_methods, complete_options, complete_rows, complete_tasks
 from ifsl_bench.cli.options import (
-    Group,
-    Whole,
+    IntegerRange,
+    SuggestingGroup,
     device_option,
-    examples,
+    format_examples,
     home_option,
-    names,
-    pairs,
+    make_reporter,
+    parse_name_values,
+    parse_names,
     quiet_option,
     recipe_option,
-    reporter_for,
     results_option,
     verbose_option,
 )
@@ -27,15 +27,15 @@ from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
 from ifsl_bench.utils.errors import UserError
 
 
-class Kinds(Group):
+class FigureGroup(SuggestingGroup):
     """The commands of ``ifsl-bench plot``, one for each kind of figure."""
 
-    what = "kind of figure"
+    command_noun = "kind of figure"
 
 
 @click.group(
-    cls=Kinds,
-    epilog=examples(
+    cls=FigureGroup,
+    epilog=format_examples(
         "plot tradeoff glyphs-5shot --out tradeoff.pdf", "plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.svg"
     ),
 )
@@ -47,7 +47,7 @@ def plot() -> None:
     """
 
 
-def _out(_: click.Context, __: click.Parameter, value: str) -> Path:
+def _parse_output_path(_: click.Context, __: click.Parameter, value: str) -> Path:
     from ifsl_bench.reporting.figures.style import figure_format
 
     path = Path(value).expanduser()
@@ -55,7 +55,7 @@ def _out(_: click.Context, __: click.Parameter, value: str) -> Path:
     return path
 
 
-def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+def _parse_whole_numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
     """Whole numbers from 1, comma-separated."""
     words = [word.strip() for word in value.split(",") if word.strip()]
     if not words or not all(word.isascii() and word.isdigit() and int(word[:9]) > 0 for word in words):
@@ -63,17 +63,17 @@ def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[
     return tuple(sorted({int(word) for word in words}))
 
 
-OUT = click.option("--out", required=True, callback=_out, metavar="FILE", help="x.pdf, x.svg or x.png.")
+OUT = click.option("--out", required=True, callback=_parse_output_path, metavar="FILE", help="x.pdf, x.svg or x.png.")
 WIDE = click.option("--wide", is_flag=True, help="Two columns wide.")
-FIRST = click.option("--episodes", type=Whole(), help="Use only the first N test episodes [500].")
-INDEX = click.option("--index", type=Whole(), default=0, help="Which test episode [0].")
+FIRST = click.option("--episodes", type=IntegerRange(), help="Use only the first N test episodes [500].")
+INDEX = click.option("--index", type=IntegerRange(), default=0, help="Which test episode [0].")
 OF_RESULTS = (
     OUT,
     click.option(
         "--method",
         "methods",
         multiple=True,
-        callback=names,
+        callback=parse_names,
         metavar="LABEL",
         shell_complete=complete_rows,
         help="Only rows with these labels, comma-separated or repeated [the best without own options].",
@@ -88,41 +88,47 @@ OF_STEPS = (
     click.option(
         "--steps",
         default="1,2,5,10,20,50,100,200,500",
-        callback=_numbers,
+        callback=_parse_whole_numbers,
         metavar="N,...",
         help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500].",
     ),
     click.option(
         "--unrolled",
         default="20",
-        callback=_numbers,
+        callback=_parse_whole_numbers,
         metavar="N,...",
         help="Numbers of steps that T-BPTT is trained with; one line each [20].",
     ),
-    click.option("--seeds", type=Whole(1, MOST_SEEDS), default=1, help="How many training seeds to average over [1]."),
+    click.option(
+        "--seeds", type=IntegerRange(1, MOST_SEEDS), default=1, help="How many training seeds to average over [1]."
+    ),
     FIRST,
 )
 
 
-def _of_models(usual: str = "") -> tuple[Callable[..., Any], ...]:
-    """The options of figures that are made with trained models; ``usual`` is the method where the user names none."""
+def _model_options(default_method: str = "") -> tuple[Callable[..., Any], ...]:
+    """Return the options of figures of trained models.
+
+    Args:
+        default_method: of a figure for which the user names none.
+    """
     return (
         OUT,
         click.option(
             "--method",
             "methods",
             multiple=True,
-            callback=names,
-            required=not usual,
+            callback=parse_names,
+            required=not default_method,
             metavar="TEXT",
             shell_complete=complete_methods,
-            help="Methods, comma-separated or repeated" + (f" [{usual}]." if usual else "."),
+            help="Methods, comma-separated or repeated" + (f" [{default_method}]." if default_method else "."),
         ),
         click.option(
             "--set",
             "options",
             multiple=True,
-            callback=pairs,
+            callback=parse_name_values,
             metavar="NAME=VALUE",
             shell_complete=complete_options,
             help="An option of the methods.",
@@ -139,11 +145,11 @@ def _of_models(usual: str = "") -> tuple[Callable[..., Any], ...]:
 class FigureKind(NamedTuple):
     """A kind of figure."""
 
-    help: str  # of its command
+    help_text: str  # of its command
     examples: tuple[str, str]  # arguments of two commands
     # those of its command, by the names of its function's arguments
     options: tuple[Callable[..., Any], ...] = OF_RESULTS
-    several: bool = False  # whether it takes several tasks
+    takes_several_tasks: bool = False  # whether it takes several tasks
 
 
 # The functions of these names in ifsl_bench.reporting.figures.plot draw them.
@@ -159,7 +165,7 @@ KINDS: Mapping[str, FigureKind] = {
     "ranks": FigureKind(
         "The ranks that each method can have.",
         ("glyphs-5shot --out ranks.pdf", "glyphs-1shot glyphs-5shot --wide --out ranks.pdf"),
-        several=True,
+        takes_several_tasks=True,
     ),
     "pairs": FigureKind(
         """Paired differences of all methods, a heat map.
@@ -215,8 +221,8 @@ KINDS: Mapping[str, FigureKind] = {
         convergence.
         """,
         ("glyphs-5shot --train --out steps.pdf", "glyphs-5shot --unrolled 5,20 --out x.pdf"),
-        (*OF_STEPS, *_of_models("lr+a")),
-        several=True,
+        (*OF_STEPS, *_model_options("lr+a")),
+        takes_several_tasks=True,
     ),
     "episode-pca": FigureKind(
         """An episode before and after the fast weights.
@@ -224,12 +230,12 @@ KINDS: Mapping[str, FigureKind] = {
         In the plane of its first two principal components, with the regions where the method answers with each class.
         """,
         ("glyphs-5shot --train --out pca.pdf", "glyphs-5shot --index 3 --out pca.pdf"),
-        (INDEX, *_of_models("lr+a")),
+        (INDEX, *_model_options("lr+a")),
     ),
     "attractors": FigureKind(
         "Base weights and the attractors they produce.",
         ("glyphs-5shot --train --out x.pdf", "glyphs-5shot --index 3 --out x.pdf"),
-        (INDEX, *_of_models("lr+a")),
+        (INDEX, *_model_options("lr+a")),
     ),
     "confusions": FigureKind(
         """Which base classes take novel queries.
@@ -238,12 +244,12 @@ KINDS: Mapping[str, FigureKind] = {
         last one, of 100 sequences.
         """,
         ("tiny-features-5shot --method imprint --out x.pdf", "glyphs-5shot --method lr,lr+a --train --out x.pdf"),
-        (FIRST, *_of_models()),
+        (FIRST, *_model_options()),
     ),
 }
 
 
-def _draw(name: str, out: Path, **arguments: Any) -> None:
+def _draw_and_save(name: str, out: Path, **arguments: Any) -> None:
     """Draw a figure, write it, and print its notes."""
     from ifsl_bench.reporting.figures import plot as figures
 
@@ -254,10 +260,10 @@ def _draw(name: str, out: Path, **arguments: Any) -> None:
         from ifsl_bench.backbones.device import keep_freed_memory
 
         keep_freed_memory()
-        reporter = reporter_for(arguments.pop("quiet"), arguments.pop("verbose"))
+        reporter = make_reporter(arguments.pop("quiet"), arguments.pop("verbose"))
         arguments["work"] = api.workspace(arguments.pop("home"), None, arguments.pop("device"), reporter)
         arguments["methods"] = arguments["methods"] or ("lr+a",)
-    tasks = arguments.pop("tasks") if KINDS[name].several else [arguments.pop("task")]
+    tasks = arguments.pop("tasks") if KINDS[name].takes_several_tasks else [arguments.pop("task")]
     drawing = getattr(figures, name.replace("-", "_"))(*tasks, **arguments)
     drawing.save(out)
     click.echo(f"wrote {out}")
@@ -265,21 +271,21 @@ def _draw(name: str, out: Path, **arguments: Any) -> None:
         click.echo(note)
 
 
-def _command(name: str, kind: FigureKind) -> click.Command:
+def _make_command(name: str, kind: FigureKind) -> click.Command:
     def draw(**arguments: Any) -> None:
-        _draw(name, **arguments)
+        _draw_and_save(name, **arguments)
 
-    draw.__doc__ = kind.help
+    draw.__doc__ = kind.help_text
     for option in reversed(kind.options):
         draw = option(draw)
-    if kind.several:
+    if kind.takes_several_tasks:
         tasks = click.argument("tasks", nargs=-1, required=True, metavar="TASK...", shell_complete=complete_tasks)
     else:
         tasks = click.argument("task", shell_complete=complete_tasks)
     draw = tasks(draw)
     commands = (f"plot {name} {arguments}" for arguments in kind.examples)
-    return click.command(name, epilog=examples(*commands))(draw)
+    return click.command(name, epilog=format_examples(*commands))(draw)
 
 
 for _name, _kind in KINDS.items():
-    plot.add_command(_command(_name, _kind))
+    plot.add_command(_make_command(_name, _kind))

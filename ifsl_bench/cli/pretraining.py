@@ -6,15 +6,15 @@ import click
 
 from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import (
-    Whole,
+    IntegerRange,
     device_option,
-    examples,
-    folders_of,
+    format_examples,
     home_option,
+    locate_folders,
     log_dir_option,
     log_option,
+    make_reporter,
     quiet_option,
-    reporter_for,
     verbose_option,
 )
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
@@ -22,13 +22,13 @@ from ifsl_bench.utils.errors import UserError
 
 
 @click.command(
-    epilog=examples("pretrain --task mini-5shot --head cosine", "pretrain --task tiered-5shot --device cuda:1")
+    epilog=format_examples("pretrain --task mini-5shot --head cosine", "pretrain --task tiered-5shot --device cuda:1")
 )
 @click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
 @click.option(
     "--head", default="linear", help="Head of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'."
 )
-@click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Training seed [0].")
+@click.option("--seed", default=0, type=IntegerRange(0, LARGEST_SEED), help="Training seed [0].")
 @click.option("--recipe", metavar="NAME", help="The recipe that trains it, or a file, with options [the task's own].")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
 @click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
@@ -55,7 +55,7 @@ def pretrain(
     """Pretrain the backbone of a task; later runs find it done."""
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
-    folders = folders_of(home)
+    folders = locate_folders(home)
     from ifsl_bench.protocols.tasks.task_files import load_tasks
 
     load_tasks(task, home=folders)  # reports a wrong name before torch is imported
@@ -64,7 +64,7 @@ def pretrain(
     from ifsl_bench.experiments.training_curves import make_curve_logs
 
     keep_freed_memory()
-    reporter, curves = (reporter_for(quiet, verbose), make_curve_logs(log, log_dir, folders))
+    reporter, curves = (make_reporter(quiet, verbose), make_curve_logs(log, log_dir, folders))
     pretrained = load_or_pretrain(
         task,
         head=head,

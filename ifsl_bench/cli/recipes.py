@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ifsl_bench.cli.options import examples, style_option
-from ifsl_bench.cli.output import document, say, show_tables
+from ifsl_bench.cli.options import format_examples, style_option
+from ifsl_bench.cli.output import print_document, print_lines, print_tables_in_format
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.backbones.find_recipe import RecipeChoice
 
 
-@click.command(epilog=examples("recipes closer", "recipes new my-recipe", "recipes --check my_recipe.py"))
+@click.command(epilog=format_examples("recipes closer", "recipes new my-recipe", "recipes --check my_recipe.py"))
 @click.argument("names", nargs=-1, metavar="[NAME | new NAME]")
 @click.option("--check", "checked", metavar="NAME", help="Check this recipe against the contract, on made-up images.")
 @style_option
@@ -31,7 +31,7 @@ def recipes(names: tuple[str, ...], checked: str | None, style: str) -> None:
     if names and len(names) != 1 + new:
         raise UserError("recipes takes one NAME, or 'new NAME'")
     if checked is not None:
-        _check(checked, style)
+        _print_recipe_check(checked, style)
     elif new:
         from ifsl_bench.backbones.new_recipe import new_recipe
 
@@ -39,19 +39,19 @@ def recipes(names: tuple[str, ...], checked: str | None, style: str) -> None:
         click.echo(f"wrote {path}; next: ifsl-bench recipes --check {path}")
         click.echo(f"then: ifsl-bench run --method ncm --task glyphs-sessions --recipe ce,{path}")
     elif names:
-        _describe(names[0], style)
+        _print_recipe(names[0], style)
     else:
-        _list(style)
+        _print_recipes(style)
 
 
-def _passes(choice: RecipeChoice) -> float:
+def _count_passes_per_image(choice: RecipeChoice) -> float:
     """Return the passes of a step for each image; some recipes know them when they are made."""
     from ifsl_bench.backbones.recipe_rules import small_recipe
 
     return small_recipe(choice).passes_of_step
 
 
-def _list(style: str) -> None:
+def _print_recipes(style: str) -> None:
     from ifsl_bench.backbones.find_recipe import find_recipe
     from ifsl_bench.plugin import registry
     from ifsl_bench.reporting.table import table_from_dicts
@@ -65,12 +65,14 @@ def _list(style: str) -> None:
             continue
         summary = (inspect.getdoc(choice.kind) or "").partition("\n")[0]
         knows = "yes" if choice.kind.knows_classes else ""
-        rows.append({"recipe": name, "what": summary, "passes": f"{_passes(choice):g}", "knows classes": knows})
-    show_tables([table_from_dicts(rows, min_fold_widths={"what": 60})], style)
-    say("\npasses: of the backbone in a step, for each image. All recipes have the same passes in all.", style)
+        rows.append(
+            {"recipe": name, "what": summary, "passes": f"{_count_passes_per_image(choice):g}", "knows classes": knows}
+        )
+    print_tables_in_format([table_from_dicts(rows, min_fold_widths={"what": 60})], style)
+    print_lines("\npasses: of the backbone in a step, for each image. All recipes have the same passes in all.", style)
 
 
-def _describe(name: str, style: str) -> None:
+def _print_recipe(name: str, style: str) -> None:
     from ifsl_bench.backbones.find_recipe import find_recipe
     from ifsl_bench.plugin.options import options_of
     from ifsl_bench.reporting.table import table_from_dicts
@@ -81,13 +83,15 @@ def _describe(name: str, style: str) -> None:
         {"option": option.name, "takes": option.type_text, "default": format_value(option.default)}
         for option in options_of(choice.kind).values()  # type: ignore[arg-type]  # constructors are alike
     ]
-    document(inspect.getdoc(choice.kind) or "", style)
-    say("", style)
-    show_tables([table_from_dicts([*options, {"option": "passes", "takes": "float", "default": "1"}])], style)
-    say("\npasses: the multiple of the task's own passes of the backbone.", style)
+    print_document(inspect.getdoc(choice.kind) or "", style)
+    print_lines("", style)
+    print_tables_in_format(
+        [table_from_dicts([*options, {"option": "passes", "takes": "float", "default": "1"}])], style
+    )
+    print_lines("\npasses: the multiple of the task's own passes of the backbone.", style)
 
 
-def _check(name: str, style: str) -> None:
+def _print_recipe_check(name: str, style: str) -> None:
     from ifsl_bench.backbones.find_recipe import find_recipe
     from ifsl_bench.backbones.recipe_rules import check_recipe
     from ifsl_bench.reporting.table import table_from_dicts
@@ -95,6 +99,6 @@ def _check(name: str, style: str) -> None:
     choice = find_recipe(name)
     checks = check_recipe(choice)
     rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
-    show_tables([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
+    print_tables_in_format([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"recipe {choice.label!r} breaks {len(failed)} of {len(checks)} rules")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.completion import complete_tasks
-from ifsl_bench.cli.options import examples, folders_options, recipe_option
-from ifsl_bench.cli.output import warn
+from ifsl_bench.cli.options import add_folders_options, format_examples, recipe_option
+from ifsl_bench.cli.output import print_warnings
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_count
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ifsl_bench.utils.files import Paths
 
 
-@click.command(epilog=examples("report", "report glyphs-5shot --out glyphs.html"))
+@click.command(epilog=format_examples("report", "report glyphs-5shot --out glyphs.html"))
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--out", metavar="FILE", default="report.html", help="The file to write [report.html].")
 @recipe_option
-@folders_options
+@add_folders_options
 def report(tasks: tuple[str, ...], out: str, recipes: tuple[str, ...], folders: Paths) -> None:
     """Write results as one HTML page (by default, of every task that has rows).
 
@@ -47,4 +47,4 @@ def report(tasks: tuple[str, ...], out: str, recipes: tuple[str, ...], folders: 
         f"wrote {out}: {len(page.rows)} rows of {format_count(len(names), 'task')}, "
         f"{len(content) / 1e6:.1f} MB; open it in a browser"
     )
-    warn(note for task_results in results_of_tasks for note in task_results.left_out_remarks)
+    print_warnings(note for task_results in results_of_tasks for note in task_results.left_out_remarks)

@@ -14,20 +14,20 @@ import click
 
 from ifsl_bench.cli.completion import complete_rows, complete_rows_and_tasks, complete_tasks
 from ifsl_bench.cli.options import (
-    Whole,
+    IntegerRange,
+    add_folders_options,
     device_option,
-    examples,
-    folders_of,
-    folders_options,
+    format_examples,
     home_option,
     label_option,
+    locate_folders,
+    make_reporter,
     quiet_option,
     recipe_option,
-    reporter_for,
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import TEXT, say, show_tables, warn
+from ifsl_bench.cli.output import TEXT, print_lines, print_tables_in_format, print_warnings
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.text_format import format_seeds
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FULL = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
 
 
-def _show_tasks(
+def _print_task_tables(
     results_of_tasks: Sequence[TaskResults],
     folders: Paths,
     style: str,
@@ -60,13 +60,15 @@ def _show_tasks(
         click.echo(paper_tables(shown, full, rank=ranked))
     elif ranked:
         tables, closing = leaderboard_tables(results_of_tasks, folders.results, full, labels)
-        show_tables(tables, style, closing)
+        print_tables_in_format(tables, style, closing)
     else:
-        show_tables([table for task_results in results_of_tasks for table in task_tables(task_results, full)], style)
+        print_tables_in_format(
+            [table for task_results in results_of_tasks for table in task_tables(task_results, full)], style
+        )
 
 
 @click.command(
-    epilog=examples(
+    epilog=format_examples(
         "table glyphs-1shot glyphs-5shot",
         "table glyphs-5shot --method lr,lr+a --full",
         "table tiered-5shot --rank --format latex > table.tex",
@@ -87,7 +89,7 @@ def _show_tasks(
 )
 @label_option
 @recipe_option
-@folders_options
+@add_folders_options
 @style_option
 def table(
     tasks: tuple[str, ...],
@@ -123,15 +125,15 @@ def table(
                     "'ifsl-bench leaderboard' shows them"
                 )
             raise UserError("no row measured here is printed in a paper too; docs/paper.md has the command")
-        show_tables(tables_beside, style)
+        print_tables_in_format(tables_beside, style)
         return
     if rank or setting:
         results_of_tasks = select_setting(results_of_tasks, setting)
-    _show_tasks(results_of_tasks, folders, style, full, labels, ranked=rank)
+    _print_task_tables(results_of_tasks, folders, style, full, labels, ranked=rank)
 
 
 @click.command(
-    epilog=examples(
+    epilog=format_examples(
         "leaderboard", "leaderboard glyphs-5shot", "leaderboard glyphs-5shot --setting tuned-12 --format csv"
     )
 )
@@ -142,7 +144,7 @@ def table(
 @click.option("--full", is_flag=True, help=FULL)
 @label_option
 @recipe_option
-@folders_options
+@add_folders_options
 @style_option
 def leaderboard(
     tasks: tuple[str, ...],
@@ -182,19 +184,21 @@ def leaderboard(
         from ifsl_bench.reporting.leaderboard import overview_tables
 
         tables, closing = overview_tables(results_of_tasks)
-        show_tables(tables, style, closing)
+        print_tables_in_format(tables, style, closing)
         return
-    _show_tasks(results_of_tasks, folders, style, full, labels)
+    _print_task_tables(results_of_tasks, folders, style, full, labels)
 
 
-@click.command(epilog=examples("compare lr+a lr --task glyphs-5shot", "compare first.seed-0.json second.seed-0.json"))
+@click.command(
+    epilog=format_examples("compare lr+a lr --task glyphs-5shot", "compare first.seed-0.json second.seed-0.json")
+)
 @click.argument("a", shell_complete=complete_rows)
 @click.argument("b", shell_complete=complete_rows)
 @click.option(
     "--task", "task", shell_complete=complete_tasks, help="The task, where A and B are labels of stored rows."
 )
 @click.option("--recipe", metavar="NAME", help="The recipe of rows whose labels name none [the task's own].")
-@folders_options
+@add_folders_options
 @style_option
 def compare(a: str, b: str, task: str | None, recipe: str | None, folders: Paths, style: str) -> None:
     """Paired difference A - B of two rows of a task, or two files.
@@ -208,13 +212,13 @@ def compare(a: str, b: str, task: str | None, recipe: str | None, folders: Paths
     from ifsl_bench.reporting.table import PROGRAMS
 
     comparison = compare_rows(*find_rows_to_compare(a, b, task, folders, recipe))
-    show_tables([comparison_table(comparison)], style)
+    print_tables_in_format([comparison_table(comparison)], style)
     if style in PROGRAMS:  # which get no notes
-        warn(comparison.same_label_notes)
+        print_warnings(comparison.same_label_notes)
 
 
 @click.command(
-    epilog=examples(
+    epilog=format_examples(
         "variance tiny-features-sessions", "variance tiny-features-sessions --method ncm,teen --metric gacc"
     )
 )
@@ -222,7 +226,7 @@ def compare(a: str, b: str, task: str | None, recipe: str | None, folders: Paths
 @click.option("--metric", default="acc", metavar="NAME", help="Of those in --format json [acc, the average].")
 @label_option
 @recipe_option
-@folders_options
+@add_folders_options
 @style_option
 def variance(
     task: str, metric: str, labels: tuple[str, ...], recipes: tuple[str, ...], folders: Paths, style: str
@@ -236,12 +240,14 @@ def variance(
     from ifsl_bench.reporting.comparison_tables import variance_tables
 
     results_of_tasks = load_results_of_tasks([task], labels, folders, recipes)
-    show_tables([table for task_results in results_of_tasks for table in variance_tables(task_results, metric)], style)
+    print_tables_in_format(
+        [table for task_results in results_of_tasks for table in variance_tables(task_results, metric)], style
+    )
 
 
-@click.command(epilog=examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))
+@click.command(epilog=format_examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))
 @click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True, shell_complete=complete_rows_and_tasks)
-@folders_options
+@add_folders_options
 @style_option
 def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
@@ -250,11 +256,11 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_task
     from ifsl_bench.reporting.detail_tables import describe_facts, describe_validation_pools, seed_table, session_tables
     from ifsl_bench.reporting.table import READERS
-    from ifsl_bench.store.schema import read
+    from ifsl_bench.store.schema import read_result
 
     more: list[str] = []
     if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
-        result = read(Path(what[0]))
+        result = read_result(Path(what[0]))
         row = SeedAggregate(result.label, FILE, (result,))
         again, task = f"ifsl-bench reproduce {shlex.quote(what[0])}", None
         with suppress(UserError):
@@ -270,15 +276,15 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         named = f"{row.label} ({row.origin})" if twice else row.label
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
-        raise _neither("show", what)
+        raise _no_file_or_row_error("show", what)
     whole = seed_table(row)
-    show_tables([replace(whole, notes=[*whole.notes, *more]), *session_tables(row)], style)
+    print_tables_in_format([replace(whole, notes=[*whole.notes, *more]), *session_tables(row)], style)
     if style in READERS:
         validated = describe_validation_pools(task) if task and task.hash == row.results[0].task_hash else ""
-        say("\n" + describe_facts(row.results, {"validated on": validated, "again": again}), style)
+        print_lines("\n" + describe_facts(row.results, {"validated on": validated, "again": again}), style)
 
 
-@click.command(epilog=examples("check results/glyphs-5shot/*.json", "check mine.seed-0.json --task mine.toml"))
+@click.command(epilog=format_examples("check results/glyphs-5shot/*.json", "check mine.seed-0.json --task mine.toml"))
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
 @click.option("--task", "task_files", multiple=True, metavar="FILE.toml", help="Tasks of your own, for their results.")
 @home_option
@@ -290,13 +296,13 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
     from ifsl_bench.experiments.check_method import check_file
     from ifsl_bench.protocols.tasks.task_files import load_tasks
 
-    folders = folders_of(home)
+    folders = locate_folders(home)
     own = {task.name: task for name in task_files for task in load_tasks(name, home=folders)}
     bad = 0
     for name in files:
         checked = check_file(Path(name), own, folders)
         if not checked.failures:
-            click.echo(f"{one_line(name)}: {checked.line}")
+            click.echo(f"{one_line(name)}: {checked.summary_line}")
         for failure in checked.failures:
             click.echo(f"{one_line(name)}: {failure}", err=True)
         bad += bool(checked.failures)
@@ -306,7 +312,7 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 
 
 @click.command(
-    epilog=examples(
+    epilog=format_examples(
         "reproduce lr+a glyphs-5shot",
         "reproduce imprint glyphs-5shot --seed 0",
         "reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
@@ -315,7 +321,7 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.argument(
     "what", nargs=-1, required=True, metavar="LABEL TASK|RESULT.json...", shell_complete=complete_rows_and_tasks
 )
-@click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
+@click.option("--seed", type=IntegerRange(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
 @click.option(
@@ -351,15 +357,15 @@ def reproduce(
     from ifsl_bench import api
     from ifsl_bench.experiments.reproduce import job_from_result, link_data
     from ifsl_bench.experiments.reproduce import reproduce as run_again
-    from ifsl_bench.store.schema import read
+    from ifsl_bench.store.schema import read_result
 
     outcomes = []
-    stored = {name: read(Path(name)) for name in _files_of(what, seed)}
+    stored = {name: read_result(Path(name)) for name in _find_result_files(what, seed)}
     with tempfile.TemporaryDirectory(prefix="ifsl-bench-") as scratch:
-        work = api.workspace(home or scratch, Path(scratch) / "results", device, reporter_for(quiet, verbose))
+        work = api.workspace(home or scratch, Path(scratch) / "results", device, make_reporter(quiet, verbose))
         for name, result in stored.items():
             if home is None:
-                usual = folders_of(None)
+                usual = locate_folders(None)
                 link_data(job_from_result(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
             click.echo(f"{one_line(name)}: {outcomes[-1].line}")
@@ -369,29 +375,29 @@ def reproduce(
         click.get_current_context().exit(1)
 
 
-def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
+def _find_result_files(what: Sequence[str], seed: int | None = None) -> list[str]:
     """Return the named files; or the files of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.analysis.aggregate import STORED
     from ifsl_bench.analysis.task_results import load_results_by_name, require_row
-    from ifsl_bench.store.result_folder import packaged_root
-    from ifsl_bench.store.schema import path_of
+    from ifsl_bench.store.result_folder import packaged_results_folder
+    from ifsl_bench.store.schema import result_path
 
     if len(what) != 2 or any(name.endswith(".json") or os.path.isfile(name) for name in what):
         if len(what) == 1 and not (what[0].endswith(".json") or os.path.isfile(what[0])):
-            raise _neither("reproduce", what)
+            raise _no_file_or_row_error("reproduce", what)
         if seed is not None:
             raise UserError("a result file is of one seed; --seed is for a row, named by its label and task")
         return list(what)
-    folders, (label, task) = folders_of(None), what
+    folders, (label, task) = locate_folders(None), what
     task_results = load_results_by_name(task, folders)
     row = task_results.find_row(f"{label} ({STORED})") or require_row(task_results, label)
-    root = packaged_root() if row.origin == STORED else folders.results
+    root = packaged_results_folder() if row.origin == STORED else folders.results
     if seed is not None and seed not in row.seeds:
         raise UserError(f"{row.label} on {task} has {format_seeds(row.seeds)}, not {seed}")
-    return [str(path_of(root, result)) for result in row.results if seed in (None, result.seed)]
+    return [str(result_path(root, result)) for result in row.results if seed in (None, result.seed)]
 
 
-def _neither(command: str, what: Sequence[str]) -> UserError:
+def _no_file_or_row_error(command: str, what: Sequence[str]) -> UserError:
     """Makes the error for words that are no file, and no label with a task."""
     from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 

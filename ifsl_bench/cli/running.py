@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.options import (
-    Whole,
-    config_options,
+    IntegerRange,
+    add_config_options,
     data_option,
     device_option,
-    examples,
     find_configs,
+    format_examples,
     home_option,
     log_dir_option,
     log_option,
+    make_reporter,
     quiet_option,
-    reporter_for,
     results_option,
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import print_missing, prints_aside, say, show_tables
+from ifsl_bench.cli.output import print_lines, print_missing, print_tables_in_format, redirect_prints_to_stderr
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options that name what is on this machine
 
 
-def read_workers(config: RunConfig) -> ClusterSpec | None:
+def parse_cluster(config: RunConfig) -> ClusterSpec | None:
     """Return the cluster that is asked for, if any; raises :class:`UserError` where it is wrong."""
     if not config.cluster:
         return None
@@ -53,7 +53,7 @@ def read_workers(config: RunConfig) -> ClusterSpec | None:
     return parse_cluster(config.cluster)
 
 
-def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> None:
+def check_checkpoint_options(campaign: str | None, config: RunConfig, dry_run: bool) -> None:
     """Raise :class:`UserError` for what does not go with ``--checkpoint``.
 
     Args:
@@ -83,13 +83,13 @@ def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> 
 
 
 @click.command(
-    epilog=examples(
+    epilog=format_examples(
         "run --method imprint --task glyphs-5shot",
         "run --method lr,lr+a --task 'glyphs-*shot' --seeds 3 --dry-run",
         "run --method my.py:Mine --task glyphs-5shot --set width=2",
     )
 )
-@config_options(
+@add_config_options(
     data_option,
     click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored."),
     click.option("--retrain", is_flag=True, help="Train again too; the old model is kept under another name."),
@@ -101,7 +101,7 @@ def check_checkpoint(campaign: str | None, config: RunConfig, dry_run: bool) -> 
     ),
     click.option(
         "--jobs",
-        type=Whole(1, MOST_WORKERS),
+        type=IntegerRange(1, MOST_WORKERS),
         help="Worker processes that share the jobs [1, or one for each of --devices].",
     ),
     click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2."),
@@ -135,12 +135,12 @@ def run(
     """
     if campaign is None and (not config.tasks or (not config.methods and not checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
-    cluster = None if checkpoint else read_workers(config)
+    cluster = None if checkpoint else parse_cluster(config)
     configs, tasks, methods = find_configs(campaign, config)  # a wrong name is an error before torch is imported
-    work = configs[0].workspace(reporter_for(quiet, verbose))
+    work = configs[0].workspace(make_reporter(quiet, verbose))
     if checkpoint:
-        check_checkpoint(campaign, config, dry_run)
-        return _evaluate(Path(checkpoint), config, work, style)
+        check_checkpoint_options(campaign, config, dry_run)
+        return _evaluate_checkpoint(Path(checkpoint), config, work, style)
     from ifsl_bench.experiments.job import expand_configs
     from ifsl_bench.experiments.runner import check_data_paths
 
@@ -159,26 +159,26 @@ def run(
 
         backend = local_backend(jobs, work, config.device, config.jobs, config.devices)
     if dry_run:
-        from ifsl_bench.cli.campaigns import show_plan
+        from ifsl_bench.cli.campaigns import print_plan
         from ifsl_bench.experiments.plan import LACKS_DATA, REFUSED, plan_jobs
 
         plans = plan_jobs(jobs, work, config.rerun, config.retrain, lacking=True, data=files)
         print_missing(lacking)
-        show_plan(plans, work, style)
+        print_plan(plans, work, style)
         return 2 if all(plan.state in (LACKS_DATA, REFUSED) for plan in plans) else 0  # as the run would end
     first = not any(work.home.results.glob("*/*.json"))
-    summary = _run(jobs, config, files, work, backend, style)
-    _show_rows(tasks, summary, work, style, full)
+    summary = _run_jobs(jobs, config, files, work, backend, style)
+    _print_new_rows(tasks, summary, work, style, full)
     if first and summary.stored and style == "text":
         task = summary.stored[0].task.name
-        say(
+        print_lines(
             f"\nNext: 'ifsl-bench compare A B --task {task}' for a difference, --seeds 3 for a rank, "
             "--method FILE.py:CLASS for a method of your own"
         )
-    return tell(summary, len(jobs), lacking)
+    return print_failures(summary, len(jobs), lacking)
 
 
-def _evaluate(checkpoint: Path, config: RunConfig, work: Workspace, style: str) -> int:
+def _evaluate_checkpoint(checkpoint: Path, config: RunConfig, work: Workspace, style: str) -> int:
     from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
     from ifsl_bench.api import evaluate_checkpoint
     from ifsl_bench.reporting.detail_tables import seed_table
@@ -190,13 +190,13 @@ def _evaluate(checkpoint: Path, config: RunConfig, work: Workspace, style: str) 
         episodes=config.episodes,
         change=config.change.parts(),
         work=work,
-        command=_typed(sys.argv[1:]),
+        command=_command_line_to_record(sys.argv[1:]),
     )
-    show_tables([seed_table(SeedAggregate(result.label, FILE, (result,)))], style)
+    print_tables_in_format([seed_table(SeedAggregate(result.label, FILE, (result,)))], style)
     return 0
 
 
-def _run(
+def _run_jobs(
     jobs: Sequence[Job],
     config: RunConfig,
     files: Mapping[str, Path],
@@ -211,11 +211,18 @@ def _run(
         from ifsl_bench.experiments.pretraining import mark_for_training
 
         mark_for_training(jobs, work)
-    with prints_aside(style):
-        return run_jobs(jobs, work, backend, rerun=config.rerun, retrain=config.retrain, command=_typed(sys.argv[1:]))
+    with redirect_prints_to_stderr(style):
+        return run_jobs(
+            jobs,
+            work,
+            backend,
+            rerun=config.rerun,
+            retrain=config.retrain,
+            command=_command_line_to_record(sys.argv[1:]),
+        )
 
 
-def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, style: str, full: bool) -> None:
+def _print_new_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, style: str, full: bool) -> None:
     """Print the rows of the tasks: for readers the new ones among the rows of usual settings, and where they stand."""
     from ifsl_bench.analysis.task_results import load_task_results
     from ifsl_bench.reporting.leaderboard import task_table
@@ -231,7 +238,7 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
         labels_of[task_results.task_name] = labels
         results_of_tasks.append(task_results)
     if style in PROGRAMS:
-        show_tables(
+        print_tables_in_format(
             [task_table(task_results, full) for task_results in results_of_tasks if not task_results.is_empty], style
         )
         return
@@ -250,14 +257,14 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
     for task_results in results_of_tasks:
         if style != "latex":
             click.echo()
-            show_tables([task_table(task_results, full)], style)
+            print_tables_in_format([task_table(task_results, full)], style)
         by_setting: dict[str, list[str]] = {}
         for label in labels_of[task_results.task_name]:
             row = task_results.find_row(label)
             by_setting.setdefault(row.setting if row and row.setting != EVERY else PAPER, []).append(label)
         for setting, of_setting in by_setting.items():
             for lines in describe_standings(task_results.select_setting(setting), of_setting):
-                say("\n" + "\n".join(lines), style)
+                print_lines("\n" + "\n".join(lines), style)
     if printed := [
         task_results for task_results in results_of_tasks if task_results.published_rows or task_results.task.variant_of
     ]:
@@ -265,26 +272,26 @@ def _show_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, styl
 
         if beside := published_comparison_tables(printed):
             click.echo()
-            show_tables(beside, style)
+            print_tables_in_format(beside, style)
 
 
-def tell(summary: RunSummary, jobs: int, lacking: Mapping[str, int]) -> int:
+def print_failures(summary: RunSummary, n_jobs: int, missing_requirements: Mapping[str, int]) -> int:
     """Print which jobs failed or could not be run here, and why; return the exit status.
 
     Args:
         summary: of the run.
-        jobs: how many there were.
-        lacking: why others cannot be run here -> how many.
+        n_jobs: how many there were.
+        missing_requirements: why others cannot be run here -> how many.
     """
-    print_missing(lacking)
+    print_missing(missing_requirements)
     if summary.failed:
-        click.echo(f"ifsl-bench: {len(summary.failed)} of {jobs} jobs failed:", err=True)
+        click.echo(f"ifsl-bench: {len(summary.failed)} of {n_jobs} jobs failed:", err=True)
     for line in summary.causes:
         click.echo(f"  {line}", err=True)
-    return 1 if summary.failed or lacking else 0
+    return 1 if summary.failed or missing_requirements else 0
 
 
-def _typed(arguments: list[str]) -> str:
+def _command_line_to_record(arguments: list[str]) -> str:
     """The command as results record it: without the folders of this machine."""
     words: list[str] = []
     skip = False

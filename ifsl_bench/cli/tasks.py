@@ -10,21 +10,21 @@ import click
 
 from ifsl_bench.cli.completion import complete_data, complete_tasks
 from ifsl_bench.cli.options import (
-    Group,
-    examples,
-    folders_of,
-    folders_to_read,
+    SuggestingGroup,
+    format_examples,
     home_option,
+    locate_folders,
+    locate_folders_to_read,
+    make_reporter,
     quiet_option,
-    reporter_for,
     results_option,
     style_option,
 )
-from ifsl_bench.cli.output import say, show_tables
+from ifsl_bench.cli.output import print_lines, print_tables_in_format
 from ifsl_bench.utils.errors import UserError
 
 
-class Tasks(Group):
+class TaskGroup(SuggestingGroup):
     """Takes the name of a task too, without ``show`` before it."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -34,10 +34,10 @@ class Tasks(Group):
 
 
 @click.group(
-    cls=Tasks,
+    cls=TaskGroup,
     invoke_without_command=True,
     subcommand_metavar="[NAME | COMMAND ...]",
-    epilog=examples("tasks", "tasks glyphs-5shot", "tasks new mine --data glyphs"),
+    epilog=format_examples("tasks", "tasks glyphs-5shot", "tasks new mine --data glyphs"),
 )
 @home_option
 @style_option
@@ -53,9 +53,9 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     from ifsl_bench.protocols.tasks.task_files import packaged_tasks
     from ifsl_bench.reporting.table import READERS, table_from_dicts
 
-    rows = task_rows(folders_of(home))
+    rows = task_rows(locate_folders(home))
     if style not in READERS:
-        show_tables([table_from_dicts(rows)], style)
+        print_tables_in_format([table_from_dicts(rows)], style)
         return
     drop = ("backbone", "episodes", "protocol")
     tables = []
@@ -63,11 +63,13 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
         some = [{key: text for key, text in row.items() if key != "data"} for row in rows if row["data"] == data]
         table = table_from_dicts(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged_tasks())
         tables.append(replace(table, title=data))
-    show_tables(tables, style)
-    say("\nDetails of a task: ifsl-bench tasks NAME. To run one: ifsl-bench run --method imprint --task NAME", style)
+    print_tables_in_format(tables, style)
+    print_lines(
+        "\nDetails of a task: ifsl-bench tasks NAME. To run one: ifsl-bench run --method imprint --task NAME", style
+    )
 
 
-@tasks.command("show", epilog=examples("tasks glyphs-5shot", "tasks glyphs-5shot+ways=10 --format json"))
+@tasks.command("show", epilog=format_examples("tasks glyphs-5shot", "tasks glyphs-5shot+ways=10 --format json"))
 @click.argument("name", shell_complete=complete_tasks)
 @home_option
 @results_option
@@ -83,18 +85,20 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     from ifsl_bench.reporting.task_sheet import describe_task
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
-    folders = folders_to_read(home or above.get("home"), results_dir)
+    folders = locate_folders_to_read(home or above.get("home"), results_dir)
     sheets = [describe_task(task, folders) for task in load_tasks(name, home=folders)]
     if style == "text" and above.get("style"):
         style = above["style"]
     if style not in READERS:
-        show_tables([table_from_dicts(sheets)], style)
+        print_tables_in_format([table_from_dicts(sheets)], style)
         return
     for i, facts in enumerate(sheets):
-        say("\n" * bool(i) + "\n".join(f"{key:15}{text}" for key, text in facts.items()), style)
+        print_lines("\n" * bool(i) + "\n".join(f"{key:15}{text}" for key, text in facts.items()), style)
 
 
-@tasks.command("new", epilog=examples("tasks new mine --data glyphs", "tasks new mine --data glyphs --out mine.toml"))
+@tasks.command(
+    "new", epilog=format_examples("tasks new mine --data glyphs", "tasks new mine --data glyphs --out mine.toml")
+)
 @click.argument("name")
 @click.option(
     "--data", required=True, metavar="DATASET", shell_complete=complete_data, help="The data set that the tasks are on."
@@ -111,16 +115,16 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     """
     from ifsl_bench.data.preparing.catalogue import write_new_tasks
 
-    folders = folders_of(home or (context.parent.params.get("home") if context.parent else None))
+    folders = locate_folders(home or (context.parent.params.get("home") if context.parent else None))
     path = Path(out).expanduser() if out else folders.tasks / f"{name}.toml"  # where names are found
     if path.suffix != ".toml":
         raise UserError(f"--out takes a file that ends in .toml, by which --task knows it, not {out}")
-    names = write_new_tasks(folders, name, data, path, reporter_for(quiet))
+    names = write_new_tasks(folders, name, data, path, make_reporter(quiet))
     task = f"{path}:{names[1]}" if out else names[1]
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 
-@tasks.command("reference", epilog=examples("tasks reference", "tasks reference > task-file.md"))
+@tasks.command("reference", epilog=format_examples("tasks reference", "tasks reference > task-file.md"))
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
     from ifsl_bench.backbones.contract import descriptions

@@ -62,7 +62,7 @@ def _job_of_result(result: Result, task: Task) -> Job:
         UserError: options or training that the method does not take.
     """
     name, method, meant = registry.resolve_method(result.method)
-    (set_options, train), trials = result.own_settings(), result.trials
+    (set_options, train), trials = result.user_settings(), result.n_trials
     if recipe := parse_label(result.label).recipe:
         task = with_recipe(task, recipe)
     options, training = (
@@ -70,7 +70,7 @@ def _job_of_result(result: Result, task: Task) -> Job:
         TrainingChanges.parse(train),
     )
     count = len(result.episodes)
-    return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.calibrated)
+    return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.includes_bias)
 
 
 def _job_or_none(result: Result, task: Task) -> Job | None:
@@ -101,7 +101,7 @@ def _method_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     except UserError as error:
         yield f"options: {error}"
         return
-    if others := sorted(result.chosen - set(job.method.space)):  # they would be missing in the label
+    if others := sorted(result.chosen_option_names - set(job.method.space)):  # they would be missing in the label
         yield f"tuned: {others[0]} is no option that method {job.name} tunes"
     if job.setting != result.setting:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
@@ -188,7 +188,7 @@ def _search_value_faults(result: Result, job: Job) -> Iterator[str]:
         yield f"tuned: {tuned}, in setting {result.setting!r} {names or 'one thing'} is chosen on validation episodes"
     elif names:
         yield from _choice_faults(result, names, job)
-    elif result.trials:
+    elif result.n_trials:
         yield f"setting: {result.setting!r}, and nothing was tuned"
     else:
         yield from _settings_faults(result, job, {}, "")
@@ -197,12 +197,12 @@ def _search_value_faults(result: Result, job: Job) -> Iterator[str]:
 def _choice_faults(result: Result, names: str, job: Job) -> Iterator[str]:
     """Check that the settings to try were tried, and the best of them chosen."""
     tried = result.tuned[names]
-    if result.trials > MOST_TRIALS:  # said already
+    if result.n_trials > MOST_TRIALS:  # said already
         return
-    if result.trials and len(tried) > result.trials:
-        yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
+    if result.n_trials and len(tried) > result.n_trials:
+        yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.n_trials}"
         return
-    rounds = candidates_by_round(job, lambda candidate: result.accuracy(candidate.name))
+    rounds = candidates_by_round(job, lambda candidate: result.validation_accuracy(candidate.name))
     candidates = {candidate.name: candidate for of_round in rounds for candidate in of_round}
     sizes = [len(of_round) for of_round in rounds]
     if tried.keys() != candidates.keys() or result.rounds != sizes:

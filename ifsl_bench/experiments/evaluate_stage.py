@@ -36,7 +36,7 @@ from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.loader import EvaluationResult, Loader, evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
-from ifsl_bench.store.schema import SCHEMA_VERSION, Calibration, Result, StoredImageHits, summary_entry
+from ifsl_bench.store.schema import SCHEMA_VERSION, Result, StoredCalibration, StoredImageHits, round_summary
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
@@ -213,7 +213,7 @@ class EvaluationStage(Stage):
             episodes=protocol_of(job.task).to_stored_counts(
                 counts, drawn, job.supports_kept, job.method.uses_all_images
             ),
-            summary=summary_entry(counts.summary()),
+            summary=round_summary(counts.summary()),
             solver=evaluated.describe_statistics(),
             pretraining=backbone.entry(),
             training=trained.entry() if trained else {},
@@ -231,8 +231,8 @@ class EvaluationStage(Stage):
             },
             novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.partial,
-            calibration=Calibration.of(calibrated, self.job.calibrated) if calibrated else None,
-            images=StoredImageHits.of(images) if images else None,
+            calibration=StoredCalibration.from_calibrated_hits(calibrated, self.job.calibrated) if calibrated else None,
+            images=StoredImageHits.from_image_hits(images) if images else None,
             transductive=job.method.transductive,
             places={
                 "pretraining": backbone.info["device"],

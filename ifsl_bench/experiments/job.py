@@ -24,7 +24,7 @@ from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE,
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_units_of_task
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
-from ifsl_bench.store.schema import file_name
+from ifsl_bench.store.schema import result_file_name
 from ifsl_bench.utils.errors import MissingDependencyError, UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -143,7 +143,7 @@ class Job:
         return same_method(self.identity, recorded)
 
     def result_path(self, home: Paths) -> Path:
-        return home.results / self.task.name / file_name(self.label, self.seed)
+        return home.results / self.task.name / result_file_name(self.label, self.seed)
 
 
 def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:

@@ -21,8 +21,8 @@ from ifsl_bench.experiments.runner import check_job, stages_of_job, training_sta
 from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.stored_results import find_cached_result
 from ifsl_bench.experiments.workspace import Workspace
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import file_name
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import result_file_name
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_seeds
@@ -150,7 +150,7 @@ class _StoredCost(msgspec.Struct):
 
 def _stored_seconds(job: Job, home: Paths) -> dict[str, tuple[float, str]]:
     """Return part -> seconds and device for the stored row, the user's own or the package's; empty without one."""
-    packaged = packaged_root() / job.task.name / file_name(job.label, 0)
+    packaged = packaged_results_folder() / job.task.name / result_file_name(job.label, 0)
     for path in (job.result_path(home), packaged):
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=_StoredCost)

@@ -124,16 +124,16 @@ def job_from_result(result: Result, home: Paths, task: str | None = None, method
     recipe = parse_label(result.label).recipe
     if registry.names_file(split_recipe(recipe)[0]):
         raise UserError(f"{result.label} on {result.task} cannot be run again here: its recipe is a file, not a name")
-    options, train = result.own_settings()
+    options, train = result.user_settings()
     request = RunConfig(
         [method_name],
         [task or result.task],
         options,
         train,
-        result.trials,
+        result.n_trials,
         seeds=[result.seed],
         episodes=len(result.episodes),
-        calibrate=result.calibrated,
+        calibrate=result.includes_bias,
         recipes=[recipe] if recipe else (),
     )
     try:
@@ -159,7 +159,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     Raises:
         UserError: the file is no result, task or method are not here, or data have to be obtained first.
     """
-    stored = schema.read(path)
+    stored = schema.read_result(path)
     result = run_unstored(job_from_result(stored, work.home, task, method), work)
     reasons = []
     if (stored.fingerprint, stored.novel_fingerprint) != (result.fingerprint, result.novel_fingerprint):
@@ -222,7 +222,7 @@ def _format_setting(settings: Mapping[str, Any], key: str) -> str:
 
 def _count_differing_units(a: Result, b: Result) -> int:
     """Count the episodes or sequences in which any count differs."""
-    then, now = a.counts().columns(), b.counts().columns()
+    then, now = a.to_hit_counts().columns(), b.to_hit_counts().columns()
     differ = [(then[name] != now[name]).reshape(len(a.episodes), -1).any(1) for name in then.keys() & now.keys()]
     return int(np.any(differ, axis=0).sum())
 

@@ -32,7 +32,7 @@ from ifsl_bench.experiments.stages import (
 from ifsl_bench.experiments.stored_results import backup_outputs, load_current_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.store.schema import Result, keep_old, write
+from ifsl_bench.store.schema import Result, rename_replaced_result, write_result
 from ifsl_bench.utils.errors import UserError, format_error, unknown_name_error
 from ifsl_bench.utils.files import Paths, check_writable
 from ifsl_bench.utils.locks import hold_lock
@@ -139,8 +139,8 @@ def store_result(job: Job, work: Workspace, result: Result) -> None:
         result: to store.
     """
     with hold_lock(work.home.results / "results", work.reporter.warn, ""):
-        name = keep_old(work.home.results, result)
-        write(work.home.results, result)
+        name = rename_replaced_result(work.home.results, result)
+        write_result(work.home.results, result)
     if name:
         work.reporter.warn(f"the result that was there differs; it is kept as {name}")
     work.reporter.say(f"result: {job.result_path(work.home)}")

@@ -31,7 +31,7 @@ from ifsl_bench.protocols.calibration import Bias, best_bias, bootstrap_counts
 from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate
 from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.store.schema import Choice
+from ifsl_bench.store.schema import StoredOptionChoice
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import hold_lock, is_locked
@@ -521,7 +521,7 @@ def choose_setting(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, 
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE_NAME}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
         **(
-            {"choice": Choice(**bootstrap_selection(tried, name))}
+            {"choice": StoredOptionChoice(**bootstrap_selection(tried, name))}
             if "choices" in protocol_of(job.task).features
             else {}
         ),

@@ -50,13 +50,13 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
     if not os.path.exists(path):
         return CachedResult()
     try:
-        result = schema.read(path)
+        result = schema.read_result(path)
     except CorruptFile as error:
         return CachedResult(None, str(error), True)
     fingerprint = dataset_fingerprint(job.task.dataset, home)
     key = PretrainStage(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
-    rounds = candidates_by_round(job, lambda candidate: result.accuracy(candidate.name)) if searched else []
+    rounds = candidates_by_round(job, lambda candidate: result.validation_accuracy(candidate.name)) if searched else []
     to_try = {candidate.name for candidates in rounds for candidate in candidates}
     compared = {
         "task": (result.task_hash, job.task.hash),
@@ -65,10 +65,10 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
             result.novel_fingerprint,
             novel_fingerprint(job.task, home) or result.novel_fingerprint,
         ),
-        "options": (result.own_settings()[0], {k: v for k, v in job.options.items() if k not in searched}),
-        "training": (result.own_settings()[1], job.training.non_default_values()),
+        "options": (result.user_settings()[0], {k: v for k, v in job.options.items() if k not in searched}),
+        "training": (result.user_settings()[1], job.training.non_default_values()),
         "choice of options or checkpoint": (result.setting, job.setting),
-        "calibration": (result.calibrated, job.calibrated),
+        "calibration": (result.includes_bias, job.calibrated),
         "settings to choose from": (tried, to_try),
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes), job.episodes),

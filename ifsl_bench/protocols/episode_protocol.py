@@ -110,7 +110,7 @@ class Episodes(Protocol):
         yield from (f"calibration {reason}" for reason in _calibration_faults(counts, result.calibration))
         if result.choice:
             settings = sum(map(len, result.tuned.values()))
-            reasons = _choice_faults(counts, result.choice, settings, result.calibrated)
+            reasons = _choice_faults(counts, result.choice, settings, result.includes_bias)
             yield from (f"choice {reason}" for reason in reasons)
 
     def resampled_counts(self, counts: Counts, calibration: Any, choice: Any) -> Counts | None:

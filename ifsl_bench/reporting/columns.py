@@ -139,11 +139,11 @@ def published_table_rows(task_results: TaskResults) -> list[TableRow]:
             values,
             paper.source,
             printed_interval=paper.values.get("plus_minus_as_printed"),
-            note=paper.remark,
+            note=paper.joined_notes,
             accuracy_after_sessions=[Estimate(value, math.nan) for value in paper.sequence.after]
             if paper.sequence
             else (),
-            marks=paper.sequence.marks if paper.sequence else "",
+            marks=paper.sequence.flag_letters if paper.sequence else "",
         )
         entries.append(entry)
     return entries

@@ -183,8 +183,8 @@ def _published_comparison_table(task_results: TaskResults, pairs: list[Published
     notes += _note_order_agreement(task_results, pairs)
     reasons = {pair.incompatibility: None for pair in pairs if pair.incompatibility}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
-    papers = [pair.published_row for pair in pairs if pair.published_row.remark]
-    notes += [f"{paper.label} ({paper.source}): {paper.remark}." for paper in papers]
+    papers = [pair.published_row for pair in pairs if pair.published_row.joined_notes]
+    notes += [f"{paper.label} ({paper.source}): {paper.joined_notes}." for paper in papers]
     return Table(
         PUBLISHED_COLUMNS,
         pairs,

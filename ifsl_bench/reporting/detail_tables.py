@@ -14,7 +14,7 @@ from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.schema import Calibration, Result
+from ifsl_bench.store.schema import Result, StoredCalibration
 from ifsl_bench.utils.errors import one_line
 from ifsl_bench.utils.text_format import format_count, format_options
 
@@ -199,11 +199,11 @@ def _format_percent(value: object) -> str:
     return f"{value:.2f}%" if isinstance(value, int | float) else str(value)
 
 
-def _describe_calibration(result: Result, calibration: Calibration) -> str:
+def _describe_calibration(result: Result, calibration: StoredCalibration) -> str:
     protocol = result.protocol
     found_on = f"{calibration.validation_episodes:,} validation {protocol.drawn}"
     text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
-    resampled = protocol.resampled_counts(result.counts(), calibration, None)
+    resampled = protocol.resampled_counts(result.to_hit_counts(), calibration, None)
     moved = protocol.resampled_metric("calibrated_acc", biased=False)
     if resampled is not None and moved is not None:
         spread = float(resampled.value(moved).std(ddof=1))

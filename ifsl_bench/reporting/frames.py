@@ -18,10 +18,10 @@ from ifsl_bench.store.data_frames import (
     data_frame,
     episodes_frame,
     format_metric,
-    pandas_module,
+    format_result_line,
+    import_pandas,
+    result_as_row,
     result_columns,
-    result_line,
-    result_row,
 )
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import one_line
@@ -111,15 +111,15 @@ class Results(UserList[Result]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row for each result, see :func:`facts`; raise an error without pandas."""
-        return data_frame([result_row(result) for result in self], result_columns())
+        return data_frame([result_as_row(result) for result in self], result_columns())
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """Return a row for each episode of each result, see :func:`episodes`; raise an error without pandas."""
         frames = [episodes_frame(result) for result in self]
-        return pandas_module().concat(frames, ignore_index=True) if frames else data_frame([], EPISODE_COLUMNS)
+        return import_pandas().concat(frames, ignore_index=True) if frames else data_frame([], EPISODE_COLUMNS)
 
     def __repr__(self) -> str:
-        shown = [f"  {result_line(result)}" for result in self[:MOST]]
+        shown = [f"  {format_result_line(result)}" for result in self[:MOST]]
         more = [f"  ... and {len(self) - MOST} more"] if len(self) > MOST else []
         return "\n".join([format_count(len(self), "result"), *shown, *more])
 

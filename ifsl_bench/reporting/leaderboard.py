@@ -259,7 +259,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
             min_fold_width=10,
             drop_priority=1,
         ),
-        Column("flags", lambda row: sequence(row).flags, flags, min_fold_width=20),
+        Column("flags", lambda row: sequence(row).flags_in_words, flags, min_fold_width=20),
         Column("source", lambda row: row.source, source, min_fold_width=11),
     ]
 

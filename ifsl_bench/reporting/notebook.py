@@ -24,8 +24,8 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
 from ifsl_bench.reporting.leaderboard import leaderboard_tables, task_tables
-from ifsl_bench.store.result_folder import packaged_root, read_results
-from ifsl_bench.store.schema import Result, read
+from ifsl_bench.store.result_folder import packaged_results_folder, read_results
+from ifsl_bench.store.schema import Result, read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
@@ -187,7 +187,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         raise UserError(
             f"there is no result file {path}; a row is loaded by its label and task, as in load('lr+a', 'glyphs-5shot')"
         )
-    return read(path)
+    return read_result(path)
 
 
 def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Results:
@@ -210,7 +210,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
     """
     results_here: list[Result] = []
     folders = Paths.locate(home, results)
-    for root in dict.fromkeys([packaged_root().resolve(), folders.results.resolve()]):
+    for root in dict.fromkeys([packaged_results_folder().resolve(), folders.results.resolve()]):
         some, remarks = read_results(root, tasks or None)
         results_here += some
         for remark in remarks:

@@ -44,7 +44,7 @@ def explain_calibration(task: Task) -> str:
 
 def _describe_evaluated_classes(result: Result) -> str:
     if "sessions" in result.protocol.features:
-        orders, sequences = result.counts().unit_count, len(result.episodes)
+        orders, sequences = result.to_hit_counts().unit_count, len(result.episodes)
         if orders == 1:
             return "one order of the novel classes, so there are no intervals"
         return f"mean ± 95% interval over {orders:,} orders of the novel classes ({sequences:,} sequences)"
@@ -76,7 +76,9 @@ def table_notes(
             f"Published: as printed, {interval_note}, whose kind is unknown; not used in any significance test."
         )
         notes += [
-            f"{paper.label} ({paper.source}): {paper.remark}." for paper in task_results.published_rows if paper.remark
+            f"{paper.label} ({paper.source}): {paper.joined_notes}."
+            for paper in task_results.published_rows
+            if paper.joined_notes
         ]
     return notes + [f"{remark}." for remark in task_results.remarks]
 
@@ -116,7 +118,7 @@ def _choice_notes(task_results: TaskResults) -> list[str]:
     measured = task_results.measured_rows
     labels = dict(zip(measured, unique_names(measured), strict=True))
     tried_on = f"validation {protocol_of(task_results.task).drawn}"
-    tuned = {row.setting: row.results[0].trials for row in task_results.rows if row.results[0].trials}
+    tuned = {row.setting: row.results[0].n_trials for row in task_results.rows if row.results[0].n_trials}
     notes = [
         f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())

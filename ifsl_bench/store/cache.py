@@ -47,14 +47,14 @@ class CacheItem:
 
     kind: str  # one of KINDS or STAYS, or what else it is
     path: Path
-    of: str  # the data set, with the backbone; or the task, with the method
-    bytes: int  # that its files hold
-    used: float  # when it was last used, in seconds
+    owner: str  # the data set, with the backbone; or the task, with the method
+    n_bytes: int  # that its files hold
+    last_used: float  # when it was last used, in seconds
 
 
 def list_items(home: Paths) -> list[CacheItem]:
     """Return everything in the home but the results, by kind."""
-    return sorted(_iterate_items(home), key=lambda item: (KIND_ORDER.index(item.kind), item.of, item.path))
+    return sorted(_iterate_items(home), key=lambda item: (KIND_ORDER.index(item.kind), item.owner, item.path))
 
 
 def _iterate_items(home: Paths) -> Iterator[CacheItem]:
@@ -135,7 +135,7 @@ def select_removable(home: Paths, kinds: Sequence[str] = ()) -> tuple[list[Cache
 
 def _reason_to_keep(item: CacheItem, now: float) -> str | None:
     """Return why an item may not be removed; None where nothing keeps it."""
-    idle, name = now - item.used, strip_tag(item.path.name).removeprefix(PARTIAL_MARK)
+    idle, name = now - item.last_used, strip_tag(item.path.name).removeprefix(PARTIAL_MARK)
     if item.kind == UNKNOWN:
         return "not made by this version of ifsl-bench"
     if item.kind in PERMANENT_KINDS:
@@ -153,25 +153,25 @@ def _reason_to_keep(item: CacheItem, now: float) -> str | None:
     return f"used in the last {RECENT_SECONDS / 3600:.0f} hours" if idle < RECENT_SECONDS else None
 
 
-def remove_items(going: Sequence[CacheItem], say: Callable[[str], None]) -> int:
+def remove_items(items: Sequence[CacheItem], report: Callable[[str], None]) -> int:
     """Remove items, what was made from others first; return how many bytes that were.
 
     An item that has been used, locked or removed since it was listed stays as it is. A folder that is empty now stays
     too: a run that starts may be about to write into it.
 
     Args:
-        going: the items.
-        say: prints a line on an item that stays.
+        items: the items.
+        report: prints a line on an item that stays.
     """
     freed = 0
-    for item in sorted(going, key=lambda item: KIND_ORDER.index(item.kind), reverse=True):
+    for item in sorted(items, key=lambda item: KIND_ORDER.index(item.kind), reverse=True):
         with try_lock(item.path) as free:
-            if not free or _size_and_use(item.path)[1] > item.used:
-                say(f"{item.path} is in use by now, and stays")
+            if not free or _size_and_use(item.path)[1] > item.last_used:
+                report(f"{item.path} is in use by now, and stays")
                 continue
             if item.path.exists() or item.path.is_symlink():
                 remove_path(item.path)
-                freed += item.bytes
+                freed += item.n_bytes
                 with contextlib.suppress(OSError):
                     (item.path.parent / f".{item.path.name}.lock").unlink()
     return freed

@@ -24,8 +24,16 @@ from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_units_of_task
 from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
 from ifsl_bench.store.data_frames import format_metric
-from ifsl_bench.store.result_folder import unfit_reasons
-from ifsl_bench.store.schema import PATTERNS_IN_WORDS, Result, WrittenFields, contradiction, file_name, parse, read_raw
+from ifsl_bench.store.result_folder import find_unfit_results
+from ifsl_bench.store.schema import (
+    PATTERNS_IN_WORDS,
+    Result,
+    WrittenFields,
+    find_contradiction,
+    parse_result,
+    read_raw_result,
+    result_file_name,
+)
 from ifsl_bench.utils.errors import UserError, is_printable, one_line
 from ifsl_bench.utils.files import Paths
 
@@ -59,7 +67,7 @@ class CheckedFile:
     unverified: tuple[str, ...] = ()
 
     @property
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """A good file in one line."""
         r = self.result
         assert r is not None
@@ -86,16 +94,16 @@ def check_result(
     """
     home, tasks = home or Paths.locate(), tasks or {}
     try:
-        raw = read_raw(path)
+        raw = read_raw_result(path)
         if reason := _published_fault(path, raw):
             return CheckedFile(None, (reason,))
-        result = parse(path, raw)
+        result = parse_result(path, raw)
     except UserError as error:
         message = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
         message = message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)
         return CheckedFile(None, _shorten_faults([message]))
     failures = [*_unprintable_faults(raw)]
-    failures += [reason] if (reason := contradiction(result)) else []
+    failures += [reason] if (reason := find_contradiction(result)) else []
     failures += _path_faults(path, result, tasks, home)
     failures += _value_faults(result)
     unverified: list[str] = []
@@ -104,7 +112,7 @@ def check_result(
     except UserError as error:
         failures.append(f"task: {error}")
     else:
-        failures += [*_definition_faults(result, task), *unfit_reasons(task, [result]).values()]
+        failures += [*_definition_faults(result, task), *find_unfit_results(task, [result]).values()]
         for check in (_digest_faults, _class_faults, _partial_mark_faults, _calibration_faults, *checks):
             try:
                 failures += check(result, task, home)
@@ -160,8 +168,8 @@ def _folder_name(path: Path) -> str:
 
 
 def _path_faults(path: Path, result: Result, tasks: Mapping[str, Task], home: Paths) -> Iterator[str]:
-    if path.name != file_name(result.label, result.seed):
-        yield f"file name: label and seed make it {file_name(result.label, result.seed)}"
+    if path.name != result_file_name(result.label, result.seed):
+        yield f"file name: label and seed make it {result_file_name(result.label, result.seed)}"
     folder = _folder_name(path)
     if folder != result.task:  # a copy in a folder that is no task's is as good
         with contextlib.suppress(UserError):
@@ -196,7 +204,7 @@ def _digest_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
 def _class_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare the novel classes of each episode with the episodes drawn again from the data."""
     count = len(result.episodes)
-    if unfit_reasons(task, [result]):
+    if find_unfit_results(task, [result]):
         return
     with unverified_on_error("classes"):
         draws = _sampler(result, task, home).class_draws(count)
@@ -279,10 +287,10 @@ def _value_faults(result: Result) -> Iterator[str]:
             for pattern, words in PATTERNS_IN_WORDS.items():
                 expected = expected.replace(f"`str` matching regex {pattern!r}", words)
             yield f"{field.name}{at.rpartition('$')[2].strip('`')}: {expected}"
-    if result.trials > MOST_TRIALS:
+    if result.n_trials > MOST_TRIALS:
         yield f"setting: {result.setting!r}, a run tries at most {MOST_TRIALS:,}"
     values = {value for tried in result.tuned.values() for value in tried}
-    if strange := [*(set(result.passed_over) - values), *(set(result.edge) - result.chosen)]:
+    if strange := [*(set(result.passed_over) - values), *(set(result.edge) - result.chosen_option_names)]:
         yield f"passed_over, edge: {strange[0]!r} is nothing that was tuned"
     if result.rounds and (sum(result.rounds) != sum(map(len, result.tuned.values())) or min(result.rounds) < 1):
         yield f"rounds: {result.rounds}, and {sum(map(len, result.tuned.values()))} settings were tried"

@@ -37,7 +37,7 @@ PROVENANCE_COLUMNS = ("device", "version", "commit", "time")
 NULLABLE_DTYPES = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
 
-def pandas_module() -> Any:
+def import_pandas() -> Any:
     """Import pandas and return it.
 
     Raises:
@@ -69,7 +69,7 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
         records: the rows.
         names: columns to have in any case, before those that some record has.
     """
-    pandas = pandas_module()
+    pandas = import_pandas()
     names = dict.fromkeys([*names, *(name for record in records for name in record)])
     columns = {name: [record.get(name) for record in records] for name in names}
     frame = pandas.DataFrame(columns)
@@ -89,7 +89,7 @@ def format_metric(entry: Mapping[str, float]) -> str:
     return f"{mean} ± {entry['interval']:.2f}" if "interval" in entry else mean
 
 
-def result_line(result: Result) -> str:
+def format_result_line(result: Result) -> str:
     """Return a result in a line: its method and task, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
     return one_line(
@@ -97,7 +97,7 @@ def result_line(result: Result) -> str:
     )
 
 
-def result_row(result: Result) -> dict[str, Any]:
+def result_as_row(result: Result) -> dict[str, Any]:
     """Return a result as a row: its method and task, each metric and its interval in percent, seconds, and its origin.
 
     Every result has all of :func:`result_columns`; a metric that it lacks is None.
@@ -125,7 +125,7 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 def result_columns() -> list[str]:
-    """Return the columns of :func:`result_row`, with the metrics of all protocols that are registered now."""
+    """Return the columns of :func:`result_as_row`, with the metrics of all protocols that are registered now."""
     metrics = [f"{name}{end}" for name in metric_names() for end in SUFFIX_OF_PART.values()]
     return [
         "task",
@@ -146,8 +146,8 @@ def result_columns() -> list[str]:
 
 def episodes_frame(result: Result) -> pandas.DataFrame:
     """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
-    columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.counts().table()}
-    return pandas_module().DataFrame(columns)
+    columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.to_hit_counts().table()}
+    return import_pandas().DataFrame(columns)
 
 
 def images_frame(result: Result) -> pandas.DataFrame:
@@ -158,8 +158,8 @@ def images_frame(result: Result) -> pandas.DataFrame:
     the queries ``asked``. Without rows where a result does not record them.
     """
     if result.images is None:
-        return pandas_module().DataFrame()
-    hits, frames = result.images.hits(), []
+        return import_pandas().DataFrame()
+    hits, frames = result.images.to_image_hits(), []
     for name, pool in hits.pools.items():
         label = np.repeat(np.arange(len(pool.sizes)), pool.groups)
         place = (np.arange(len(label)) - pool.starts[label]) * pool.step
@@ -174,5 +174,5 @@ def images_frame(result: Result) -> pandas.DataFrame:
         }
         for half, asked in enumerate(pool.asked):
             of_half = {what: 100 * share[half] for what, share in hits.shares_of(name).items()}
-            frames.append(pandas_module().DataFrame({**of_pool, "half": half, "asked": asked, **of_half}))
-    return pandas_module().concat(frames, ignore_index=True)
+            frames.append(import_pandas().DataFrame({**of_pool, "half": half, "asked": asked, **of_half}))
+    return import_pandas().concat(frames, ignore_index=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ifsl_bench.protocols.metrics import spread_harmonic_mean
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.files import read_json
 
 SET_SUFFIX = "-published"  # what the name of a task that takes a list to the letter ends in
@@ -60,7 +60,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     note: str = ""
 
     @property
-    def flags(self) -> str:
+    def flags_in_words(self) -> str:
         """In words, how it departs from a row that knows nothing beforehand."""
         marks = [
             "chosen on test images" if self.chosen_on_test else "",
@@ -71,17 +71,17 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return "; ".join(filter(None, marks))
 
     @property
-    def remark(self) -> str:
-        """The kind of its source, with its backbone and :attr:`flags`."""
-        return "; ".join(filter(None, [SOURCE_KINDS[self.kind], self.backbone, self.flags]))
+    def source_remark(self) -> str:
+        """The kind of its source, with its backbone and :attr:`flags_in_words`."""
+        return "; ".join(filter(None, [SOURCE_KINDS[self.kind], self.backbone, self.flags_in_words]))
 
     @property
-    def marks(self) -> str:
+    def flag_letters(self) -> str:
         """The flags as letters of :data:`FLAG_LETTERS`."""
         holds = (self.chosen_on_test, bool(self.images), self.knows_classes, self.novel_seen in ("may", "yes"))
         return "".join(letter for letter, held in zip(FLAG_LETTERS, holds, strict=True) if held)
 
-    def values(self, queries: np.ndarray) -> dict[str, float]:
+    def summarise(self, queries: np.ndarray) -> dict[str, float]:
         """Return the summary that measured rows have, as far as it follows; ``queries`` [T + 1] are of each session."""
         acc = np.array(self.after)
         lazy = acc[0] * queries[0] / queries.cumsum()
@@ -110,9 +110,9 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     sequence: PublishedSequence | None = None
 
     @property
-    def remark(self) -> str:
+    def joined_notes(self) -> str:
         """All notes on it."""
-        of_sequence = self.sequence.remark if self.sequence else ""
+        of_sequence = self.sequence.source_remark if self.sequence else ""
         return "; ".join(part for part in (self.protocol, of_sequence, self.note) if part)
 
 
@@ -134,7 +134,7 @@ class _PublishedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _published_files() -> list[tuple[str, _PublishedFile]]:
-    return _published_files_in(packaged_root() / "published")
+    return _published_files_in(packaged_results_folder() / "published")
 
 
 @cache
@@ -173,7 +173,7 @@ def published_rows(task: str) -> list[PublishedRow]:
             )
         listed = task if task in file.sequences else task + SET_SUFFIX
         for label, sequence in file.sequences.get(listed, {}).items():
-            values_here = sequence.values(np.array(file.queries[listed]))
+            values_here = sequence.summarise(np.array(file.queries[listed]))
             of_all = file.source.partition("; ")[2]  # such as "means of 10 runs"
             note = "; ".join(filter(None, [of_all, sequence.note]))
             protocol = "" if listed == task else ONE_ORDER_NOTE

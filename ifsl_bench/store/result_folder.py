@@ -11,7 +11,7 @@ from pathlib import Path
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import most_units_of_task
-from ifsl_bench.store.schema import Result, parse, path_of, read
+from ifsl_bench.store.schema import Result, parse_result, read_result, result_path
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import disk_errors
 from ifsl_bench.utils.text_format import format_numbers
@@ -20,7 +20,7 @@ CLAIMS_FILE = "claims.toml"  # in the folder of the package: the sentences of RE
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 
 
-def packaged_root() -> Path:
+def packaged_results_folder() -> Path:
     """Return the folder of the stored results that come with the package."""
     return Path(str(resources.files("ifsl_bench.results")))
 
@@ -47,14 +47,14 @@ def read_results(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[R
             continue
         except OSError as error:
             remarks.append(f"{LEFT_OUT}{root / name} cannot be read ({error.strerror})")
-    reader = parse if root.resolve() == packaged_root().resolve() else read
+    reader = parse_result if root.resolve() == packaged_results_folder().resolve() else read_result
     for path in paths:
         try:
             result = reader(path)
         except UserError as error:
             remarks.append(f"{LEFT_OUT}{error}")
             continue
-        if path != path_of(root, result):
+        if path != result_path(root, result):
             remarks.append(
                 f"{LEFT_OUT}{path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
             )
@@ -72,7 +72,7 @@ def measured_at(result: Result) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def results_by_row(
+def group_results_by_row(
     root: Path, tasks: Collection[str] = (), labels: Collection[str] = (), since: datetime | None = None
 ) -> tuple[list[list[Result]], list[str]]:
     """Return the results in a folder by task and label, each by seed, and a remark on each file that cannot be read.
@@ -112,7 +112,7 @@ def remove_files(paths: Sequence[Path]) -> None:
                 path.parent.rmdir()
 
 
-def files_of_row(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
+def find_row_files(root: Path, task: str, label: str, seed: int | None) -> list[Path]:
     """Return the files of a row, or of one of its seeds.
 
     Args:
@@ -124,8 +124,8 @@ def files_of_row(root: Path, task: str, label: str, seed: int | None) -> list[Pa
     Raises:
         UserError: there is none.
     """
-    rows, _ = results_by_row(root, [task], [label])
-    results = {result.seed: path_of(root, result) for row in rows for result in row}
+    rows, _ = group_results_by_row(root, [task], [label])
+    results = {result.seed: result_path(root, result) for row in rows for result in row}
     if not results:
         raise UserError(f"there are no results of {label} on {task} in {root}")
     if seed is not None and seed not in results:
@@ -134,7 +134,7 @@ def files_of_row(root: Path, task: str, label: str, seed: int | None) -> list[Pa
     return [results[seed]] if seed is not None else list(results.values())
 
 
-def unfit_reasons(task: Task, results: Sequence[Result]) -> dict[int, str]:
+def find_unfit_results(task: Task, results: Sequence[Result]) -> dict[int, str]:
     """Return the results whose episodes cannot belong to their task and digest: id of a result -> reason.
 
     A digest is of one number of episodes: that of the task where the task pins it, or where one of the results has as

@@ -33,6 +33,7 @@ from ifsl_bench.protocols.registry import stored_counts_type
 from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
+from ifsl_bench.utils.deprecated import RenamedAttribute
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
@@ -46,14 +47,14 @@ Episodes = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResultSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A section of a result file, to which nothing may be added."""
 
 
 # -- choices on validation episodes, and how far a result rests on the draw of these
 
 
-class Curve(Section, frozen=True):
+class StoredBiasCurve(ResultSection, frozen=True):
     """A base-novel curve: ascending biases, and the queries that are right among all classes with each."""
 
     bias: list[float]
@@ -61,7 +62,7 @@ class Curve(Section, frozen=True):
     novel_joint: list[HitCount]
 
 
-class Calibration(Section, frozen=True):
+class StoredCalibration(ResultSection, frozen=True):
     """The bias found on validation episodes; see :class:`ifsl_bench.protocols.calibration.CalibratedHits`.
 
     Attributes:
@@ -77,13 +78,13 @@ class Calibration(Section, frozen=True):
 
     bias: float
     validation_episodes: Episodes
-    curve: Curve
+    curve: StoredBiasCurve
     applied: bool
     resampled_base: list[HitCount] = []
     resampled_novel: list[HitCount] = []
 
     @classmethod
-    def of(cls, calibrated: CalibratedHits, applied: bool) -> Calibration:
+    def from_calibrated_hits(cls, calibrated: CalibratedHits, applied: bool) -> StoredCalibration:
         """Make the section of a calibration; the hits of each episode are among the counts.
 
         Args:
@@ -94,7 +95,7 @@ class Calibration(Section, frozen=True):
         return cls(
             bias=calibrated.bias,
             validation_episodes=calibrated.validation_episodes,
-            curve=Curve(
+            curve=StoredBiasCurve(
                 bias=bias.tolist(), base_joint=base.astype(int).tolist(), novel_joint=novel.astype(int).tolist()
             ),
             applied=applied,
@@ -103,7 +104,7 @@ class Calibration(Section, frozen=True):
         )
 
 
-class Choice(Section, frozen=True):
+class StoredOptionChoice(ResultSection, frozen=True):
     """The choice of options on validation episodes, and what other validation episodes would have chosen.
 
     Attributes:
@@ -131,7 +132,7 @@ class Choice(Section, frozen=True):
 # -- hits of single images
 
 
-class StoredPoolHits(Section, frozen=True):
+class StoredPoolHits(ResultSection, frozen=True):
     """Hits of the images of a pool; see :class:`ifsl_bench.protocols.image_counts.PoolHits`.
 
     Attributes:
@@ -148,7 +149,7 @@ class StoredPoolHits(Section, frozen=True):
     right: dict[str, str]
 
 
-class StoredImageHits(Section, frozen=True):
+class StoredImageHits(ResultSection, frozen=True):
     """Hits of the test images; see :class:`ifsl_bench.protocols.image_counts.ImageHits`.
 
     Attributes:
@@ -160,7 +161,7 @@ class StoredImageHits(Section, frozen=True):
     pools: dict[Literal["base", "novel"], StoredPoolHits]
 
     @classmethod
-    def of(cls, hits: ImageHits) -> StoredImageHits:
+    def from_image_hits(cls, hits: ImageHits) -> StoredImageHits:
         """Make the section of some hits."""
         pools = {}
         for name, pool in hits.pools.items():
@@ -170,7 +171,7 @@ class StoredImageHits(Section, frozen=True):
             )
         return cls(shares=hits.shares, pools=pools)  # type: ignore[arg-type]
 
-    def hits(self) -> ImageHits:
+    def to_image_hits(self) -> ImageHits:
         """Return the hits as arrays.
 
         Raises:
@@ -192,7 +193,7 @@ class StoredImageHits(Section, frozen=True):
 # -- the file
 
 
-class Result(Section, frozen=True):
+class Result(ResultSection, frozen=True):
     """One method, one task, one training seed; docs/result-file.md explains every field.
 
     Attributes:
@@ -237,20 +238,23 @@ class Result(Section, frozen=True):
     setting: str
     passed_over: list[str]
     edge: list[str]
-    calibration: Calibration | None
+    calibration: StoredCalibration | None
     transductive: bool
     places: dict[str, str]
     rounds: list[int] = msgspec.field(default_factory=list)
-    choice: Choice | None = None
+    choice: StoredOptionChoice | None = None
     images: StoredImageHits | None = None
 
+    counts = RenamedAttribute("to_hit_counts")  # old names, for one release
+    classes = RenamedAttribute("drawn_novel_classes")
+
     @property
-    def trials(self) -> int:
+    def n_trials(self) -> int:
         """The number of settings that ``--tune`` tried; 0 for a method as published."""
         return int(self.setting.removeprefix("tuned-")) if re.fullmatch(r"tuned-\d{1,6}", self.setting) else 0
 
     @property
-    def calibrated(self) -> bool:
+    def includes_bias(self) -> bool:
         """Whether the bias of its calibration is part of the row."""
         return self.calibration is not None and self.calibration.applied
 
@@ -264,39 +268,41 @@ class Result(Section, frozen=True):
         return None if features or "backbone" in self.pretraining else PLAIN_RECIPE
 
     @property
-    def chosen(self) -> set[str]:
+    def chosen_option_names(self) -> set[str]:
         """The names of what was chosen on validation episodes: options, ``train.rate`` for the learning rate."""
         return {name for names in self.tuned for name in names.split(", ")}
 
-    def accuracy(self, setting: str) -> float | None:
+    def validation_accuracy(self, setting: str) -> float | None:
         """Return the validation accuracy of a setting, -inf where it was passed over; None where it was not tried."""
         if setting in self.passed_over:
             return -math.inf
         return next((tried[setting] for tried in self.tuned.values() if setting in tried), None)
 
-    def own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def user_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options and changes of meta-training that the user set, which may be part of the label."""
-        options = {key: value for key, value in self.options.items() if key not in self.chosen}
-        return options, {key: value for key, value in self.train.items() if f"train.{key}" not in self.chosen}
+        options = {key: value for key, value in self.options.items() if key not in self.chosen_option_names}
+        return options, {
+            key: value for key, value in self.train.items() if f"train.{key}" not in self.chosen_option_names
+        }
 
     @property
     def protocol(self) -> Protocol:
         """The protocol that it was measured by, see :mod:`ifsl_bench.protocols.protocol`."""
         return self.episodes.protocol
 
-    def counts(self) -> HitCounts:
+    def to_hit_counts(self) -> HitCounts:
         """Return the counts as arrays."""
         return self.episodes.counts()
 
-    def classes(self) -> np.ndarray:
+    def drawn_novel_classes(self) -> np.ndarray:
         """Return the novel classes of each episode or order, int64 [n, N]."""
         return self.episodes.drawn_classes()
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.result_row`."""
-        from ifsl_bench.store.data_frames import data_frame, result_row
+        """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.result_as_row`."""
+        from ifsl_bench.store.data_frames import data_frame, result_as_row
 
-        return data_frame([result_row(self)])
+        return data_frame([result_as_row(self)])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each episode, see :func:`ifsl_bench.store.data_frames.episodes_frame`."""
@@ -311,15 +317,15 @@ class Result(Section, frozen=True):
         return images_frame(self)
 
     def __repr__(self) -> str:
-        from ifsl_bench.store.data_frames import result_line
+        from ifsl_bench.store.data_frames import format_result_line
 
-        return f"<{result_line(self)}>"
+        return f"<{format_result_line(self)}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
 
 
-def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
+def round_summary(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
     """Return a summary as a file has it: rounded, without the intervals that one sequence does not have."""
     parts = {name: asdict(value) for name, value in summary.items()}
     return {name: {k: round(v, 6) for k, v in part.items() if math.isfinite(v)} for name, part in parts.items()}
@@ -353,14 +359,14 @@ SolveKey = Literal[
 ]
 
 
-class DistributionFields(Section, frozen=True):
+class DistributionFields(ResultSection, frozen=True):
     """The package that a method is from."""
 
     name: str = ""
     version: str = ""
 
 
-class ProvenanceFields(Section, frozen=True):
+class ProvenanceFields(ResultSection, frozen=True):
     """The origin of a result; a release has no commit, and a method in a file no distribution."""
 
     command: Text
@@ -376,7 +382,7 @@ class ProvenanceFields(Section, frozen=True):
     revision: int = 0
 
 
-class PretrainingFields(Section, frozen=True):
+class PretrainingFields(ResultSection, frozen=True):
     """The backbone.
 
     Fields from ``backbone`` to ``centre`` are of frozen backbones, later ones of backbones that a recipe trained.
@@ -401,7 +407,7 @@ class PretrainingFields(Section, frozen=True):
     knows_classes: bool = False
 
 
-class TrainingFields(Section, frozen=True):
+class TrainingFields(ResultSection, frozen=True):
     """Meta-training: validation accuracy by step, the step kept, how many inner solves went how."""
 
     validation: dict[Annotated[str, Meta(pattern=STEP_PATTERN)], Percent] = {}
@@ -428,7 +434,7 @@ class WrittenFields(msgspec.Struct, kw_only=True):
 # -- files
 
 
-def file_name(label: str, seed: int) -> str:
+def result_file_name(label: str, seed: int) -> str:
     """Return the name of a result's file; characters that do not belong in one are escaped as in an address.
 
     Args:
@@ -438,29 +444,29 @@ def file_name(label: str, seed: int) -> str:
     return f"{quote(label, safe='=+,@ ')}.seed-{seed}.json"
 
 
-def path_of(root: Path, result: Result) -> Path:
+def result_path(root: Path, result: Result) -> Path:
     """Return the path of a result.
 
     Args:
         root: the folder of results.
         result: what the file holds.
     """
-    return root / result.task / file_name(result.label, result.seed)
+    return root / result.task / result_file_name(result.label, result.seed)
 
 
-def write(root: Path, result: Result) -> Path:
+def write_result(root: Path, result: Result) -> Path:
     """Write a result and return its path.
 
     Args:
         root: the folder of results.
         result: what the file shall hold.
     """
-    path = path_of(root, result)
+    path = result_path(root, result)
     write_json(path, msgspec.to_builtins(result))
     return path
 
 
-def keep_old(root: Path, result: Result) -> Path | None:
+def rename_replaced_result(root: Path, result: Result) -> Path | None:
     """Rename the file that a result would overwrite if it has other hits.
 
     Args:
@@ -470,11 +476,11 @@ def keep_old(root: Path, result: Result) -> Path | None:
     Returns:
         The new name; None if nothing was renamed.
     """
-    path = path_of(root, result)
+    path = result_path(root, result)
     if not path.exists():
         return None
     with contextlib.suppress(CorruptFile):
-        old, new = read(path).episodes, result.episodes
+        old, new = read_result(path).episodes, result.episodes
         if old.shape == new.shape and old.has_same_numbers(new, new.COLUMNS):
             return None
     return quarantine(path, "old")
@@ -496,17 +502,17 @@ class _ReadableTraining(msgspec.Struct):
     solves: dict[str, Annotated[int, Meta(ge=0, lt=1 << 31)]] = {}
 
 
-def contradiction(result: Result) -> str | None:
+def find_contradiction(result: Result) -> str | None:
     """Return why a result contradicts itself; None where it does not."""
     try:
-        return next(_contradictions(result), None)
+        return next(_find_contradictions(result), None)
     except OverflowError:
         return "a count is beyond all bounds"
 
 
-def _contradictions(result: Result) -> Iterator[str]:
+def _find_contradictions(result: Result) -> Iterator[str]:
     try:
-        counts = result.counts()
+        counts = result.to_hit_counts()
         result.episodes.column("classes")
     except ValueError:
         yield "columns differ in length"
@@ -522,8 +528,8 @@ def _contradictions(result: Result) -> Iterator[str]:
             yield f"training.solves has {kind} in more episodes than the {total}"
     yield from result.protocol.contradictions(counts, result)
     if result.images:
-        yield from (f"images: {reason}" for reason in _odd_images(result.images, counts.image_totals()))
-    expected = summary_entry(counts.summary())
+        yield from (f"images: {reason}" for reason in _image_hit_contradictions(result.images, counts.image_totals()))
+    expected = round_summary(counts.summary())
     for name in dict.fromkeys((*expected, *result.summary)):
         of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
         for part in dict.fromkeys((*of_counts, *of_file)):
@@ -534,10 +540,10 @@ def _contradictions(result: Result) -> Iterator[str]:
                 yield f"summary.{name}.{part} is {stored}, the counts give {of_counts[part]}"
 
 
-def _odd_images(images: StoredImageHits, totals: Mapping[str, Mapping[str, int | None]]) -> Iterator[str]:
+def _image_hit_contradictions(images: StoredImageHits, totals: Mapping[str, Mapping[str, int | None]]) -> Iterator[str]:
     """Yield why these are not the hits of single images of counts with these totals."""
     try:
-        hits = images.hits()
+        hits = images.to_image_hits()
     except ValueError as error:
         yield str(error)
         return
@@ -557,21 +563,21 @@ def _odd_images(images: StoredImageHits, totals: Mapping[str, Mapping[str, int |
                 yield f"{name} has {what} {found:,.0f} times in all, its counts give {total:,}"
 
 
-def read(path: Path) -> Result:
+def read_result(path: Path) -> Result:
     """Read a result, and recompute its summary from its counts.
 
     Raises:
         CorruptFile: it is no result, of another schema, or contradicts itself.
         UserError: it cannot be read.
     """
-    result = parse(path)
-    if reason := contradiction(result):
+    result = parse_result(path)
+    if reason := find_contradiction(result):
         raise CorruptFile(f"{path}: {reason}")
     return result
 
 
-def read_raw(path: Path) -> dict[str, Any]:
-    """Read the JSON of a file that may be a result; raise as :func:`read`, and for one that is too large."""
+def read_raw_result(path: Path) -> dict[str, Any]:
+    """Read the JSON of a file that may be a result; raise as :func:`read_result`, and for one that is too large."""
     try:
         raw: dict[str, Any] = read_json(path, RESULT_FILE)
     except OSError as error:
@@ -580,25 +586,25 @@ def read_raw(path: Path) -> dict[str, Any]:
 
 
 @lru_cache
-def _result_with(form: type[StoredCounts]) -> type[Result]:
+def _result_type_with_counts(form: type[StoredCounts]) -> type[Result]:
     """Return a result with the counts of one protocol, for its types to be checked."""
     kind = msgspec.defstruct("Result", [("episodes", form)], bases=(Result,), frozen=True, kw_only=True)
     return cast("type[Result]", kind)
 
 
-def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
-    """Read a result and check it by the schema alone; raise as :func:`read`.
+def parse_result(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
+    """Read a result and check it by the schema alone; raise as :func:`read_result`.
 
     Args:
         path: of the file.
         raw: its content, where it was read before.
     """
-    raw = read_raw(path) if raw is None else raw
+    raw = read_raw_result(path) if raw is None else raw
     if raw.get("schema") != SCHEMA_VERSION:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA_VERSION} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         # Stored results have a probe, which nothing reads any more, until they are measured again.
-        kind = _result_with(stored_counts_type(raw.get("episodes")))
+        kind = _result_type_with_counts(stored_counts_type(raw.get("episodes")))
         checked = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, kind, strict=True)
         result = Result(**{name: getattr(checked, name) for name in Result.__struct_fields__})
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character

@@ -22,10 +22,10 @@ from ifsl_bench.store import schema as result_file
 def board():
     """Four stored rows of glyphs-5shot: the best has seen the novel classes, the third may have."""
     (task,) = load_tasks("glyphs-5shot")
-    root = result_folder.packaged_root() / task.name
+    root = result_folder.packaged_results_folder() / task.name
 
     def row(label, answer):
-        results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]
+        results = [result_file.read_result(root / f"{label}.seed-{seed}.json") for seed in range(3)]
         more = {"seen": answer} if answer else {}
         return SeedAggregate(label, "stored", tuple(
             msgspec.structs.replace(result, pretraining=result.pretraining | more) for result in results

@@ -91,7 +91,7 @@ def rows_of_images(step: int = 1) -> list[SeedAggregate]:
             for name in pools if label == "b" else ():
                 hits = hits.grouped(name, step)
             counts = Counts(**sums, base_queries=30, novel_queries=30)
-            results.append(counted(label, seed, counts, classes, images=StoredImageHits.of(hits)))
+            results.append(counted(label, seed, counts, classes, images=StoredImageHits.from_image_hits(hits)))
         rows.append(SeedAggregate(label, "yours", tuple(results)))
     return rows
 
@@ -112,7 +112,9 @@ def test_overall_intervals_ranks_and_comparisons_include_images():
     assert comparison.image_intervals["delta"].interval == pytest.approx(fixed.interval_half_width)
     assert "ausuc" not in comparison.image_intervals
     older = SeedAggregate(
-        "b", "yours", tuple(counted("b", s, b.results[s].counts(), b.results[s].classes()) for s in b.seeds)
+        "b",
+        "yours",
+        tuple(counted("b", s, b.results[s].to_hit_counts(), b.results[s].drawn_novel_classes()) for s in b.seeds),
     )
     assert estimate_image_variance(a, older, "acc", a.seeds, models_fixed=True) is None
     assert Ranking([a, older]).row_difference(a, older).images_fixed

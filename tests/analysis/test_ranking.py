@@ -22,7 +22,7 @@ from ifsl_bench.analysis.ranking import (
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.store.schema import write
+from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.text_format import format_p_value
 from tests.store.result_fields import DIGITS, accuracies, document, leaderboard, ranks, row
 
@@ -157,11 +157,11 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
 
 def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
     """Rows of a user's change none of them, and none of each other's; nor does what is shown."""
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "stored")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "stored")
     names = ["s0", "s1", "s2", "s3"]
     for i, label in enumerate(names):
         for result in row(label, [15 - 0.4 * i, 15.1 - 0.4 * i, 15.2 - 0.4 * i], noise=i, n=2000).results:
-            write(tmp_path / "stored", result)
+            write_result(tmp_path / "stored", result)
     task = packaged_tasks()["mini-5shot"]
 
     def ranks_and_places() -> tuple[dict[str, str], dict[str, tuple]]:

@@ -149,7 +149,7 @@ def average_accuracies(label: str) -> np.ndarray:
     """[seeds, 100, 4] of a stored row on glyphs-sessions, from its counts by a plain loop."""
     seeds = []
     for result in load_results_by_name("glyphs-sessions", Paths.locate()).find_row(label).results:
-        counts, of_sequences = result.counts(), []
+        counts, of_sequences = result.to_hit_counts(), []
         for hits, queries in zip(counts.hits.astype(int), counts.queries.astype(int), strict=True):
             after, at = [], 0
             for t in range(11):

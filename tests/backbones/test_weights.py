@@ -32,7 +32,7 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import PretrainStage, pretrain_stage_of
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, sha256_json
@@ -395,7 +395,7 @@ def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path, tmp_pat
 def test_stored_rows_are_on_the_backbones_that_come_with_the_package(tmp_path):
     """So a stranger's row stands beside rows on the same features."""
     offered, keys = packaged_weights(Paths.locate(tmp_path)), set()
-    for path in sorted(packaged_root().glob("*/*.seed-*.json")):
+    for path in sorted(packaged_results_folder().glob("*/*.seed-*.json")):
         made_with = json.loads(path.read_text())["pretraining"]
         if made_with["key"] in offered:
             assert made_with["sha256"] == offered[made_with["key"]].sha256, path.name

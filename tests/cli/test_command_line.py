@@ -23,7 +23,7 @@ from rich.console import Console
 from ifsl_bench.analysis import task_results
 from ifsl_bench.cli.main import cli
 from ifsl_bench.reporting.terminal import print_text
-from ifsl_bench.store.result_folder import packaged_root, read_results
+from ifsl_bench.store.result_folder import packaged_results_folder, read_results
 from ifsl_bench.utils.text_format import format_numbers
 
 TASK = "glyphs-5shot"
@@ -46,7 +46,7 @@ class Terminal(io.StringIO):
 def rows(tmp_path, monkeypatch) -> list[str]:
     """Labels of some stored rows, half of them the user's own: the longest labels, and those with most seeds."""
     files: dict[str, list[Path]] = {}
-    for path in sorted((packaged_root() / TASK).glob("*.seed-*.json")):
+    for path in sorted((packaged_results_folder() / TASK).glob("*.seed-*.json")):
         files.setdefault(path.name.rpartition(".seed-")[0], []).append(path)
     by_seeds = sorted(files, key=lambda label: (-len(files[label]), label))
     labels = list(dict.fromkeys([*by_seeds[:2], *sorted(files, key=len)[-2:]]))
@@ -55,7 +55,7 @@ def rows(tmp_path, monkeypatch) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for path in files[label]:
             shutil.copy(path, folder)
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "packaged")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "packaged")
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     Path("c.toml").write_text(CAMPAIGN)

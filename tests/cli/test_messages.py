@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.cli.main import _guarded
-from ifsl_bench.cli.running import _typed
+from ifsl_bench.cli.main import _run_with_error_lines
+from ifsl_bench.cli.running import _command_line_to_record
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.errors import unknown_name_error
 from ifsl_bench.utils.files import Paths
@@ -149,12 +149,12 @@ def test_data_sets_of_ones_own_are_completed(call, clusters, monkeypatch):
 
 def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
     command = "run /h/i.toml --method lr --log csv --log-dir /a --home=/c --results /d --data x=/e --cluster f.toml -v"
-    assert _typed(command.split()) == "ifsl-bench run i.toml --method lr --log csv -v"
+    assert _command_line_to_record(command.split()) == "ifsl-bench run i.toml --method lr --log csv -v"
     command = "run --method lr,/a/b.py:C --task=/c/d.toml:t,~/e/f.toml --weights=/g/h.pt --checkpoint /j/k/ g/i.py"
-    assert _typed(command.split()) == (
+    assert _command_line_to_record(command.split()) == (
         "ifsl-bench run --method lr,b.py:C --task=d.toml:t,f.toml --weights=h.pt --checkpoint k g/i.py"
     )
-    assert _typed(["lr, /a/b.py:C"]) == "ifsl-bench 'lr, b.py:C'"
+    assert _command_line_to_record(["lr, /a/b.py:C"]) == "ifsl-bench 'lr, b.py:C'"
 
 
 def test_errors_of_the_system_have_a_traceback_too(monkeypatch, capsys):
@@ -163,7 +163,7 @@ def test_errors_of_the_system_have_a_traceback_too(monkeypatch, capsys):
 
     for more, traced in (([], False), (["--traceback"], True)):
         monkeypatch.setattr(sys, "argv", ["ifsl-bench", *more])
-        assert _guarded(fail) == 2
+        assert _run_with_error_lines(fail) == 2
         assert ("in fail" in capsys.readouterr().err) == traced
 
 

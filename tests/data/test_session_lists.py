@@ -36,7 +36,7 @@ from ifsl_bench.data.source import Count
 from ifsl_bench.data.views import draw_base_classes, with_fewer_base_classes, with_other_base_classes
 from ifsl_bench.protocols.sampling.episodes import task_side_sampler
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.store.schema import read as read_result
+from ifsl_bench.store.schema import read_result as read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter

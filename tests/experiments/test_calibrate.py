@@ -20,7 +20,7 @@ from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.metrics import BALANCE_METRICS
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import describe_facts, seed_table, session_tables
-from ifsl_bench.store.schema import contradiction, read
+from ifsl_bench.store.schema import find_contradiction, read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import LogReporter
 from tests.store.result_fields import altered
@@ -74,18 +74,18 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         hits = counts.calibrated_hits.astype(int).sum(0)
         assert [hits[(rows == t) & (groups == 0)].sum() for t in range(1, 10)] == base[resample].tolist()
         assert [hits[(rows == t) & (groups > 0)].sum() for t in range(1, 10)] == novel[resample].tolist()
-    queries = plain.counts().queries.astype(int).cumsum(1).sum(0)
+    queries = plain.to_hit_counts().queries.astype(int).cumsum(1).sum(0)
     accuracy = (100 * (base + novel) / queries[1:]).sum(1) / 10  # beside A_0, which no bias moves
-    orders = plain.counts().calibrated().value_by_sequence("acc").reshape(3, 4).mean(1)
+    orders = plain.to_hit_counts().calibrated().value_by_sequence("acc").reshape(3, 4).mean(1)
     wide = stats.t.ppf(0.975, 2) * np.sqrt(orders.var(ddof=1) / 3 + accuracy.var(ddof=1))
     both_rows = [SeedAggregate("teen", "yours", (result,)) for result in (plain, applied)]
     summaries = [row.summarise_metrics() for row in both_rows]
     assert summaries[0]["calibrated_acc"].interval == pytest.approx(wide)
     assert summaries[1]["acc"].interval == pytest.approx(wide)
     for name in ("acc", "novel"):
-        alone = stats.t.ppf(0.975, 2) * stats.sem(plain.counts().value(name))
+        alone = stats.t.ppf(0.975, 2) * stats.sem(plain.to_hit_counts().value(name))
         assert summaries[0][name].interval == pytest.approx(alone), "without a bias"
-    assert summaries[1]["base"].interval > stats.t.ppf(0.975, 2) * stats.sem(applied.counts().value("base"))
+    assert summaries[1]["base"].interval > stats.t.ppf(0.975, 2) * stats.sem(applied.to_hit_counts().value("base"))
     biased = NovelBiasAggregate("teen", "yours", (plain,))
     of_classes = {
         "acc": (base + novel, queries[1:]),
@@ -93,7 +93,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         "novel": (novel, queries[1:] - queries[0]),
     }
     for name, (hits, of) in of_classes.items():
-        after = plain.counts().calibrated().after(name).reshape(3, 4, 10).mean(1)[:, 1:]
+        after = plain.to_hit_counts().calibrated().after(name).reshape(3, 4, 10).mean(1)[:, 1:]
         moved = (100 * hits / of).var(0, ddof=1)
         wide = stats.t.ppf(0.975, 2) * np.sqrt(after.var(0, ddof=1) / 3 + moved)
         for row in (biased, both_rows[1]):
@@ -117,7 +117,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         ("resampled_novel", [10**7] * 900, "has more novel hits than there are novel queries"),
     ):
         odd = msgspec.structs.replace(calibration, **{field: hits})
-        assert contradiction(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
+        assert find_contradiction(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
 
 
 @pytest.mark.parametrize("method", ["lwof", "lr"])
@@ -139,7 +139,7 @@ def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_
     assert calibrated.summary["delta"] == plain.summary["calibrated_delta"]
     assert calibrated.summary["ausuc"] == plain.summary["ausuc"]
     files = sorted((work.home.results / "clusters-1shot").glob("*.json"))
-    assert [read(path) for path in files] == [calibrated, plain]
+    assert [read_result(path) for path in files] == [calibrated, plain]
     again = api.run(method, task, calibrate=True, **about)
     assert again.provenance["time"] == calibrated.provenance["time"], "stored already"
 

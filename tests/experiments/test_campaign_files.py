@@ -18,8 +18,8 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks as task_of
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.protocols.tasks.variants import Change
 from ifsl_bench.store.published import published_sets
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import read
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -215,15 +215,15 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
     content = {"title": "t", "source": "s", "columns": ["acc"], "rows": {"glyphs-5shot": {"lr": [1], "anil": [2]}}}
     for name, more in (("a", {"set": "mine"}), ("b", {})):
         (tmp_path / "published" / f"{name}.json").write_text(json.dumps({**content, **more, "interval": "unknown"}))
-    monkeypatch.setattr("ifsl_bench.store.published.packaged_root", lambda: tmp_path)
+    monkeypatch.setattr("ifsl_bench.store.published.packaged_results_folder", lambda: tmp_path)
     assert published_sets() == {"mine": (["lr", "anil"], ["glyphs-5shot"])}
     assert method_names(["mine"], nobody) == ["lr", "anil"]
     assert task_names(["mine+ways=3"], Paths.locate()) == ["glyphs-5shot+ways=3"]
 
 
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
-    home = replace(Paths.locate(), results=packaged_root())
-    stored_paths = set(packaged_root().glob("*/*.seed-*.json"))
+    home = replace(Paths.locate(), results=packaged_results_folder())
+    stored_paths = set(packaged_results_folder().glob("*/*.seed-*.json"))
     configs, _ = find_tasks(load_configs("leaderboard", RunConfig()))
     paths = set()
     jobs, lacking = expand_configs(configs, Strict())
@@ -237,7 +237,7 @@ def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
 
 def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_give():
     """1.96 standard deviations of the difference between one training and the mean of three, up to the next half."""
-    printed = json.loads((packaged_root() / "published" / "ren2019.json").read_text())
+    printed = json.loads((packaged_results_folder() / "published" / "ren2019.json").read_text())
     bands, plus_minus = printed["bands"], printed["columns"].index("plus_minus_as_printed")
     # the widest interval that the paper prints for 2,000 episodes, taken as one of 95%
     error = max(row[plus_minus] for rows in printed["rows"].values() for row in rows.values()) / 1.96
@@ -245,7 +245,9 @@ def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_
         variances = []
         for task in (f"glyphs-{shots}", f"glyphs-shared-{shots}"):
             for label in NINE:
-                accuracies = [read(p).summary["acc"] for p in packaged_root().glob(f"{task}/{label}.seed-*.json")]
+                accuracies = [
+                    read_result(p).summary["acc"] for p in packaged_results_folder().glob(f"{task}/{label}.seed-*.json")
+                ]
                 mean = sum(entry["mean"] for entry in accuracies) / len(accuracies)
                 variances.append(sum((entry["mean"] - mean) ** 2 for entry in accuracies) / (len(accuracies) - 1))
         deviation = math.sqrt(sum(variances) / len(variances) * (1 + 1 / 3) + 2 * error**2)

@@ -24,7 +24,7 @@ from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols.calibration import find_bias
 from ifsl_bench.protocols.loader import EvaluationResult, evaluate, join_results
 from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
-from ifsl_bench.store.schema import read
+from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
@@ -111,7 +111,7 @@ def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
     assert len(result.episodes) == 100
     path, own = next(work.home.results.rglob("*.json")), job_of("protonet", task, work, None).task
     assert check_file(path, {own.name: own}, work.home).failures == ()
-    assert isinstance(read(path).episodes.base_joint, str)
+    assert isinstance(read_result(path).episodes.base_joint, str)
     reproduction = reproduce(path, work, task=task.rpartition(":")[0])
     assert reproduction.identical, reproduction.line
 

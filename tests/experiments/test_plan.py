@@ -16,7 +16,7 @@ from ifsl_bench.experiments.job import expand_configs
 from ifsl_bench.experiments.logs import SILENT_SECONDS, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks
 from ifsl_bench.experiments.runner import result_key, work_items
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.locks import is_alive, process_id
 
 CAMPAIGN = """
@@ -71,7 +71,7 @@ def test_a_plan_has_the_cost_of_the_stored_row_and_its_device(campaign, call):
     (job,) = planned_jobs(call, *options, "--rerun")
     cost = {"seconds": result["cost"]["evaluation_seconds"], "on": result["provenance"]["device"]}
     assert job["took"]["evaluation"] == cost
-    packaged = json.loads((packaged_root() / "glyphs-5shot" / "lr+a.seed-0.json").read_text())
+    packaged = json.loads((packaged_results_folder() / "glyphs-5shot" / "lr+a.seed-0.json").read_text())
     (job,) = planned_jobs(call, "--method", "lr+a", "--task", "glyphs-5shot")
     assert job["took"]["meta-training"]["seconds"] == packaged["cost"]["training_seconds"]
     assert job["took"]["pretraining"]["on"] == packaged["places"]["pretraining"]

@@ -42,7 +42,7 @@ from ifsl_bench.protocols.session_protocol import _count_faults
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.solvers import minimise
-from ifsl_bench.store.schema import read
+from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
 
 K, D, SHOTS = 6, 8, 3
@@ -400,11 +400,11 @@ def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, home):
     assert marks == {"Nearest.episodes=4": True, "Named.episodes=4": True, "protonet.episodes=4": False}
     folder = home / "results" / "tiny-features-sessions"
     mine, named, protonet = (
-        read(folder / f"{name}.episodes=4.seed-0.json") for name in ("Nearest", "Named", "protonet")
+        read_result(folder / f"{name}.episodes=4.seed-0.json") for name in ("Nearest", "Named", "protonet")
     )
-    assert (mine.counts().hits == protonet.counts().hits).all()
-    assert (named.counts().hits == protonet.counts().hits).all()
-    assert mine.counts().bytes_per_class == 5 * (4 * 512 + 8), "five images of 512 numbers, with a label each"
+    assert (mine.to_hit_counts().hits == protonet.to_hit_counts().hits).all()
+    assert (named.to_hit_counts().hits == protonet.to_hit_counts().hits).all()
+    assert mine.to_hit_counts().bytes_per_class == 5 * (4 * 512 + 8), "five images of 512 numbers, with a label each"
     assert "keeps supports" in call("table", "tiny-features-sessions", "--method", "Nearest.episodes=4")[1]
     status, _, err = call(*run, "mine.py:Scaled")
     assert (status, err.splitlines()[-1]) == (2, "ifsl-bench: Scaled has parameters for 5 ways alone (scales), and the "

@@ -57,7 +57,7 @@ def test_a_run_writes_the_curves_of_each_training(call, here, kind, jobs):
     assert steps == sorted(set(steps))
     assert {10, 20, 30, 40} <= set(steps)
     (path,) = (here / "home" / "results").rglob("lwof*.json")
-    history = result_file.read(path).training["validation"]
+    history = result_file.read_result(path).training["validation"]
     accuracy = {str(step): value for step, value in curves["validation accuracy"]}
     assert accuracy.keys() == history.keys()
     np.testing.assert_allclose(list(accuracy.values()), list(history.values()), rtol=1e-6)  # logs keep single precision

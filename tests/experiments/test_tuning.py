@@ -34,7 +34,7 @@ from ifsl_bench.protocols.calibration import best_bias
 from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.columns import list_table_rows
-from ifsl_bench.store.schema import file_name, path_of, read
+from ifsl_bench.store.schema import read_result, result_file_name, result_path
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
@@ -174,7 +174,7 @@ def test_the_default_comes_first_and_shares_its_training_with_the_method_as_publ
 def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
     first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
     assert first.label == "Scaled@tuned-4.train.steps=20"
-    assert (first.setting, first.trials, first.chosen) == ("tuned-4", 4, {"temperature", RATE_NAME})
+    assert (first.setting, first.n_trials, first.chosen_option_names) == ("tuned-4", 4, {"temperature", RATE_NAME})
     (tried,) = first.tuned.values()
     assert second.tuned == first.tuned
     assert second.options == first.options
@@ -219,7 +219,7 @@ def _holds_against_a_plain_loop(result, job, work):
     assert np.add(hits["base_joint"], hits["novel_joint"]).tolist() == [each.sum() for each in of_setting]
     assert np.add(hits["calibrated_base"], hits["calibrated_novel"]).tolist() == calibrated
     _rivals_hold_against_a_plain_loop(result, job, work)
-    assert read(path_of(work.home.results, result)) == result
+    assert read_result(result_path(work.home.results, result)) == result
 
 
 def _rivals_hold_against_a_plain_loop(result, job, work):
@@ -232,14 +232,14 @@ def _rivals_hold_against_a_plain_loop(result, job, work):
         method = stages.MetaTrainStage(jobs[place]).compute(work).method.eval()
         loader = stages.pretrain_stage_of(jobs[place]).prepared(work).loader
         val = evaluate(method, "", loader("val"), range(10))
-        test = evaluate(method, "", loader("test"), range(len(result.counts())))
+        test = evaluate(method, "", loader("test"), range(len(result.to_hit_counts())))
         bias = best_bias(val.margins)
         assert choice.test_hits["base_joint"][i] == test.counts.base_joint.sum()
         assert choice.test_hits["calibrated_base"][i] == (test.margins.base >= bias).sum()
         assert choice.test_hits["calibrated_novel"][i] == (test.margins.novel < bias).sum()
     if choice.rivals:
-        assert choice.test_episodes == len(result.counts())
-        assert choice.test_hits["novel_alone"][0] == result.counts().novel_alone.sum()
+        assert choice.test_episodes == len(result.to_hit_counts())
+        assert choice.test_hits["novel_alone"][0] == result.to_hit_counts().novel_alone.sum()
 
 
 def test_resamples_choose_among_sound_settings_alone():
@@ -362,7 +362,7 @@ def checked(searched, folder, label, change=lambda value: None):
     home, values, tasks = searched
     value = copy.deepcopy(values[label])
     change(value)
-    path = folder / file_name(value["label"], value["seed"])
+    path = folder / result_file_name(value["label"], value["seed"])
     path.write_text(json.dumps(value))
     return check_file(path, tasks, home)
 

@@ -18,7 +18,7 @@ from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, mas
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render_tables
-from ifsl_bench.store.schema import read
+from ifsl_bench.store.schema import read_result
 from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, make_episodes
 
 ROWS = sorted(  # the shorthands of a method stand for it: one of them is what it does by default
@@ -151,7 +151,7 @@ def test_a_run_from_training_to_the_table(task, name, method, work):
     assert result.episodes.base_joint == result.episodes.base_alone == [0] * 60
     assert result.summary["acc"]["mean"] > 50
     path = next((work.home.results / name).glob("*.json"))
-    assert read(path) == result
+    assert read_result(path) == result
     board = load_task_results(load_tasks(task(name))[0], work.home.results)
     for style in FORMATS:
         text = render_tables([task_table(board, full=True)], style)

@@ -118,7 +118,9 @@ def test_a_raised_revision_trains_anew(work, task):
 def test_our_methods_are_known_by_their_revision():
     name, kind, _ = registry.resolve_method("lwof")
     (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"]))
-    provenance = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "lwof.seed-0.json").provenance
+    provenance = result_file.read_result(
+        result_folder.packaged_results_folder() / "glyphs-5shot" / "lwof.seed-0.json"
+    ).provenance
     assert (name, kind.revision) == ("lwof", 0)
     assert job.matches_code(provenance)
     assert job.matches_code(provenance | {"method_source": "0" * 16})

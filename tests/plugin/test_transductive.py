@@ -56,10 +56,10 @@ def test_only_a_class_that_says_so_may_look_at_other_queries(run):
 def board():
     """Three stored rows of glyphs-5shot; the best and the last are said to be transductive."""
     (task,) = load_tasks("glyphs-5shot")
-    root = result_folder.packaged_root() / task.name
+    root = result_folder.packaged_results_folder() / task.name
 
     def row(label, transductive):
-        results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]
+        results = [result_file.read_result(root / f"{label}.seed-{seed}.json") for seed in range(3)]
         return SeedAggregate(
             label, "stored", tuple(msgspec.structs.replace(r, transductive=transductive) for r in results)
         )

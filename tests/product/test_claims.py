@@ -19,8 +19,8 @@ from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.plugin.display_names import display_rows
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_root
-from ifsl_bench.store.schema import write
+from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
+from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from tests.store.result_fields import row
@@ -125,7 +125,7 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
     p: dict[tuple, float] = {}
     requirements: dict[str, tuple[list, list]] = {}
     loaded = {
-        task: load_task_results(load_tasks(task)[0], packaged_root())
+        task: load_task_results(load_tasks(task)[0], packaged_results_folder())
         for claim in claims.values()
         for task in claim.tasks
     }
@@ -176,7 +176,7 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
 
 @pytest.mark.slow("all rows that sentences compare are read")
 def test_verdicts_are_those_of_a_plain_computation():
-    every = read_claims(packaged_root() / CLAIMS_FILE)
+    every = read_claims(packaged_results_folder() / CLAIMS_FILE)
     some = {name: every[name] for name in ("attention-gains", "attention-letters-5shot", "lwof-letters")}
     some["wrong"] = Claim("", [("lr+s", "lr+a")], ["glyphs-1shot"], "ahead")
     some["small"] = Claim("", [("lr+a", "lr+s"), ("mlp+a", "mlp+s")], ["glyphs-5shot"], "equivalent", margin=0.6)
@@ -184,7 +184,8 @@ def test_verdicts_are_those_of_a_plain_computation():
     some["chance"] = Claim("", [("lr", "lr+a")], ["glyphs-5shot"], "behind", "calibrated_acc")  # p = 0.01, alone
     some["alike"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "not told apart")
     result = {
-        judgement.name: judgement.verdict for judgement in evaluate(some, Paths(packaged_root(), packaged_root()))
+        judgement.name: judgement.verdict
+        for judgement in evaluate(some, Paths(packaged_results_folder(), packaged_results_folder()))
     }
     assert result == naive(some)
     assert set(result.values()) == {"supported", "contradicted", "not told apart", "not shown", "equivalent within 1.5"}
@@ -211,8 +212,8 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
     for noise, (label, means) in enumerate(row_means.items()):
         settings = {"method": "loose", "options": {"x": 1}} if "." in label else {}
         for result in row(label, means, n=2000, noise=noise, **settings).results:
-            write(tmp_path, result)
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+            write_result(tmp_path, result)
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     claim = Claim("{0.by:.1f} {least.by:.1f}", [(a, b)], [TASK], says, margin=margin)
     (judgement,) = evaluate({"x": claim}, Paths(tmp_path, tmp_path))
     assert (judgement.verdict, judgement.holds) == (verdict, holds)
@@ -222,17 +223,17 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
 
 def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
-    (judgement,) = evaluate({"x": claim}, Paths(packaged_root(), packaged_root()))
+    (judgement,) = evaluate({"x": claim}, Paths(packaged_results_folder(), packaged_results_folder()))
     assert "with 95% interval over orders and seeds." in summary([judgement])
     (evidence,) = judgement.evidence
     (row,) = (
         row
-        for row in load_task_results(*load_tasks("tiny-features-sessions"), packaged_root()).rows
+        for row in load_task_results(*load_tasks("tiny-features-sessions"), packaged_results_folder()).rows
         if row.label == "lr"
     )
     gaps = []
     for ncm, lr in zip(evidence.a.results, row.results, strict=True):
-        hits, queries = lr.counts().hits[:, :1].astype(int), lr.counts().queries.astype(int)
+        hits, queries = lr.to_hit_counts().hits[:, :1].astype(int), lr.to_hit_counts().queries.astype(int)
         gaps.append(ncm.summary["acc"]["mean"] - 100 * (hits / queries.cumsum(1)).mean())
     assert evidence.difference.mean == pytest.approx(np.mean(gaps), abs=1e-5)  # summaries have six digits
 

@@ -195,7 +195,7 @@ def fields_of(heading: str) -> list[str]:
     [
         ("Fields", result_file.Result),
         ("Counts of episodes", EpisodeCounts),
-        ("Calibration", result_file.Calibration),
+        ("Calibration", result_file.StoredCalibration),
     ],
 )
 def test_every_field_of_a_result_file_is_explained(heading, kind):

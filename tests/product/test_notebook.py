@@ -17,7 +17,7 @@ import pytest
 import ifsl_bench
 from ifsl_bench import UserError
 from ifsl_bench.store.data_frames import data_frame
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.errors import MissingDependencyError
 from ifsl_bench.utils.files import Paths
 
@@ -65,7 +65,7 @@ def unpacked(text):
 
 def test_rows_and_episodes_are_those_of_the_files(pandas):
     row = ifsl_bench.load("lr", TASK)
-    files = sorted((packaged_root() / TASK).glob("lr.seed-*.json"))
+    files = sorted((packaged_results_folder() / TASK).glob("lr.seed-*.json"))
     assert len(row) == len(files) > 1
     episodes = row.episodes_to_pandas()
     for seed, path in enumerate(files):
@@ -87,7 +87,7 @@ def test_rows_and_episodes_are_those_of_the_files(pandas):
 def test_a_frame_of_sequences_has_the_triangle_of_the_file(pandas):
     frame = ifsl_bench.load("ncm (stored)", "glyphs-sessions").episodes_to_pandas()
     frame = frame[frame["seed"] == 0]
-    raw = json.loads((packaged_root() / "glyphs-sessions" / "ncm.seed-0.json").read_text())["episodes"]
+    raw = json.loads((packaged_results_folder() / "glyphs-sessions" / "ncm.seed-0.json").read_text())["episodes"]
     hits, queries = (unpacked(raw[name]).astype(float).reshape(400, -1) for name in ("hits", "queries"))
     triangle = np.full((400, 11, 11), np.nan)
     for column, (t, g) in enumerate((after, group) for after in range(11) for group in range(after + 1)):
@@ -100,7 +100,7 @@ def one_seed_of_mine():
     """The user's own lr, as the tutorial's command stores it: one seed, beside the five stored ones."""
     folder = Paths.locate().results / TASK
     folder.mkdir(parents=True)
-    shutil.copy(packaged_root() / TASK / "lr.seed-0.json", folder)
+    shutil.copy(packaged_results_folder() / TASK / "lr.seed-0.json", folder)
 
 
 def test_a_comparison_says_whose_rows_it_took_and_has_the_same_columns_with_one_seed(one_seed_of_mine, call, pandas):
@@ -121,7 +121,7 @@ def test_columns_of_frames_do_not_depend_on_what_the_results_have(pandas, tmp_pa
     printed_only = "tiered-5shot"
     for frame in (ifsl_bench.table, ifsl_bench.leaderboard):
         assert set(frame(TASK).to_pandas()) == set(frame(printed_only, TASK).to_pandas())
-    raw = json.loads((packaged_root() / TASK / "lr.seed-0.json").read_text())
+    raw = json.loads((packaged_results_folder() / TASK / "lr.seed-0.json").read_text())
     raw |= {"calibration": None, "choice": None}
     for part, names in (("summary", ("acc", "delta")), ("episodes", ("base", "novel"))):
         for name in names:
@@ -169,17 +169,19 @@ def test_a_result_that_somebody_changes_is_as_it_was_when_it_is_loaded_again(tmp
         again = load()
         assert again.summary["acc"]["mean"] == mean > 0
         assert again.provenance
-    again = ifsl_bench.load_all(TASK, results=packaged_root().parent / "tests" / ".." / packaged_root().name)
+    again = ifsl_bench.load_all(
+        TASK, results=packaged_results_folder().parent / "tests" / ".." / packaged_results_folder().name
+    )
     assert len(again) == len(ifsl_bench.load_all(TASK)), "one folder by another name"
 
 
 def test_html_escapes_what_is_somebody_elses(tmp_path):
-    raw = json.loads((packaged_root() / TASK / "imprint.seed-0.json").read_text())
+    raw = json.loads((packaged_results_folder() / TASK / "imprint.seed-0.json").read_text())
     raw |= {"label": HOSTILE, "method": HOSTILE}
     path = tmp_path / "x.json"
     path.write_text(json.dumps(raw))
     result = ifsl_bench.load(path)
-    frame = ifsl_bench.compare(path, packaged_root() / TASK / "imprint.seed-0.json")
+    frame = ifsl_bench.compare(path, packaged_results_folder() / TASK / "imprint.seed-0.json")
     for markup in (result._repr_html_(), ifsl_bench.Results([result])._repr_html_(), frame._repr_html_()):
         assert "<script" not in markup
         assert "&lt;script" in markup

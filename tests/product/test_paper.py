@@ -16,7 +16,7 @@ from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.data.published_splits import read_columns
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.comparison_tables import published_comparison_tables
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 FEW = ("--task", "tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2", "--queries", "2", "--episodes", "4",
@@ -26,7 +26,7 @@ FEW = ("--task", "tiered-5shot", "--pretraining-steps", "1", "--train", "steps=2
 def test_the_page_has_the_order_of_measured_rows_as_it_is_printed():
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
     for task in ("mini-pack-1shot", "mini-pack-5shot"):
-        (table,) = published_comparison_tables([load_task_results(load_tasks(task)[0], packaged_root())])
+        (table,) = published_comparison_tables([load_task_results(load_tasks(task)[0], packaged_results_folder())])
         (order,) = (note for note in table.notes if note.startswith("Pairs of rows"))
         assert order.partition(" (")[0] in page
 
@@ -40,11 +40,11 @@ def printed(tmp_path, monkeypatch):
     content = {"title": "t", "source": "s", "columns": ["acc", "plus_minus_as_printed", "delta"]}
     content["rows"] = {"glyphs-5shot": of_methods}
     (tmp_path / "published" / "theirs.json").write_text(json.dumps({**content, "bands": bands, "interval": "unknown"}))
-    monkeypatch.setattr("ifsl_bench.store.published.packaged_root", lambda: tmp_path)
+    monkeypatch.setattr("ifsl_bench.store.published.packaged_results_folder", lambda: tmp_path)
 
 
 def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(printed, call):
-    board = load_task_results(load_tasks("glyphs-5shot")[0], packaged_root())
+    board = load_task_results(load_tasks("glyphs-5shot")[0], packaged_results_folder())
     pairs = {pair.measured_row.label: pair for pair in pair_with_published_rows(board)}
     assert list(pairs) == ["lr", "lwof", "imprint", "protonet"]
     mean = np.mean([result.summary["acc"]["mean"] for result in board.find_row("lr").results])
@@ -66,7 +66,7 @@ def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(
 
 
 def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call, tmp_path):
-    for path in (packaged_root() / "glyphs-5shot").glob("lr.seed-*.json"):
+    for path in (packaged_results_folder() / "glyphs-5shot").glob("lr.seed-*.json"):
         target = tmp_path / "results" / "glyphs-5shot+pretraining-steps=800" / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         raw = json.loads(path.read_text())

@@ -148,8 +148,8 @@ def compared(folder: Path, count: int) -> Iterator[result_file.Result]:
     files = sorted((folder / "home" / "results").rglob("*.seed-0.json"))
     assert len(files) == count
     for path in files:
-        ours = result_file.read(path)
-        theirs = result_file.read(folder / "other" / path.relative_to(folder / "home" / "results"))
+        ours = result_file.read_result(path)
+        theirs = result_file.read_result(folder / "other" / path.relative_to(folder / "home" / "results"))
         for key in ("base_joint", "base_alone", "novel_joint", "novel_alone"):
             a, b = np.array(getattr(ours.episodes, key)), np.array(getattr(theirs.episodes, key))
             assert (a != b).mean() <= 0.05, (path.name, key)

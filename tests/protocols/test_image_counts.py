@@ -20,7 +20,7 @@ from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import numba_code_cache
-from ifsl_bench.store.schema import contradiction, read
+from ifsl_bench.store.schema import find_contradiction, read_result
 from tests.experiments.test_sessions import K, base, loader_of, pool, seeded_method  # noqa: F401 -- a fixture
 
 BIAS = Bias(0.7, 10, np.array([0.0, 1.0]), np.linspace(-1, 1, 100))
@@ -164,22 +164,22 @@ def test_many_images_are_grouped_until_they_fit():
 def test_results_have_them_and_they_add_up_to_the_counts(calibrate, clusters, work):
     label = api.run("imprint", f"{clusters / 'clusters.toml'}:clusters-1shot", work=work, calibrate=calibrate).label
     (path,) = work.home.results.rglob(f"{label}.seed-0.json")
-    result = read(path)
-    hits = result.images.hits()
+    result = read_result(path)
+    hits = result.images.to_image_hits()
     for side in ("base", "novel"):
-        counts, pool = result.counts(), hits.pools[side]
+        counts, pool = result.to_hit_counts(), hits.pools[side]
         assert pool.asked.sum() == len(counts) * getattr(counts, f"{side}_queries")
         assert pool.right["joint"].sum() == counts.column(f"{side}_joint").sum()
         assert pool.right["calibrated"].sum() == counts.column(f"calibrated_{side}").sum()
     broken = msgspec.structs.replace(result.images.pools["base"], asked=result.images.pools["base"].right["joint"])
     images = msgspec.structs.replace(result.images, pools={**result.images.pools, "base": broken})
-    assert "images: base" in contradiction(msgspec.structs.replace(result, images=images))
-    assert contradiction(msgspec.structs.replace(result, images=None)) is None, "older files have none"
+    assert "images: base" in find_contradiction(msgspec.structs.replace(result, images=images))
+    assert find_contradiction(msgspec.structs.replace(result, images=None)) is None, "older files have none"
     frame = result.images_to_pandas()
     hits = frame[frame.pool == "base"]
-    assert (hits.asked * hits.joint).sum() / 100 == pytest.approx(result.counts().column("base_joint").sum())
+    assert (hits.asked * hits.joint).sum() / 100 == pytest.approx(result.to_hit_counts().column("base_joint").sum())
     last = frame[(frame.pool == "novel") & (frame.half == 1)].iloc[-1]
     pool = result.images.pools["novel"]
-    sizes = result.images.hits().pools["novel"].sizes
+    sizes = result.images.to_image_hits().pools["novel"].sizes
     assert (last["class"], last.image + last.images) == (len(sizes) - 1, sizes.sum())
     assert last.image % pool.step == (sizes[:-1].sum()) % pool.step

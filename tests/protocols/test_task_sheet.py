@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_task_says_what_it_is(name, call, tmp_path):
     assert ("hidden base classes in place" in sheet["evaluation"]) == bool(task.sessions and task.sessions.listed)
     assert sheet["definition"] == task.hash
     assert sheet["backbone"].startswith(task.pretraining.backbone)
-    rows = {path.name.rpartition(".seed-")[0] for path in packaged_root().glob(f"{name}/*.json")}
+    rows = {path.name.rpartition(".seed-")[0] for path in packaged_results_folder().glob(f"{name}/*.json")}
     assert (f"{len(rows)} measured row" in sheet["results"]) == bool(rows)
     status, out, _ = call("tasks", "show", name, "--home", str(tmp_path))
     assert status == 0

@@ -20,7 +20,7 @@ from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.protocol import HitCount, MetricColumn, Protocol, StoredCounts
 from ifsl_bench.protocols.registry import protocol_of, register_protocol
 from ifsl_bench.protocols.tasks.task_files import load_task
-from ifsl_bench.store.schema import read
+from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
 
 
@@ -113,13 +113,13 @@ def test_a_third_protocol_is_run_stored_checked_tabled_and_compared(task, here, 
     work = api.workspace(here / "home", device="cpu")
     spec = load_task(task, work.home)
     assert protocol_of(spec) is NOVEL_ONLY
-    paths = {read(path).label: path for path in work.home.results.rglob("*.json")}
-    result = read(paths["imprint"])
+    paths = {read_result(path).label: path for path in work.home.results.rglob("*.json")}
+    result = read_result(paths["imprint"])
     assert result.protocol is NOVEL_ONLY
     assert result.episodes.shape == {"novel_queries": spec.episode.ways * spec.episode.novel_queries}
     assert json.loads(paths["imprint"].read_text())["episodes"].keys() == {"novel_queries", "right", "classes"}
     expected = accuracies(work, spec)
-    np.testing.assert_allclose(result.counts().value("acc"), expected, rtol=1e-6)
+    np.testing.assert_allclose(result.to_hit_counts().value("acc"), expected, rtol=1e-6)
     for path in paths.values():
         assert [line for line in check_file(path, {spec.name: spec}, work.home).failures if "commit" not in line] == []
 
@@ -135,11 +135,11 @@ def test_a_third_protocol_is_run_stored_checked_tabled_and_compared(task, here, 
     status, out, err = call("compare", "imprint", "lr", "--task", task, "--format", "json")
     assert status == 0, err
     (line,) = json.loads(out)
-    other = read(paths["lr"]).counts().value("acc")
+    other = read_result(paths["lr"]).to_hit_counts().value("acc")
     assert line["difference"] == pytest.approx((expected - other).mean(), abs=1e-5)
 
     frame = result.episodes_to_pandas()
-    assert frame["right"].sum() == result.counts().right.sum()
+    assert frame["right"].sum() == result.to_hit_counts().right.sum()
 
 
 def accuracies(work, spec) -> np.ndarray:
@@ -162,11 +162,11 @@ def test_a_file_that_its_protocol_finds_damaged_is_refused(task, here, call):
     content["episodes"]["classes"][0] = content["episodes"]["classes"][1]
     path.write_text(json.dumps(content))
     with pytest.raises(CorruptFile, match="has an episode with a class twice"):
-        read(path)
+        read_result(path)
     content["episodes"]["right"][0] = "many"
     path.write_text(json.dumps(content))
     with pytest.raises(CorruptFile, match=r"\$\.episodes\.right"):
-        read(path)
+        read_result(path)
 
 
 def test_a_task_of_a_protocol_that_is_not_registered_is_refused(task, here):

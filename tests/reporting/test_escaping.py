@@ -15,8 +15,8 @@ from markdown_it import MarkdownIt
 
 from ifsl_bench.reporting.detail_tables import describe_facts
 from ifsl_bench.reporting.table import FORMATS, Column, Table, escape_latex, format_prose, render_tables
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import parse
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import parse_result
 
 STEERING = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\u202eabc\u2066\u2028\x7f\U000e0041"
 FORBIDDEN = re.compile(
@@ -29,7 +29,7 @@ def loud(tmp_path) -> Path:
     """A result that has every text it may have full of what steers a terminal."""
     path = tmp_path / "glyphs-5shot" / "lwof.seed-1.json"
     path.parent.mkdir()
-    value = json.loads((packaged_root() / "glyphs-5shot/lwof.seed-1.json").read_text())
+    value = json.loads((packaged_results_folder() / "glyphs-5shot/lwof.seed-1.json").read_text())
     value["provenance"] |= {"note": STEERING, STEERING: "<script>x</script>", "deep": {STEERING: [STEERING]}}
     value["pretraining"] |= {"key": STEERING, "accuracy": STEERING}
     value["cost"][STEERING] = 1.0
@@ -124,7 +124,7 @@ def test_json_is_ascii_where_a_terminal_would_obey_and_reads_back_as_it_was():
 
 
 def test_a_line_break_in_a_text_makes_no_line_of_its_own():
-    good = parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json")
+    good = parse_result(packaged_results_folder() / "glyphs-5shot/lwof.seed-1.json")
     forged = msgspec.structs.replace(good, provenance={**good.provenance, "note": "x\ntask         another"})
     facts = describe_facts([forged]).splitlines()
     assert len(facts) == len(describe_facts([good]).splitlines()) + 1

@@ -36,8 +36,8 @@ from ifsl_bench.reporting.figures.style import (
     short_names,
 )
 from ifsl_bench.reporting.plot_styles import style_of_label
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import write
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
@@ -282,7 +282,7 @@ def test_names_of_strangers_are_text(board, tmp_path, task):
     row = board.find_row("imprint")
     name = "_$x^2$<b>&\\frac"
     for result in row.results:
-        write(tmp_path, msgspec.structs.replace(result, label=name))
+        write_result(tmp_path, msgspec.structs.replace(result, label=name))
     own_board = load_task_results(task, tmp_path)
     for kind in ("tradeoff", "seeds"):
         svg = render_figure(drawing(kind, own_board)[0], "svg").decode()
@@ -386,7 +386,7 @@ def test_curves_of_sessions_are_those_of_the_table(letters, call):
         assert drawn_lines[f"mean of {name}"][:, 1] == pytest.approx(table[name], abs=1e-4)
         (row,) = (row for row in letters.rows if row.label == name)
         band = next(b for b in figure.axes[0].collections if b.get_gid() == f"orders of {name}").get_paths()[0].vertices
-        last = np.mean([r.counts().after("acc")[:, -1].reshape(100, 4).mean(1) for r in row.results], axis=0)
+        last = np.mean([r.to_hit_counts().after("acc")[:, -1].reshape(100, 4).mean(1) for r in row.results], axis=0)
         assert band[band[:, 0] == 10, 1].max() == pytest.approx(np.percentile(last, 97.5))
     dotted = [line.get_ydata() for line in figure.axes[0].lines if line.get_gid() == "lazy"]
     assert sorted(line[0] for line in dotted) == pytest.approx(sorted(t[0] for n, t in table.items() if " " not in n))
@@ -397,7 +397,7 @@ def test_triangles_are_counts_over_queries(letters):
     for axes, row in zip(figure.axes, [place.row for place in letters.ranked_rows], strict=False):
         assert axes.get_title() == row.label
         mesh = axes.collections[0].get_array()
-        hits = np.mean([result.counts().hits.mean(0) for result in row.results], axis=0)
+        hits = np.mean([result.to_hit_counts().hits.mean(0) for result in row.results], axis=0)
         queries = row.results[0].counts().queries[0]
         for t, g, at in ((0, 0, 0), (1, 1, 2), (10, 0, 55), (10, 10, 65)):
             assert mesh[t, g] == pytest.approx(100 * hits[at] / queries[g])
@@ -436,7 +436,7 @@ def with_own_rows(tmp_path_factory) -> Path:
     """Results of a user's own whose labels stored rows have, the best stored row among them."""
     folder = tmp_path_factory.mktemp("own") / "glyphs-sessions"
     folder.mkdir()
-    for path in (packaged_root() / "glyphs-sessions").glob("*.seed-*.json"):
+    for path in (packaged_results_folder() / "glyphs-sessions").glob("*.seed-*.json"):
         if path.name.split(".seed-")[0] in ("upper-bound", "lwof"):
             shutil.copy(path, folder)
     return folder.parent

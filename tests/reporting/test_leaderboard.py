@@ -24,16 +24,16 @@ from ifsl_bench.reporting.page.data import collect_page
 from ifsl_bench.reporting.page.page import render_page
 from ifsl_bench.reporting.table import PROGRAMS
 from ifsl_bench.store.published import published_rows
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import write
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.errors import UserError
 from tests.store.result_fields import DIGITS, accuracies, document, leaderboard, row
 
 
 def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     for result in row("Mine.x=2", [15.0]).results:
-        write(tmp_path, result)
+        write_result(tmp_path, result)
     board = load_task_results(packaged_tasks()["mini-5shot"], tmp_path)
     with pytest.raises(UserError, match=r"my\.py:Mine is a method; its rows on mini-5shot are called Mine\.x=2"):
         require_row(board, "my.py:Mine")
@@ -94,7 +94,9 @@ def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
     """For programs to four digits, for readers to two; the distance from the best is paired."""
     rows = {"a": row("a", [15.0, 15.3, 15.1], noise=1), "b": row("b", [12.0, 12.1, 12.3], noise=2)}
     stored_rows(*rows.values())
-    acc = {name: np.array([r.counts().per_episode()["acc"] for r in entry.results]) for name, entry in rows.items()}
+    acc = {
+        name: np.array([r.to_hit_counts().per_episode()["acc"] for r in entry.results]) for name, entry in rows.items()
+    }
     board_list = [load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)]
     text = leaderboard(board_list, stored_rows.root).splitlines()
     table = {
@@ -229,9 +231,9 @@ def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
 
 def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch):
     """A user's rows on other data push nobody out, those on the same data are ranked, newer as they are."""
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "stored")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "stored")
     for result in row("s", [14.0], n=2000).results:
-        write(tmp_path / "stored", result)
+        write_result(tmp_path / "stored", result)
     stored_rows(row("aaa", [20.0], n=2000, fingerprint="other"),
                 row("s", [15.0], n=2000, noise=1, provenance={"time": "2026"}),
                 row("t", [15.0], n=2000, noise=2, provenance={"time": "2026"}))  # fmt: skip
@@ -251,7 +253,7 @@ def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch
 @pytest.mark.slow("all stored results are read")
 def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the_user(call, tmp_path):
     (tmp_path / "glyphs-1shot").mkdir()
-    for path in packaged_root().glob("glyphs-1shot/teen.seed-*.json"):
+    for path in packaged_results_folder().glob("glyphs-1shot/teen.seed-*.json"):
         shutil.copy(path, tmp_path / "glyphs-1shot")
     status, out, _ = call("leaderboard", "--results", str(tmp_path))
     assert not status
@@ -282,7 +284,7 @@ def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the
 )  # fmt: skip
 def test_json_and_csv_of_every_table_command_are_one_document(arguments, clusters, call, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
-    first = str(next(packaged_root().glob("glyphs-1shot/*.json")))
+    first = str(next(packaged_results_folder().glob("glyphs-1shot/*.json")))
     arguments = [first if argument == "first" else argument for argument in arguments]
     documents = {}
     for style in PROGRAMS:
@@ -322,7 +324,7 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
 
 def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_path, monkeypatch):
     """Seeds move all rows: mine beats what it is compared with on its seed, and has less than that row over all."""
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     best, other_row = (replace(row(label, means, noise=9), origin="stored")
                        for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
     mine = row("mine", [13], noise=9)
@@ -344,10 +346,10 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
 
 
 def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(tmp_path, monkeypatch, call):
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     for label in ("x", "y", "z"):
         for result in row(label, [15.0], n=2000).results:
-            write(tmp_path, result)
+            write_result(tmp_path, result)
     board = load_task_results(packaged_tasks()["mini-5shot"], tmp_path)
     ((line,),) = describe_standings(board, ["x", "y", "z"])
     assert line.startswith("All rows are provisional (1 seed); ranks need three seeds.")

@@ -271,7 +271,7 @@ def test_confusions_are_those_of_the_episodes_one_by_one(trained, confused):
         assert estimate.mean == pytest.approx(np.mean(values)) == first.base_shares_of_novel_classes[of, answer]
         assert estimate.interval == pytest.approx(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
     for of_method, name in ((first, "imprint"), (second, "static")):
-        counts = results[name].counts()
+        counts = results[name].to_hit_counts()
         right, base_count = of_method.answer_sums.diagonal(), of_method.n_base_classes
         assert right[:base_count].sum() == counts.base_joint.sum()
         assert right[base_count:].sum() == counts.novel_joint.sum()
@@ -319,7 +319,7 @@ def in_sessions(here):
 def test_confusions_in_sessions_are_counted_after_the_last_one(method, in_sessions):
     work, task = in_sessions
     options = {"memory": "supports"} if method == "subspace" else {}
-    counts = run(method, task, options=options, work=work).counts()
+    counts = run(method, task, options=options, work=work).to_hit_counts()
     (confusion,) = confusions.count_confusions([method], task, work, options=options)
     base_count, right = confusion.n_base_classes, confusion.answer_sums.diagonal()
     after = counts.hits[:, -counts.sessions - 1 :]  # of the classes of each session

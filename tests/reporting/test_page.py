@@ -28,8 +28,8 @@ from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.page.data import FINEST, _page_row, collect_page, load_results_with_variants
 from ifsl_bench.reporting.page.page import SCRIPTS, escape_script_json, render_page
 from ifsl_bench.reporting.table import render_tables
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import Result, write
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import Result, write_result
 from tests.store.result_fields import result as plain
 from tests.store.test_calibrated_results import result
 
@@ -60,13 +60,15 @@ def fake_result(label: str, seed: int, **changes) -> Result:
 def write_results(root: Path, hostile: str = HOSTILE) -> None:
     """Ranked rows, one of a hostile name among them; a row with options, one with one seed, and tuned ones."""
     for seed in range(3):
-        write(root, fake_result("a", seed, gap=2.4))
-        write(root, fake_result("b", seed, gap=2.3, shift=0.6))
-        write(root, fake_result("c", seed, gap=1.2, training={}, setting="every"))
-        write(root, fake_result("a.x=2", seed, gap=1.8, method="a", options={"x": 2}))
-        write(root, fake_result(hostile, seed, gap=2.1, provenance={"command": f"run {hostile}", "commit": hostile}))
-        write(root, fake_result("a@tuned-12", seed, gap=2.6, setting="tuned-12"))
-    write(root, fake_result("d", 0, gap=2.0))
+        write_result(root, fake_result("a", seed, gap=2.4))
+        write_result(root, fake_result("b", seed, gap=2.3, shift=0.6))
+        write_result(root, fake_result("c", seed, gap=1.2, training={}, setting="every"))
+        write_result(root, fake_result("a.x=2", seed, gap=1.8, method="a", options={"x": 2}))
+        write_result(
+            root, fake_result(hostile, seed, gap=2.1, provenance={"command": f"run {hostile}", "commit": hostile})
+        )
+        write_result(root, fake_result("a@tuned-12", seed, gap=2.6, setting="tuned-12"))
+    write_result(root, fake_result("d", 0, gap=2.0))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="module")
 def board(results):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_results, "packaged_root", lambda: results / "none")
+        patch.setattr(task_results, "packaged_results_folder", lambda: results / "none")
         return load_task_results(load_tasks(TASK)[0], results)
 
 
@@ -182,7 +184,7 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
 
 
 def test_the_numbers_are_those_that_the_commands_print(call, results, text, monkeypatch):
-    monkeypatch.setattr(task_results, "packaged_root", lambda: results / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: results / "none")
     rows = [row for row in data_of(text)["rows"] if row.get("setting") != "best of 12 trials"]
     status, out, _ = call("table", TASK, "--rank", "--full", "--results", str(results), "--format", "json")
     assert status == 0
@@ -300,10 +302,10 @@ def test_the_command(call, results, tmp_path):
 
 @pytest.mark.parametrize("task", ["mini-regular-5shot", "tiny-pack-5shot"])
 def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     for seed in range(3):
-        write(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))
-        write(tmp_path, plain("older", seed, np.arange(100) % 7 + seed, task))
+        write_result(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))
+        write_result(tmp_path, plain("older", seed, np.arange(100) % 7 + seed, task))
     page = collect_page([load_task_results(load_tasks(task)[0], tmp_path)])
     row = next(row for row in page.rows if row.origin)
     assert (row.curve, row.calibrated, row.validation, row.cost) == (None, None, [], {})
@@ -314,10 +316,10 @@ def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, m
 
 
 def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path)
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path)
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     for name in (f"{tmp_path}/evil.py:Evil", "evil:Evil"):
-        write(tmp_path / "results", fake_result(name, 0, method=name))
+        write_result(tmp_path / "results", fake_result(name, 0, method=name))
     monkeypatch.syspath_prepend(tmp_path)
     assert render_page(collect_page([load_task_results(load_tasks(TASK)[0], tmp_path / "results")]))
     assert not (tmp_path / "ran").exists()
@@ -325,8 +327,8 @@ def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch)
 
 def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     pytest.importorskip("ifsl_bench.plugin.bibliography")
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path)
-    write(tmp_path / "results", fake_result("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path)
+    write_result(tmp_path / "results", fake_result("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
     data = data_of(render_page(collect_page([load_task_results(load_tasks(TASK)[0], tmp_path / "results")])))
     cited = {row["label"]: data["citations"][row["cited"]] for row in data["rows"]}
     assert "@inproceedings{ren2019" in cited["lr+a.gamma=1e-05"][1]
@@ -339,7 +341,7 @@ def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     if not KEPT.exists():
         pytest.skip("none is kept")
     made_now = render_page(
-        collect_page(load_results_with_variants(packaged_tasks().values(), packaged_root(), named=False))
+        collect_page(load_results_with_variants(packaged_tasks().values(), packaged_results_folder(), named=False))
     )
     assert KEPT.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
@@ -356,9 +358,9 @@ def test_a_published_row_cites_its_method_beside_the_paper_that_prints_it(board)
 
 def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     """Scripts name the seed of a curve by its place; and what has cost is known of the other seeds."""
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     for seed in range(3):
-        write(tmp_path, fake_result("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
+        write_result(tmp_path, fake_result("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
     (row,) = (row for row in collect_page([load_task_results(load_tasks(TASK)[0], tmp_path)]).rows if row.origin)
     assert row.seeds == [0, 1, 2]
     assert [bool(steps) for steps, _ in row.validation] == [True, False, True]

@@ -16,8 +16,8 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.page.data import collect_page, load_results_with_variants
 from ifsl_bench.reporting.page.page import render_page
 from ifsl_bench.store.published import published_rows
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import read, write
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import read_result, write_result
 from tests.reporting.test_page import HOSTILE, KEPT, TASK, fake_result, write_results
 
 OTHER = "mini-1shot"
@@ -34,9 +34,9 @@ def made_up(tmp_path_factory) -> Path:
     write_results(root)
     (other_task,) = load_tasks(OTHER)
     for seed in range(3):
-        write(root, fake_result("a", seed, task=OTHER, task_hash=other_task.hash))
+        write_result(root, fake_result("a", seed, task=OTHER, task_hash=other_task.hash))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_results, "packaged_root", lambda: root / "none")
+        patch.setattr(task_results, "packaged_results_folder", lambda: root / "none")
         tasks = [load_tasks(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
         out.write_text(render_page(collect_page(load_results_with_variants(tasks, root, named=True))), encoding="utf-8")
     return out
@@ -239,8 +239,8 @@ def test_it_opens_on_a_task_with_rows_of_ones_own(chromium, tmp_path, monkeypatc
     stored_root, mine, out = tmp_path / "stored", tmp_path / "mine", tmp_path / "report.html"
     write_results(stored_root)
     ((first,), (second,)) = load_tasks(TASK), load_tasks(OTHER)
-    write(mine, fake_result("mine", 0, task=OTHER, task_hash=second.hash))
-    monkeypatch.setattr(task_results, "packaged_root", lambda: stored_root)
+    write_result(mine, fake_result("mine", 0, task=OTHER, task_hash=second.hash))
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: stored_root)
     out.write_text(
         render_page(collect_page(load_results_with_variants([first, second], mine, named=True))), encoding="utf-8"
     )
@@ -420,9 +420,11 @@ def test_what_is_forgotten_and_what_a_number_depends_on_stand_beside_the_curves(
     """The triangle of the row that is picked, from its counts; bars of variance are those of ``variance``."""
     splits = json.loads(call("variance", "tiny-features-sessions", "--format", "json")[1])
     splits = {split["method"]: split for split in splits if split.get("method") and "=" not in split["method"]}
-    results = [read(path) for path in sorted(packaged_root().glob("tiny-features-sessions/lr.seed-*.json"))]
+    results = [
+        read_result(path) for path in sorted(packaged_results_folder().glob("tiny-features-sessions/lr.seed-*.json"))
+    ]
     hits, queries = (
-        np.sum([getattr(result.counts(), name).astype(int).sum(0) for result in results], 0)
+        np.sum([getattr(result.to_hit_counts(), name).astype(int).sum(0) for result in results], 0)
         for name in ("hits", "queries")
     )
     expected, at = [], 0

@@ -26,7 +26,7 @@ from ifsl_bench.reporting.notes import table_notes
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.reporting.terminal import print_tables
 from ifsl_bench.store.published import ONE_ORDER_NOTE, SOURCE_KINDS, published_rows
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.files import Paths
 
 LIST = Path(__file__).parents[3] / "shared" / "fscil" / "published.json"
@@ -95,7 +95,7 @@ def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
 def stored_counts(label: str) -> tuple[np.ndarray, np.ndarray]:
     """Hits [seeds, n, columns] and queries [n, T + 1] of a stored row on tiny-features-sessions."""
     results = load_results_by_name("tiny-features-sessions", Paths.locate()).find_row(label).results
-    counts = [result.counts() for result in results]
+    counts = [result.to_hit_counts() for result in results]
     return np.stack([c.hits for c in counts]).astype(float), counts[0].queries.astype(float)
 
 
@@ -237,7 +237,7 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
     records = [record for record in json.loads(out) if record["session"] is not None]
     plain, biased = records[:10], records[10:]
     counts = (
-        load_results_by_name("tiny-features-sessions", Paths.locate()).find_row("lr").results[0].counts()
+        load_results_by_name("tiny-features-sessions", Paths.locate()).find_row("lr").results[0].to_hit_counts()
     )  # as of all its seeds
     for rows, hits, as_base, prefix in (
         (plain, counts.hits, counts.novel_as_base, ""),
@@ -267,7 +267,7 @@ def test_show_has_every_metric_after_each_session_plain_and_with_the_bias(call):
     ],
 )
 def test_a_row_and_a_result_say_what_was_chosen_on(call, task, said):
-    file = packaged_root() / task / "lr.seed-0.json"
+    file = packaged_results_folder() / task / "lr.seed-0.json"
     for arguments in (("lr", task), (str(file),)):
         status, text, err = call("show", *arguments)
         assert status == 0, err
@@ -359,7 +359,7 @@ def test_the_overview_has_averages_of_sessions(call):
 def test_lists_and_results_count_sequences(call):
     line = next(line for line in call("tasks")[1].splitlines() if line.startswith("glyphs-sessions "))
     assert "400 sequences" in line
-    shown = call("show", str(packaged_root() / "glyphs-sessions" / "ncm.seed-0.json"))[1]
+    shown = call("show", str(packaged_results_folder() / "glyphs-sessions" / "ncm.seed-0.json"))[1]
     assert re.search(r"^sequences +400$", shown, re.MULTILINE)
 
 

@@ -18,7 +18,7 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import add_variants, leaderboard_tables
 from ifsl_bench.reporting.table import render_tables
-from ifsl_bench.store.schema import SCHEMA_VERSION, Result, summary_entry
+from ifsl_bench.store.schema import SCHEMA_VERSION, Result, round_summary
 
 DIGITS = 5.1e-5  # JSON has four decimals
 PLAIN = {
@@ -47,7 +47,7 @@ def counted(label: str, seed: int, counts: Counts, classes: np.ndarray, **change
     fields = {
         "schema": SCHEMA_VERSION, "method": label, "label": label, "task": "toy", "task_hash": "h", "digest": "d",
         "fingerprint": "f", "seed": seed, "episodes": EpisodeCounts.of(counts, classes),
-        "summary": summary_entry(summarise(counts.per_episode())), "pretraining": {"key": f"k{seed}", "sha256": "s"},
+        "summary": round_summary(summarise(counts.per_episode())), "pretraining": {"key": f"k{seed}", "sha256": "s"},
     }  # fmt: skip
     return Result(**{**PLAIN, **fields, **changes})
 

@@ -86,17 +86,17 @@ def test_the_list_has_every_byte_once_by_task_and_method(call, root):
     items = list_items(Paths.locate(home))
     inside = [path for path in home.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
     results = [path for path in inside if home / "results" in path.parents]
-    assert sum(item.bytes for item in items) == sum(path.stat().st_size for path in inside if path not in results)
+    assert sum(item.n_bytes for item in items) == sum(path.stat().st_size for path in inside if path not in results)
     assert len({item.path for item in items}) == len(items)
 
 
 def test_what_is_used_says_so_without_access_times(root):
     home = Paths.locate(root / "home")
-    before = {item.path: item.used for item in list_items(home)}
+    before = {item.path: item.last_used for item in list_items(home)}
     assert max(before.values()) < time.time() - 86400
     shutil.rmtree(home.results)
     run(root)
-    after = {item.path: item.used for item in list_items(home) if item.kind in MADE - {"trials"}}
+    after = {item.path: item.last_used for item in list_items(home) if item.kind in MADE - {"trials"}}
     assert after
     unused = {path for path, used in after.items() if used < time.time() - 3600}
     spared = {path for path in after if path.parent == home.trained or path.name == "novel-train"}

@@ -16,14 +16,14 @@ from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.table import FORMATS, READERS
 from ifsl_bench.store import check
-from ifsl_bench.store.result_folder import packaged_root, read_results, unfit_reasons
-from ifsl_bench.store.schema import Result, file_name, parse, summary_entry, write
+from ifsl_bench.store.result_folder import find_unfit_results, packaged_results_folder, read_results
+from ifsl_bench.store.schema import Result, parse_result, result_file_name, round_summary, write_result
 from ifsl_bench.utils.errors import is_printable
 from ifsl_bench.utils.files import Paths
 from tests.store.result_fields import altered, listed
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
-STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
+STORED = sorted(packaged_results_folder().glob("*/*.seed-*.json"))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def file(tmp_path) -> Path:
     """A good file in its folder."""
     path = tmp_path / "glyphs-5shot" / "lwof.seed-1.json"
     path.parent.mkdir()
-    write(tmp_path, listed(parse(packaged_root() / "glyphs-5shot" / path.name)))
+    write_result(tmp_path, listed(parse_result(packaged_results_folder() / "glyphs-5shot" / path.name)))
     return path
 
 
@@ -45,7 +45,7 @@ def test_every_stored_result_passes():
 def test_a_good_file_in_one_line(file):
     report, acc = check_file(file), json.loads(file.read_text())["summary"]["acc"]
     line = f"ok: lwof on glyphs-5shot, seed 1, 2,000 episodes, Acc. {acc['mean']:.2f} ± {acc['interval']:.2f}"
-    assert report.line.startswith(line)
+    assert report.summary_line.startswith(line)
     # An environment without the data cannot draw their classes again; one of another version cannot speak for that.
     assert {text.partition(",")[0] for text in report.unverified} <= {"classes", "distribution"}
 
@@ -208,11 +208,11 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
 )
 def test_what_can_be_told_without_the_method(file, changes, message):
     altered(file, lambda v: v.update({"method": "zzz", **changes}))
-    report = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
+    report = check_file(file.rename(file.with_name(result_file_name(changes["label"], 1))))
     assert [failure[: len(message)] for failure in report.failures] == [message] * bool(message)
     assert any(text.startswith("label, options and backbone, since method") for text in report.unverified)
     if not message:
-        assert "label, options and backbone, since method zzz" in report.line.partition("(not verified: ")[2]
+        assert "label, options and backbone, since method zzz" in report.summary_line.partition("(not verified: ")[2]
 
 
 def test_unreadable_files_and_published_rows_fail(tmp_path, file):
@@ -220,7 +220,7 @@ def test_unreadable_files_and_published_rows_fail(tmp_path, file):
     cut = tmp_path / "cut.json"
     cut.write_text(file.read_text()[:900])
     assert "not valid JSON" in check_file(cut).failures[0]
-    paper = packaged_root() / "published" / "ren2019.json"
+    paper = packaged_results_folder() / "published" / "ren2019.json"
     assert check_file(paper).failures == ("it is a table of published rows, not the result of a run",)
     (tmp_path / "published").mkdir()
     assert "among the published rows" in check_file(Path(shutil.copy(file, tmp_path / "published"))).failures[0]
@@ -300,16 +300,16 @@ def cut(result: Result, n: int) -> Result:
     parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *OPTIONAL_COUNTS)}
     parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}
     shorter = msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **parts), calibration=None)
-    return msgspec.structs.replace(shorter, summary=summary_entry(summarise(shorter.counts().per_episode())))
+    return msgspec.structs.replace(shorter, summary=round_summary(summarise(shorter.to_hit_counts().per_episode())))
 
 
 def test_check_and_tables_agree_on_which_episodes_fit(file, call):
-    write(file.parents[1], msgspec.structs.replace(cut(parse(file), 3), choice=None))
+    write_result(file.parents[1], msgspec.structs.replace(cut(parse_result(file), 3), choice=None))
     (task,) = load_tasks("glyphs-5shot")
-    (reason,) = unfit_reasons(task, [parse(file)]).values()
+    (reason,) = find_unfit_results(task, [parse_result(file)]).values()
     assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
     assert reason in check_file(file).failures
-    status, out, err = call("compare", str(file), str(packaged_root() / "glyphs-5shot" / file.name))
+    status, out, err = call("compare", str(file), str(packaged_results_folder() / "glyphs-5shot" / file.name))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "cannot be compared: both say that their episodes are those of digest" in err
     for style in FORMATS:

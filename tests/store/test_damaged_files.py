@@ -13,8 +13,8 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.store.result_folder import packaged_root, read_results
-from ifsl_bench.store.schema import parse, read, write
+from ifsl_bench.store.result_folder import packaged_results_folder, read_results
+from ifsl_bench.store.schema import parse_result, read_result, write_result
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import read_json
 from ifsl_bench.utils.limits import RESULT_FILE
@@ -33,7 +33,7 @@ def file(tmp_path) -> Path:
     """A stored result with its counts as lists, for a test to change."""
     path = tmp_path / NAME
     path.parent.mkdir()
-    write(tmp_path, listed(parse(packaged_root() / NAME)))
+    write_result(tmp_path, listed(parse_result(packaged_results_folder() / NAME)))
     return path
 
 
@@ -100,9 +100,9 @@ def test_a_file_beyond_the_limit_is_not_read(file):
         "it has more than 33,554,432 bytes; a result of 2,000 episodes has 20,000, is it the right file?",
     )
     with pytest.raises(CorruptFile, match="has more than 33,554,432 bytes"):
-        read(file)
+        read_result(file)
     assert len(read_results(file.parents[1])[1]) == 1
-    sizes = [path.stat().st_size for path in packaged_root().glob("*/*.seed-*.json")]
+    sizes = [path.stat().st_size for path in packaged_results_folder().glob("*/*.seed-*.json")]
     assert max(sizes) < RESULT_FILE.most / 100
 
 
@@ -126,14 +126,14 @@ def test_a_run_among_damaged_results_stores_its_own_and_leaves_them_out(here, ca
     for method in ("imprint", "protonet", "ncm"):
         api.run(method, task, work=api.workspace(here / "home", device="cpu"))
     mine, cut, replaced = (folder / f"{method}.seed-0.json" for method in ("imprint", "protonet", "ncm"))
-    original = read(cut)
+    original = read_result(cut)
     cut.write_bytes(cut.read_bytes()[:900])
     mine.unlink()
     replaced.unlink()
     replaced.mkdir()
     status, out, err = call("run", "--method", "imprint", "--task", task)
     assert status == 0, err
-    assert read(mine).label == "imprint"
+    assert read_result(mine).label == "imprint"
     assert [name in line for name, line in zip(("ncm", "protonet"), sorted(left_out(out)), strict=True)] == [True] * 2
     status, out, err = call("table", task)
     assert (status, len(left_out(out + err)), "Traceback" in err) == (0, 2, False)
@@ -141,7 +141,7 @@ def test_a_run_among_damaged_results_stores_its_own_and_leaves_them_out(here, ca
         assert call("check", str(damaged), "--task", task)[0] == 2
     status, _, err = call("run", "--method", "protonet,ncm", "--task", task)
     assert status == 0, err
-    assert read(cut).episodes == original.episodes, "the run of what is damaged makes it again"
+    assert read_result(cut).episodes == original.episodes, "the run of what is damaged makes it again"
     for damaged in (cut, replaced):
         assert damaged.with_name(f"{damaged.name}.old-0").exists(), "and keeps what was there"
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.files import Paths
 
 
@@ -20,7 +20,7 @@ def folder():
                                     ("glyphs-1shot", "lr", 1, 30)):  # fmt: skip
         (root / task).mkdir(parents=True, exist_ok=True)
         for seed in range(seeds):
-            raw = json.loads((packaged_root() / task / f"{label}.seed-{seed}.json").read_text())
+            raw = json.loads((packaged_results_folder() / task / f"{label}.seed-{seed}.json").read_text())
             raw["provenance"]["time"] = (now - timedelta(days=age)).isoformat()
             (root / task / f"{label}.seed-{seed}.json").write_text(json.dumps(raw))
     return root
@@ -70,7 +70,7 @@ def test_what_is_removed_is_listed_asked_for_and_nothing_else(folder, call):
     assert remaining_files == files - {"glyphs-5shot/lr.seed-1.json", "glyphs-1shot/lr.seed-0.json"}
     assert not (folder / "glyphs-1shot").exists()
     assert "unknown row 'lwof'" in call("results", "remove", "lwof", "glyphs-5shot", "--yes")[2]
-    package_root = packaged_root()
+    package_root = packaged_results_folder()
     assert "come with the package" in call("results", "remove", "lr", "glyphs-5shot", "--results", str(package_root))[2]
 
 
@@ -107,7 +107,9 @@ def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
 def test_compare_says_which_of_two_rows_of_a_label_it_takes(style, call, tmp_path):
     (tmp_path / "mine" / "glyphs-5shot").mkdir(parents=True)
     for seed in range(2):
-        shutil.copy(packaged_root() / "glyphs-5shot" / f"imprint.seed-{seed}.json", tmp_path / "mine" / "glyphs-5shot")
+        shutil.copy(
+            packaged_results_folder() / "glyphs-5shot" / f"imprint.seed-{seed}.json", tmp_path / "mine" / "glyphs-5shot"
+        )
     words = ("--task", "glyphs-5shot", "--results", str(tmp_path / "mine"), "--format", style)
     note = "'imprint (yours)' is compared; there is also 'imprint (stored)', with seeds 0 to 4"
     status, out, err = call("compare", "imprint", "lr", *words)

@@ -23,15 +23,22 @@ from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES, OTHER_RESULT_BYTES, most_episodes
-from ifsl_bench.store.result_folder import packaged_root
-from ifsl_bench.store.schema import Result, contradiction, keep_old, parse, read, write
+from ifsl_bench.store.result_folder import packaged_results_folder
+from ifsl_bench.store.schema import (
+    Result,
+    find_contradiction,
+    parse_result,
+    read_result,
+    rename_replaced_result,
+    write_result,
+)
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.limits import RESULT_FILE
 from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 from tests.store.result_fields import listed
 
-STORED = packaged_root() / "glyphs-5shot" / "protonet.seed-0.json"
+STORED = packaged_results_folder() / "glyphs-5shot" / "protonet.seed-0.json"
 
 
 def text(kind: str, count: int, raw: bytes) -> str:
@@ -129,29 +136,29 @@ def as_packed(result: Result) -> Result:
 @pytest.fixture
 def newer() -> Result:
     """A stored result with its counts as numbers."""
-    return listed(read(STORED))
+    return listed(read_result(STORED))
 
 
 def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     packed_result = as_packed(newer)
-    assert not contradiction(packed_result)
-    path = write(tmp_path, packed_result)
-    stored_result = read(path)
+    assert not find_contradiction(packed_result)
+    path = write_result(tmp_path, packed_result)
+    stored_result = read_result(path)
     assert stored_result == packed_result
-    assert path.stat().st_size < write(tmp_path / "plain", newer).stat().st_size / 3
+    assert path.stat().st_size < write_result(tmp_path / "plain", newer).stat().st_size / 3
     for name in (*COUNTS, *OPTIONAL_COUNTS):
-        assert np.array_equal(getattr(stored_result.counts(), name), getattr(newer.counts(), name))
-    assert np.array_equal(stored_result.classes(), newer.classes())
-    assert keep_old(tmp_path, newer) is None, "the same hits, written otherwise"
+        assert np.array_equal(getattr(stored_result.to_hit_counts(), name), getattr(newer.to_hit_counts(), name))
+    assert np.array_equal(stored_result.drawn_novel_classes(), newer.drawn_novel_classes())
+    assert rename_replaced_result(tmp_path, newer) is None, "the same hits, written otherwise"
     changed = newer.episodes.column("base_alone")
     changed[0] += 1
     entry = msgspec.structs.replace(newer.episodes, base_alone=pack_array(changed))
-    assert keep_old(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
+    assert rename_replaced_result(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
     a, b = (SeedAggregate(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
     table = compare(a, b)
     assert table.episode_differences["acc"].mean == 0
     assert table.n_classes
-    write(tmp_path / "shown", packed_result)
+    write_result(tmp_path / "shown", packed_result)
     (task,) = load_tasks("glyphs-5shot")
     board = load_task_results(task, tmp_path / "shown")  # among the others, since its classes are made up
     assert "protonet" in {row.label for row in (*board.rows, *board.incomparable_rows) if row.origin == "yours"}
@@ -179,7 +186,7 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
     path.parent.mkdir()
     path.write_text(json.dumps(value))
     with pytest.raises(CorruptFile, match="is not a valid result: episodes") as error:
-        parse(path)
+        parse_result(path)
     assert "\n" not in str(error.value)
     checked = check_file(path, home=Paths(tmp_path, tmp_path))
     assert [why in line for line in checked.failures] == [True]
@@ -190,7 +197,7 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
 
 def test_packed_columns_of_other_lengths_are_refused(newer):
     entry = msgspec.structs.replace(newer.episodes, novel_alone=pack_array(np.ones(1999, int)))
-    assert "episodes.novel_alone has 1999 entries" in contradiction(msgspec.structs.replace(newer, episodes=entry))
+    assert "episodes.novel_alone has 1999 entries" in find_contradiction(msgspec.structs.replace(newer, episodes=entry))
 
 
 def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
@@ -213,7 +220,7 @@ def test_tables_of_many_episodes_keep_little_in_memory():
 
     n, seeds, rows = 20_000, 3, 8
     (task,) = load_tasks("glyphs-5shot")
-    template = read(STORED)
+    template = read_result(STORED)
     counts, classes = drawn(n, task.episode)
 
     def result(row: int, seed: int) -> Result:

@@ -25,7 +25,7 @@ def strange(scale: float) -> str:
 def counted(result: result_file.Result, **columns) -> result_file.Result:
     """The same with other counts, and the summary that follows from them."""
     changed = msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
-    summary = result_file.summary_entry(summarise(changed.counts().per_episode()))
+    summary = result_file.round_summary(summarise(changed.to_hit_counts().per_episode()))
     return msgspec.structs.replace(changed, summary=summary, images=None)  # which are of other counts
 
 
@@ -60,18 +60,18 @@ def test_other_code_and_other_counts_are_said_with_status_1(call, stored, tmp_pa
     (tmp_path / "strange.py").write_text(strange(1.0))
     assert again(call, stored, tmp_path, clusters, *home)[0] == 0
     # Counts that somebody has changed by one query in one episode.
-    result = result_file.read(stored)
+    result = result_file.read_result(stored)
     hits = list(result.episodes.novel_joint)
     hits[3] -= 1
     changed = counted(result, novel_joint=hits, calibrated_base=[], calibrated_novel=[])
     changed = msgspec.structs.replace(changed, calibration=None)
-    result_file.write(tmp_path / "other", changed)
+    result_file.write_result(tmp_path / "other", changed)
     (path,) = (tmp_path / "other").rglob("*.json")
     status, out, _ = again(call, path, tmp_path, clusters, *home)
     assert status == 1
     assert "other counts in 1 of 60 episodes" in out
     assert again(call, path, tmp_path, clusters, *home, "--within", "0.5")[0] == 0
-    result_file.write(tmp_path / "far", msgspec.structs.replace(changed, provenance=ELSEWHERE))
+    result_file.write_result(tmp_path / "far", msgspec.structs.replace(changed, provenance=ELSEWHERE))
     (path,) = (tmp_path / "far").rglob("*.json")
     status, out, _ = again(call, path, tmp_path, clusters, *home)
     assert status == 0
@@ -87,7 +87,7 @@ def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work
     hits[: round(points / 100 * queries * len(hits))] -= 1
     plain = msgspec.structs.replace(result, calibration=None, provenance=result.provenance | ELSEWHERE)
     changed = counted(plain, novel_joint=hits.tolist(), calibrated_base=[], calibrated_novel=[])
-    path = result_file.write(work.home.results, changed)
+    path = result_file.write_result(work.home.results, changed)
     monkeypatch.setattr(reproduce, "run_unstored", lambda job, work: result)  # as it has been once
     arguments = "reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home)
     ended, out, _ = call(*arguments)
@@ -99,7 +99,7 @@ def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work
 
 def test_counts_of_sequences_are_called_that(call, work):
     result = api.run("imprint", "tiny-features-sessions", episodes=3, work=work)
-    path = result_file.path_of(work.home.results, result)
+    path = result_file.result_path(work.home.results, result)
     status, out, err = call("reproduce", str(path), "--device", "cpu", "--home", str(work.home.cache))
     assert (status, "identical, all counts of 3 sequences (Acc." in out) == (0, True), (out, err)
 
@@ -108,7 +108,7 @@ def test_another_choice_with_the_same_counts_is_said_with_status_1(call, cluster
     """The stored row is edited, as if it had come of another search; the counts stay those of the run."""
     home, task = clusters / "home", clusters / "clusters.toml"
     result = api.run("lr", f"{task}:clusters-5shot", tune=3, work=work)
-    path = result_file.path_of(work.home.results, result)
+    path = result_file.result_path(work.home.results, result)
 
     def again(*more):
         return call("reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home), *more)[:2]
@@ -130,7 +130,7 @@ def test_another_choice_with_the_same_counts_is_said_with_status_1(call, cluster
         ({"passed_over": ["weight_decay=0.5"]}, "passed_over is empty where weight_decay=0.5 is stored", 0),
         ({"edge": [] if result.edge else [names]}, "edge is ", 0),
     ):
-        result_file.write(work.home.results, msgspec.structs.replace(result, **change))
+        result_file.write_result(work.home.results, msgspec.structs.replace(result, **change))
         status, out = again()
         assert (status, "(+0.00 points), other counts in 0 of 60" in out, text in out) == (1, True, True), (text, out)
         assert again("--within", "1")[0] == near, text
@@ -193,7 +193,7 @@ def test_a_result_names_no_file_to_run(stored, work, tmp_path, monkeypatch):
         ("method", "strange.py:Strange"), ("task", "clusters.toml"), ("task", "clusters-5shot+a.toml"),
         ("task", "clusters+/../clusters.toml"),
     ):  # fmt: skip
-        result = msgspec.structs.replace(result_file.read(stored), **{name: value})
+        result = msgspec.structs.replace(result_file.read_result(stored), **{name: value})
         given = (None, "strange.py") if name == "task" else ("clusters.toml", None)
         with pytest.raises(UserError, match="where you trust"):
             reproduce.job_from_result(result, work.home, *given)
@@ -203,7 +203,7 @@ def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, cluste
     """A label that the package has too is yours to `show`, and the stored one to `reproduce`."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
     api.run("imprint", task, work=api.workspace(clusters / "home", tmp_path / "package", device="cpu"))
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "package")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "package")
     assert "ifsl-bench reproduce imprint clusters-5shot" in call("show", "imprint", task)[1]
     api.run("imprint", task, work=api.workspace(clusters / "home", device="cpu"))
     assert "ifsl-bench reproduce 'imprint (yours)' clusters-5shot" in call("show", "imprint", task)[1]

@@ -22,8 +22,8 @@ from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import describe_standing
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store.published import published_rows
-from ifsl_bench.store.result_folder import packaged_root, read_results
-from ifsl_bench.store.schema import Result, read, write
+from ifsl_bench.store.result_folder import packaged_results_folder, read_results
+from ifsl_bench.store.schema import Result, read_result, write_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from tests.store.result_fields import altered, counted
 
@@ -39,7 +39,7 @@ def make(label="m", seed=0, n=50, base=0.8, novel=0.6, noise=0, classes=None, **
 
 
 def test_labels_cannot_leave_their_folder(tmp_path):
-    path = write(tmp_path, make("x.name=../../y"))
+    path = write_result(tmp_path, make("x.name=../../y"))
     assert path.parent == tmp_path / "toy"
     assert read_results(tmp_path)[0][0].label == "x.name=../../y"
 
@@ -60,9 +60,9 @@ def test_labels_cannot_leave_their_folder(tmp_path):
     ],
 )
 def test_tampering_is_refused(tmp_path, change, message):
-    path = altered(write(tmp_path, make()), change)
+    path = altered(write_result(tmp_path, make()), change)
     with pytest.raises(CorruptFile) as error:
-        read(path)
+        read_result(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
 
@@ -72,7 +72,7 @@ def test_rows_average_each_episode_over_seeds():
     (row,), remarks = aggregate_seeds(results, "yours")
     assert not remarks
     assert row.seeds == (0, 1, 2)
-    values = np.mean([r.counts().per_episode()["acc"] for r in results], 0)
+    values = np.mean([r.to_hit_counts().per_episode()["acc"] for r in results], 0)
     assert row.summarise_metrics()["acc"].mean == pytest.approx(values.mean())
     assert row.summarise_metrics()["acc"].interval == pytest.approx(1.96 * stats.sem(values))
     assert row.sd_of_seeds() == pytest.approx(np.std([r.summary["acc"]["mean"] for r in results], ddof=1))
@@ -122,7 +122,7 @@ def some_classes(n: int, count: int = 12, ways: int = 5) -> np.ndarray:
 def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
     kinds = {"few": some_classes(50, 60), "new": some_classes(50)}
     for kind, drawn in kinds.items():
-        paths = [str(write(tmp_path / kind, make(name, noise=i, classes=drawn))) for i, name in enumerate("ab")]
+        paths = [str(write_result(tmp_path / kind, make(name, noise=i, classes=drawn))) for i, name in enumerate("ab")]
         status, text, _ = call("compare", *paths)
         assert not status
         rows = json.loads(call("compare", *paths, "--format", "json")[1])
@@ -131,8 +131,8 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
         assert text.count("no interval over classes") == (kind != "new")
         if kind == "few":
             assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
-    a, b = (read(path) for path in map(Path, paths))
-    d = a.counts().per_episode()["acc"] - b.counts().per_episode()["acc"]
+    a, b = (read_result(path) for path in map(Path, paths))
+    d = a.to_hit_counts().per_episode()["acc"] - b.to_hit_counts().per_episode()["acc"]
     estimate = class_intervals(d[:, None], kinds["new"])
     assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (
         12,
@@ -144,7 +144,7 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
     assert zero
     headings = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
     assert headings == [metric_titles()[name] for name in zero]
-    again = str(write(tmp_path / "again", make("a", noise=7, classes=some_classes(50))))
+    again = str(write_result(tmp_path / "again", make("a", noise=7, classes=some_classes(50))))
     assert f"A = {paths[0]}, B = {again}" in call("compare", paths[0], again)[1].replace("\n", " "), "both are called a"
 
 
@@ -189,11 +189,11 @@ def test_comparison_says_which_seeds_have_base_classifiers_of_their_own_on_featu
 
 def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
     """The board of a packaged task with these results in the user's folder and none in the package."""
-    monkeypatch.setattr(task_results, "packaged_root", lambda: tmp_path / "none")
+    monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
     definition = packaged_tasks()[task]
     for result in results:
         changes = {"task": task} | ({"task_hash": definition.hash} if result.task_hash == "h" else {})
-        write(tmp_path / "r", msgspec.structs.replace(result, **changes))
+        write_result(tmp_path / "r", msgspec.structs.replace(result, **changes))
     return task_results.load_task_results(definition, tmp_path / "r")
 
 
@@ -226,7 +226,9 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     assert lines[0] == "c: rank 3 of 4"
     assert len(lines) == 3
     for line, label, title in zip(lines[1:], "ad", ("best other row", "nearest row"), strict=True):
-        mine, rival = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
+        mine, rival = (
+            [r.to_hit_counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label)
+        )
         d = np.subtract(mine, rival)
         gap = task_board.ranking.row_difference(task_board.find_row("c"), task_board.find_row(label))
         assert gap.mean == pytest.approx(d.mean())
@@ -260,7 +262,7 @@ def test_published_rows_are_consistent_or_flagged():
 @pytest.mark.slow("every stored result is read")
 def test_every_stored_result_is_of_todays_task_and_adds_up():
     """Task hash, digest, fingerprint and summary of every file that comes with the package."""
-    results, remarks = read_results(packaged_root())  # reading recomputes the summary
+    results, remarks = read_results(packaged_results_folder())  # reading recomputes the summary
     assert not remarks
     digests: dict[str, str] = {}
     fingerprints: dict[str, str] = {}

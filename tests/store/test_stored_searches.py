@@ -10,7 +10,7 @@ from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.notes import table_notes
-from ifsl_bench.store.result_folder import packaged_root
+from ifsl_bench.store.result_folder import packaged_results_folder
 
 LIMITS = {("lda", "shrinkage"): 1.0}  # values that nothing lies beyond
 HALF = 0.5  # points
@@ -36,7 +36,9 @@ def ends(result):
     return options
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in packaged_root().glob("*/lr.seed-0.json")))
+@pytest.mark.parametrize(
+    "name", sorted(path.parent.name for path in packaged_results_folder().glob("*/lr.seed-0.json"))
+)
 def test_a_stored_choice_is_inside_what_was_tried_or_marked_below_the_table(name, tmp_path):
     board = board_of(name, tmp_path)
     notes = table_notes(board)

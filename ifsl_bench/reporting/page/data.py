@@ -43,7 +43,7 @@ from ifsl_bench.reporting.page.references import Citation, cite_measured_row, ci
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, distinct_styles, style_of_label
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.store.published import FLAG_LETTERS
-from ifsl_bench.store.schema import Result, path_of
+from ifsl_bench.store.schema import Result, result_path
 from ifsl_bench.utils.errors import UserError, one_line
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
@@ -444,7 +444,7 @@ def _origin_facts(result: Result) -> dict[str, str]:
     libraries = provenance.get("libraries") or {}
     facts: dict[str, Any] = {
         "seed": result.seed,
-        "file": path_of(Path(), result).as_posix(),
+        "file": result_path(Path(), result).as_posix(),
         "Acc.": f"{result.summary['acc']['mean']:.2f}",
         "command": provenance.get("command"),
         "again": shlex.join(["ifsl-bench", "reproduce", result.label, result.task]),
