@@ -158,7 +158,7 @@ def test_the_library_names_no_method_and_no_task():
         assert ("learn2learn" in top(names)) == (path == OPTIONAL), path
         docs = {ast.get_docstring(n, clean=False) for n in nodes(path)
                 if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
-        calls = [n for n in nodes(path) if isinstance(n, ast.Call) and ast.unparse(n.func) == "examples"]
+        calls = [n for n in nodes(path) if isinstance(n, ast.Call) and ast.unparse(n.func) == "format_examples"]
         commands = {n.value for call in calls for n in ast.walk(call) if isinstance(n, ast.Constant)}
         texts = {n.value for n in nodes(path) if isinstance(n, ast.Constant) and isinstance(n.value, str)} - docs
         texts -= commands

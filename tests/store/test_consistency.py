@@ -12,7 +12,7 @@ from ifsl_bench.store.result_folder import find_unfit_results, packaged_results_
 from ifsl_bench.store.schema import parse_result, write_result
 from ifsl_bench.utils.errors import UserError
 from tests.store.result_fields import altered
-from tests.store.test_damaged_files import cut
+from tests.store.test_check import cut
 
 
 def test_where_no_digest_is_pinned_most_results_say_how_many_episodes_it_has():
