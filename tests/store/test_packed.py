@@ -216,6 +216,8 @@ def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
 
 def test_tables_of_many_episodes_keep_little_in_memory():
     """A ranked table of many rows and seeds holds a few bytes a count, and two rows' values at a time."""
+    import scipy.special  # noqa: F401  the statistics import it late, and its modules are no table's memory
+
     from ifsl_bench.analysis.ranking import Ranking
 
     n, seeds, rows = 20_000, 3, 8
