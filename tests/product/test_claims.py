@@ -41,6 +41,8 @@ NAMES = sorted(
 METHOD = re.compile(rf"(?<![\w+`/-])(?:{'|'.join(reversed(NAMES))})\b")
 FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row too
 
+READS_ALL = pytest.mark.slow("all rows that sentences compare are read")
+
 
 @pytest.fixture(scope="module")
 def claims() -> dict[str, EvaluatedClaim]:
@@ -60,7 +62,7 @@ def tables(claims) -> ModuleType:
 # -- what pages say
 
 
-@pytest.mark.slow("all rows that sentences compare are read")
+@READS_ALL
 def test_every_claim_holds_and_says_so(claims):
     """Its verb is one of what it says, its rows end inside of what was tried or it says that they do not."""
     for name, judgement in claims.items():
@@ -70,7 +72,7 @@ def test_every_claim_holds_and_says_so(claims):
         assert bool(edges_of(judgement)) == ("edge" in judgement.text), f"{name}: {edges_of(judgement)}"
 
 
-@pytest.mark.slow("all rows that sentences compare are read")
+@READS_ALL
 def test_every_claim_is_in_a_page_with_its_numbers(claims, tables):
     for name, page in PAGES.items():
         assert tables.claimed(page) == page, f"{name}: write its numbers with: python docs/tables.py"
@@ -92,11 +94,13 @@ def unclaimed(page: str, tables: ModuleType, findings: bool = True) -> list[str]
     ]
 
 
+@READS_ALL
 def test_nothing_is_said_of_rows_without_a_claim(tables):
     page_sentences = {name: unclaimed(page, tables, name in FINDINGS) for name, page in PAGES.items()}
     assert {name: sentences for name, sentences in page_sentences.items() if sentences} == {}
 
 
+@READS_ALL
 def test_a_sentence_without_a_claim_is_noticed(tables):
     (line,) = re.findall(r"^.*<!-- claim: bias-photographs-1shot -->", PAGES["results.md"], re.M)
     assert unclaimed(line, tables) == []
@@ -104,6 +108,7 @@ def test_a_sentence_without_a_claim_is_noticed(tables):
     assert unclaimed(f"{line} On birds it gains 2 points.", tables) == ["On birds it gains 2 points."]
 
 
+@READS_ALL
 def test_a_wrong_number_is_written_anew_and_other_words_are_refused(tables):
     words = "with 60 base classes LR+A is\n9.9 points ahead of LR and 12 points ahead of LR+S."
     line = f"{words}<!-- claim: base-classes-5shot -->"
@@ -174,7 +179,7 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
     return verdicts
 
 
-@pytest.mark.slow("all rows that sentences compare are read")
+@READS_ALL
 def test_verdicts_are_those_of_a_plain_computation():
     every = read_claims(packaged_results_folder() / CLAIMS_FILE)
     some = {name: every[name] for name in ("attention-gains", "attention-letters-5shot", "lwof-letters")}
@@ -255,6 +260,7 @@ def test_mistakes_in_the_file(line, reason, tmp_path):
         read_claims(file)
 
 
+@READS_ALL
 def test_the_command(claims, monkeypatch, capsys):
     monkeypatch.setattr(
         module_of_claims, "evaluate_all", lambda _: list(claims.values())
