@@ -228,14 +228,8 @@ def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_pa
     assert open_data(packaged_tasks()["cifar100-sessions"], home, messages).fingerprint == dataset.fingerprint
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("mini", marks=pytest.mark.slow("cifar100 has the same counts")),
-        "cifar100",
-        pytest.param("cub", marks=pytest.mark.slow("twice the classes of cifar100")),
-    ],
-)
+@pytest.mark.slow("draws all sequences of three data sets")
+@pytest.mark.parametrize("name", ["mini", "cifar100", "cub"])
 def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     """The pinned digests, from the counts of the lists: no image is needed to know which image is what."""
     source = dataset_source("mini-imagenet-sessions" if name == "mini" else f"{name}-sessions")
