@@ -107,4 +107,4 @@ def _values(values: Iterable[Any]) -> str:
 def cited(names: Iterable[str]) -> list[str]:
     """The papers of a method's rows, as Markdown with BibTeX; what ``ifsl-bench cite`` prints."""
     papers = {paper.key: paper for name in names for paper in papers_of_method(name)}
-    return [f"*{p.field('title')}* ({p.short})\n\n```bibtex\n{p.bibtex.strip()}\n```" for p in papers.values()]
+    return [f"*{p.field('title')}* ({p.author_year})\n\n```bibtex\n{p.bibtex.strip()}\n```" for p in papers.values()]

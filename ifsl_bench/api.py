@@ -10,9 +10,9 @@ from typing import Any, overload
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import Job, make_jobs, unused_training_options_fault
-from ifsl_bench.experiments.run_config import RunConfig, method_names, task_names
+from ifsl_bench.experiments.run_config import RunConfig, expand_method_names, expand_task_names
 from ifsl_bench.experiments.runner import run_jobs
-from ifsl_bench.experiments.stages import DataStage, pretrain_stage_of
+from ifsl_bench.experiments.stages import DataStage, make_pretrain_stage
 from ifsl_bench.experiments.trained_models import read_training_record
 from ifsl_bench.experiments.training_curves import make_curve_logs
 from ifsl_bench.experiments.workspace import Workspace
@@ -146,9 +146,11 @@ def _expanded(config: RunConfig, work: Workspace) -> RunConfig:
     """The config with the names that its globs and sets stand for."""
     methods: list[str | type[Method]] = []
     for method in config.methods:
-        methods += method_names([method], work.reporter.warn) if isinstance(method, str) else [method]
+        methods += expand_method_names([method], work.reporter.warn) if isinstance(method, str) else [method]
     all_names = all(isinstance(task, str) for task in config.tasks)
-    return replace(config, methods=methods, tasks=task_names(config.tasks, work.home) if all_names else config.tasks)
+    return replace(
+        config, methods=methods, tasks=expand_task_names(config.tasks, work.home) if all_names else config.tasks
+    )
 
 
 def _only(jobs: Sequence[Job]) -> Job:
@@ -213,10 +215,10 @@ def evaluate_checkpoint(
     if not job.matches_code(info):
         work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
     DataStage(job.task, ("test",)).compute(work)
-    if (key := pretrain_stage_of(job).key(work.home)) != info["pretraining"]:
+    if (key := make_pretrain_stage(job).key(work.home)) != info["pretraining"]:
         raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
                         f"has {key}: choose a task with the same data and pretraining")  # fmt: skip
-    if pretrain_stage_of(job).weights(work.home) != info["pretraining_sha256"]:
+    if make_pretrain_stage(job).weights_checksum(work.home) != info["pretraining_sha256"]:
         raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
     return evaluation.compute(work)

@@ -65,7 +65,7 @@ def measure(file: Path, home: str | None) -> None:
                 continue
             (job,) = make_jobs([name], [task], point, TrainingChanges(), [0], None, home=work.home)
             stage = MetaTrainStage(job)
-            loader = stage.backbone.prepared(work).loader("val", device=stage.evaluation(work).device)
+            loader = stage.backbone.open_task(work).loader("val", device=stage.evaluation(work).device)
             method = stage.to_evaluate(work, stage.fresh(work)).eval()
             accuracies[key] = evaluate(method, name, loader, job.task.evaluation.validation_halves[0]).accuracy
         file.write_text(json.dumps(measured))

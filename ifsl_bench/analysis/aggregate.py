@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ifsl_bench.plugin.display_names import LAZY, parse_label, shown_label
+from ifsl_bench.plugin.display_names import LAZY, display_name_of_label, parse_label
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.image_counts import ImageHits
@@ -44,7 +44,7 @@ class SeedAggregate:
     @property
     def display_name(self) -> str:
         """Its name in tables: the label, and where it has one the recipe behind a bar, as in "ncm | closer"."""
-        return shown_label(self.label)
+        return display_name_of_label(self.label)
 
     @property
     def name_with_origin(self) -> str:

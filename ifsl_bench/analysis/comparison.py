@@ -21,7 +21,7 @@ from ifsl_bench.analysis.aggregate import (
 )
 from ifsl_bench.analysis.image_variance import estimate_image_variance
 from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting
-from ifsl_bench.plugin.display_names import shown_label
+from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.metrics import Estimate, PairedDifference, mean_with_interval, paired_difference
 from ifsl_bench.protocols.protocol import Protocol
@@ -218,7 +218,7 @@ def _label_with_origin(row: SeedAggregate) -> str:
 
 def _reader_name(row: SeedAggregate) -> str:
     """Return the name of a row for readers."""
-    return shown_label(_label_with_origin(row))
+    return display_name_of_label(_label_with_origin(row))
 
 
 def _describe_selection(row: SeedAggregate) -> str:
@@ -234,7 +234,7 @@ def describe_verdict(comparison: Comparison) -> str:
     whole = len(comparison.seeds) > 1 or comparison.image_intervals
     gap = comparison.overall_differences["acc"] if whole else comparison.episode_differences["acc"]
     units, acc = comparison.units, comparison.protocol.column("acc").title
-    a, b = shown_label(comparison.a), shown_label(comparison.b)
+    a, b = display_name_of_label(comparison.a), display_name_of_label(comparison.b)
     if gap.mean == gap.interval == 0:
         return f"{a} and {b} have the same accuracy in every {units.removesuffix('s')}."
     if math.isnan(gap.p_value):

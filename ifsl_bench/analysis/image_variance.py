@@ -91,9 +91,9 @@ def estimate_image_variance(
     pools = []
     for name in parts[0][0][0].pools:
         step = max(hits.pools[name].step for part in parts for hits, _ in part)
-        grouped = [[(hits.grouped(name, step), weights) for hits, weights in part] for part in parts]
+        grouped = [[(hits.group_images(name, step), weights) for hits, weights in part] for part in parts]
         first = grouped[0][0][0].pools[name]
-        if any((hits.pools[name].asked != first.asked).any() for part in grouped for hits, _ in part):
+        if any((hits.pools[name].query_counts != first.query_counts).any() for part in grouped for hits, _ in part):
             return None
         mine, *others = [
             np.stack([_weighted_shares(hits, weights, name) for hits, weights in part]) for part in grouped
@@ -101,14 +101,14 @@ def estimate_image_variance(
         for theirs in others:
             same = len(mine) == len(theirs)
             mine = mine - theirs if same else mine.mean(0, keepdims=True) - theirs.mean(0, keepdims=True)
-        pools.append(WeightedPoolShares(mine, first.asked, np.repeat(np.arange(len(first.sizes)), first.groups)))
+        pools.append(WeightedPoolShares(mine, first.query_counts, np.repeat(np.arange(len(first.sizes)), first.groups)))
     return sum_pool_variances(pools, models_fixed)
 
 
 def _weighted_shares(hits: ImageHits, weights: Mapping[str, Mapping[str, float]], name: str) -> np.ndarray:
     """Return the sum of the shares of a pool times their weights in a metric, [H, G]."""
-    shares = hits.shares_of(name)
-    total = np.zeros(hits.pools[name].asked.shape)
+    shares = hits.right_shares(name)
+    total = np.zeros(hits.pools[name].query_counts.shape)
     for what, weight in weights.get(name, {}).items():
         total += weight * np.nan_to_num(shares[what])
     return total

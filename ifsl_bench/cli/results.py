@@ -368,10 +368,12 @@ def reproduce(
                 usual = locate_folders(None)
                 link_data(job_from_result(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
-            click.echo(f"{one_line(name)}: {outcomes[-1].line}")
-            if devices := outcomes[-1].devices:
+            click.echo(f"{one_line(name)}: {outcomes[-1].summary_line}")
+            if devices := outcomes[-1].device_difference:
                 click.echo(f"  {one_line(devices)}")
-    if not all(outcome.identical or outcome.elsewhere or outcome.close(within) for outcome in outcomes):
+    if not all(
+        outcome.is_identical or outcome.is_explained_by_platform or outcome.is_close(within) for outcome in outcomes
+    ):
         click.get_current_context().exit(1)
 
 

@@ -199,14 +199,14 @@ class WorkerPool(Backend):
         self._warned: set[str] = set()
 
     @abstractmethod
-    def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
+    def _start_item(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
         """Start an item on a worker, and return a future of its outcome."""
 
     @abstractmethod
-    def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
+    def _outcome_of_lost_item(self, worker: Worker, error: Exception) -> WorkOutcome:
         """Return the outcome of an item whose future has an error in place of one."""
 
-    def look(self) -> None:
+    def update_workers(self) -> None:
         """Update the list of workers; called every second or so."""
 
     def run(self, items: Iterator[WorkItem], work: Workspace) -> Iterator[tuple[WorkItem, WorkOutcome]]:
@@ -216,9 +216,9 @@ class WorkerPool(Backend):
         attempts, log_begins = Counter[str](), dict[str, int]()
         while True:
             waiting.extend(() if waiting else itertools.islice(items, 1))
-            if not waiting and not self._busy():
+            if not waiting and not self._busy_workers():
                 return
-            self.look()
+            self.update_workers()
             for worker in [worker for worker in self.workers if worker.item is None]:
                 waiting.extend(() if waiting else itertools.islice(items, 1))
                 if not waiting or not self._has_room(worker, waiting[0]):
@@ -229,7 +229,7 @@ class WorkerPool(Backend):
                 attempts[item.key] += 1
                 self.reporter.say(f"{item.title} ...")
                 try:
-                    worker.future = self._send(worker, pickle.dumps(replace(item, jobs=[])), packed_work)
+                    worker.future = self._start_item(worker, pickle.dumps(replace(item, jobs=[])), packed_work)
                 except (OSError, BrokenExecutor) as error:  # no memory for another process, or it ended while idle
                     worker.future = Future()
                     worker.future.set_exception(error)
@@ -245,7 +245,7 @@ class WorkerPool(Backend):
             try:
                 outcome: WorkOutcome = future.result()
             except Exception as error:
-                outcome = self._lost(worker, error)
+                outcome = self._outcome_of_lost_item(worker, error)
             for text in dict.fromkeys(outcome.warnings):
                 if text not in self._warned:
                     self._warned.add(text)
@@ -263,11 +263,11 @@ class WorkerPool(Backend):
             else:
                 yield item, WorkOutcome(FAILED, f"{outcome.text}, {attempts[item.key]} times")
 
-    def _busy(self) -> list[Worker]:
+    def _busy_workers(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.item]
 
     def _has_room(self, worker: Worker, item: WorkItem) -> bool:
-        there = [other.item for other in self._busy() if other.host == worker.host and other.item]
+        there = [other.item for other in self._busy_workers() if other.host == worker.host and other.item]
         return not there or not (item.whole or any(other.whole for other in there))
 
 
@@ -290,7 +290,7 @@ class LokyPool(WorkerPool):
         self._executors: dict[str, loky.ProcessPoolExecutor] = {}
         self._theirs, self._ours = Pipe(duplex=False)  # nothing is sent, and it closes where this process ends
 
-    def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Future[WorkOutcome]:
+    def _start_item(self, worker: Worker, content: bytes, packed_work: bytes) -> Future[WorkOutcome]:
         import loky
 
         with _no_interrupts():  # nor do processes that are started inside receive them
@@ -308,7 +308,7 @@ class LokyPool(WorkerPool):
             executor = self._executors[worker.name]
             return executor.submit(run_pickled_item, content, packed_work, threads.core_count(), worker.threads)
 
-    def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
+    def _outcome_of_lost_item(self, worker: Worker, error: Exception) -> WorkOutcome:
         if (executor := self._executors.pop(worker.name, None)) is not None:
             executor.shutdown(wait=False, kill_workers=True)
         if not isinstance(error, BrokenExecutor):

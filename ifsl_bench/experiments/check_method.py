@@ -179,7 +179,7 @@ def _search_value_faults(result: Result, job: Job) -> Iterator[str]:
     """Yield a line for each value that no search of the job that a result is of gives."""
     if result.transductive != job.method.transductive:
         yield f"transductive: {str(result.transductive).lower()}, method {job.name} says otherwise"
-    if job.training.non_default_values() and not job.trains:
+    if job.training.non_default_values() and not job.is_meta_trained:
         name = next(iter(job.training.non_default_values()))
         yield f"train: {name}, and method {job.name} with these options trains nothing"
     names = ", ".join(job.searched_names)

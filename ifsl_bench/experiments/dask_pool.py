@@ -118,7 +118,7 @@ class DaskPool(WorkerPool):
         self._idle_since = time.monotonic()
         return replace(work, device=torch.device("cuda" if self.accelerated else "cpu"), forced=self.device != "auto")
 
-    def look(self) -> None:
+    def update_workers(self) -> None:
         """Examine new workers; take the items of those that are gone, and ask for others.
 
         Raises:
@@ -136,7 +136,7 @@ class DaskPool(WorkerPool):
                 worker.future.cancel(force=True)
         if new := there.keys() - {worker.name for worker in self.workers} - self._refused:
             self._examine({address: there[address] for address in new})
-        if new or self._busy():
+        if new or self._busy_workers():
             self._idle_since = time.monotonic()
         elif time.monotonic() - self._idle_since > WORKER_WAIT_SECONDS:
             self._idle_since = float("inf")
@@ -147,12 +147,12 @@ class DaskPool(WorkerPool):
 
     def close(self) -> None:
         """Cancel all items, which stop at their next report, and end a cluster that was started here."""
-        for worker in self._busy() if "client" in vars(self) and self._alive else ():
+        for worker in self._busy_workers() if "client" in vars(self) and self._alive else ():
             worker.future.cancel(force=True)
         self.workers.clear()
         self._stack.close()
 
-    def _send(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
+    def _start_item(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
         arguments = content, packed_work, core_count(), worker.threads
         resources = {ACCELERATOR_RESOURCE: 1} if self.accelerated else None
         key = f"ifsl_bench-{uuid.uuid4().hex}"
@@ -160,7 +160,7 @@ class DaskPool(WorkerPool):
             run_on_worker, *arguments, pure=False, workers=[worker.name], key=key, resources=resources
         )
 
-    def _lost(self, worker: Worker, error: Exception) -> WorkOutcome:
+    def _outcome_of_lost_item(self, worker: Worker, error: Exception) -> WorkOutcome:
         if not isinstance(error, (import_dask().CancelledError, import_dask("distributed").scheduler.KilledWorker)):
             return WorkOutcome(FAILED, f"on worker {worker.name}: {type(error).__name__}: {error}")
         self.workers.remove(worker)  # where it is alive after all, it is found again

@@ -21,8 +21,8 @@ from ifsl_bench.experiments.stages import (
     MetaTrainStage,
     Stage,
     copy_for_evaluation,
+    make_pretrain_stage,
     make_untrained_method,
-    pretrain_stage_of,
     report_device,
     training_key,
 )
@@ -53,29 +53,29 @@ class EvaluationContext:
         job: with the options that were chosen.
         choice: the fields of a result about the choice of options.
         method: on the device of the evaluation.
-        trained: its meta-training, if there was one.
+        training_record: its meta-training, if there was one.
         folder: of the meta-training under ``trained``; "" without one.
         prepared: the task's data, features and episodes.
-        place: the device, and why it was chosen.
+        device_choice: the device, and why it was chosen.
     """
 
     job: Job
     choice: dict[str, Any]
     method: Method
-    trained: TrainingRecord | None
+    training_record: TrainingRecord | None
     folder: str
     prepared: PreparedTask
-    place: DeviceChoice
+    device_choice: DeviceChoice
 
     def loader(self, side: Side) -> Loader:
         """Return the loader of one side's episodes or sequences, on the device of the evaluation."""
-        return self.prepared.loader(side, device=self.place.device)
+        return self.prepared.loader(side, device=self.device_choice.device)
 
-    def episodes(self) -> EpisodeLoader:
+    def episode_loader(self) -> EpisodeLoader:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
-        return self.prepared.episodes("test", self.place.device)
+        return self.prepared.episodes("test", self.device_choice.device)
 
-    def first_episodes(self) -> ContractProbe:
+    def make_contract_probe(self) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these."""
         first = self.loader("test").episodes(min(FIRST_EPISODES, self.job.episodes))
         probe = ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked_base)
@@ -157,13 +157,13 @@ class EvaluationStage(Stage):
             method, trained, folder = load_trained(
                 self.model, make_untrained_method(job, work), job.name, job.training.select
             )
-        prepared, method = pretrain_stage_of(job).prepared(work), copy_for_evaluation(job, work, method)
-        return EvaluationContext(job, choice, method, trained, folder, prepared, self.place(work))
+        prepared, method = make_pretrain_stage(job).open_task(work), copy_for_evaluation(job, work, method)
+        return EvaluationContext(job, choice, method, trained, folder, prepared, self.choose_device(work))
 
     def compute(self, work: Workspace) -> Result:
         context = self.open(work)
-        report_device(work, self, context.place)
-        first = context.first_episodes()
+        report_device(work, self, context.device_choice)
+        first = context.make_contract_probe()
         answers = check_answers(first)
         count = min(FIRST_EPISODES, self.job.episodes)
         protocol_of(self.job.task).check_contract(self.job.name, context.method, context.loader("test"), count)
@@ -173,7 +173,11 @@ class EvaluationStage(Stage):
         evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}", loader)
         seconds = time.perf_counter() - start
         check_repeated(first, answers)  # all that lies between must have left no trace
-        remarks = *evaluated.remarks(), *(context.trained.remarks() if context.trained else ()), ties_remark(answers)
+        remarks = (
+            *evaluated.remarks(),
+            *(context.training_record.remarks() if context.training_record else ()),
+            ties_remark(answers),
+        )
         for remark in filter(None, remarks):
             work.reporter.warn(f"{self.job}: {remark}")
         return self._result(context, evaluated, loader.image_hits(self.job.calibrated), seconds, work)
@@ -186,17 +190,17 @@ class EvaluationStage(Stage):
         seconds: float,
         work: Workspace,
     ) -> Result:
-        job, prepared, trained = context.job, context.prepared, context.trained
+        job, prepared, trained = context.job, context.prepared, context.training_record
         counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.choice
         if self.job.searched_names and self.model is None:
-            from ifsl_bench.experiments.search import with_test_hits
+            from ifsl_bench.experiments.search import add_test_hits
 
-            choice = with_test_hits(self.job, choice, counts, work)
+            choice = add_test_hits(self.job, choice, counts, work)
         if calibrated and self.job.calibrated:
             counts = counts.calibrated()
-        sampler, backbone = prepared.sampler("test", context.place.device), prepared.pretrained
+        sampler, backbone = prepared.sampler("test", context.device_choice.device), prepared.pretrained
         libraries = *job.method.requires, *libraries_of(job.task.pretraining)
-        device = describe_device(context.place.device)
+        device = describe_device(context.device_choice.device)
         drawn = sampler.class_draws(job.episodes)
         return Result(
             schema=SCHEMA_VERSION,
@@ -216,7 +220,7 @@ class EvaluationStage(Stage):
             summary=round_summary(counts.summary()),
             solver=evaluated.describe_statistics(),
             pretraining=backbone.entry(),
-            training=trained.entry() if trained else {},
+            training=trained.to_result_entry() if trained else {},
             cost={
                 "parameters": sum(p.numel() for p in context.method.parameters()),
                 "pretraining_seconds": round(backbone.info["seconds"], 3),
@@ -236,9 +240,9 @@ class EvaluationStage(Stage):
             transductive=job.method.transductive,
             places={
                 "pretraining": backbone.info["device"],
-                **prepared.features_places(),
+                **prepared.feature_devices(),
                 **({"meta-training": trained.place} if trained and trained.place else {}),
-                "evaluation": str(context.place),
+                "evaluation": str(context.device_choice),
             },
         )
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ifsl_bench.backbones.contract import check_backbone, is_frozen
 from ifsl_bench.backbones.find_recipe import find_recipe
-from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig, method_names, narrow_configs
+from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig, expand_method_names, narrow_configs
 from ifsl_bench.plugin.display_names import Label, split_recipe
 from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
@@ -55,7 +55,7 @@ class Job:
         return self.method_ref.method
 
     @property
-    def row(self) -> Label:
+    def row_label(self) -> Label:
         """The label of its row in tables: the method's name, with everything that is not the default."""
         name, *options = format_label(self.method, self.name, self.set_options, self.task)
         options += [f"train.{key}={format_value(value)}" for key, value in self.training.non_default_values().items()]
@@ -69,7 +69,7 @@ class Job:
     @property
     def label(self) -> str:
         """The name of its row."""
-        return str(self.row)
+        return str(self.row_label)
 
     def __str__(self) -> str:
         return f"{self.label} on {self.task.name}, seed {self.seed}"
@@ -79,7 +79,7 @@ class Job:
         """The setting that it is ranked in: "paper", "tuned-12", or "every" where nothing is trained or tuned."""
         if self.trials:
             return f"tuned-{self.trials}"
-        return "paper" if self.trains or self.method.space else "every"
+        return "paper" if self.is_meta_trained or self.method.space else "every"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -110,13 +110,13 @@ class Job:
         return {**self.set_options, **({RATE_NAME: self.training.rate} if self.training.rate else {})}
 
     @property
-    def trains(self) -> bool:
+    def is_meta_trained(self) -> bool:
         return is_trainable(self.method, self.options)
 
     @property
     def sides(self) -> tuple[Side, ...]:
         """The sides whose episodes the job cannot do without."""
-        if self.trains:
+        if self.is_meta_trained:
             return "test", "train", "val"
         return ("test", "val") if self.searched_names or self.calibrated else ("test",)
 
@@ -171,13 +171,13 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
             job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
             if reason := protocol_of(task).refusal_reason(task, chosen.method, job.options):
                 raise UserError(f"{job.label} {reason}")
-            if training.sessions > 1 and job.trains and chosen.method.keeps_supports(job.options):
+            if training.sessions > 1 and job.is_meta_trained and chosen.method.keeps_supports(job.options):
                 raise UserError(
                     f"--train sessions={training.sessions}: {job.label} does not learn one session after the other; "
                     "leave it out"
                 )
             # What --train and --tune do not concern is the same whatever they say, and has one label.
-            job = job if job.trains else replace(job, training=TrainingChanges())
+            job = job if job.is_meta_trained else replace(job, training=TrainingChanges())
             jobs.append(job if job.searched_names else replace(job, trials=0))
     return without_duplicates(jobs)
 
@@ -238,7 +238,7 @@ def unused_training_options_fault(jobs: Sequence[Job], train: Mapping[str, Any])
         jobs: of the run.
         train: the options of training that the user gave.
     """
-    if not train or any(job.trains for job in jobs):
+    if not train or any(job.is_meta_trained for job in jobs):
         return None
     labels = " and ".join(dict.fromkeys(job.label for job in jobs))
     return f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out"
@@ -293,7 +293,9 @@ def expand_configs(
         UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
     """
     say, home = reporter.say, configs[0].paths
-    configs = narrow_configs(configs, only, "methods", lambda names: method_names(names, reporter.warn), "method")
+    configs = narrow_configs(
+        configs, only, "methods", lambda names: expand_method_names(names, reporter.warn), "method"
+    )
     many = sum(len(run.methods) * len(run.tasks) * len(run.all_seeds) for run in configs)
     if many > MAX_JOBS:
         raise UserError(f"these are {many:,} jobs, {MAX_JOBS:,} at most; divide them")
@@ -310,7 +312,9 @@ def expand_configs(
             remark := unused_training_options_fault(of_request, run.train)
         ):  # a file may be for more methods
             raise UserError(remark)
-        for label in dict.fromkeys(job.label for job in of_request if run.train and not run.where and not job.trains):
+        for label in dict.fromkeys(
+            job.label for job in of_request if run.train and not run.where and not job.is_meta_trained
+        ):
             say(f"{label}: nothing is meta-trained, so --train changes nothing")
         for name, label in dict.fromkeys((job.name, job.label) for job in of_request if job.name in run.methods):
             if label.partition(".")[0] != name:

@@ -103,7 +103,7 @@ class LogFile(LogReporter):
             if self.file.tell():  # perhaps in the middle of a line
                 self.file.write(b"\n")
 
-    def line(self, text: str, kind: str = "-") -> None:
+    def write_line(self, text: str, kind: str = "-") -> None:
         if self.file:
             with suppress(OSError):  # where the disk is full, the stage's own writes fail too
                 now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -132,7 +132,7 @@ class Log(Reporter):
         self.resumed: list[str] = []
 
     @contextmanager
-    def of(self, key: str, title: str) -> Iterator[None]:
+    def log_item(self, key: str, title: str) -> Iterator[None]:
         """Open the log of an item while it runs; an interruption is a line of it.
 
         Args:
@@ -141,22 +141,24 @@ class Log(Reporter):
         """
         self.start, self.warnings, self.resumed = time.monotonic(), [], []
         self.file = LogFile(log_path(self.home, key))
-        self.file.line(f"{platform.node() or '-'} {process_id()} {title}", BEGUN)
+        self.file.write_line(f"{platform.node() or '-'} {process_id()} {title}", BEGUN)
         try:
             yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self.file.line("Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED)
+            self.file.write_line(
+                "Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED
+            )
             raise
         finally:
             self.file.close()
 
-    def end(self, error: Exception | None = None) -> None:
+    def log_end(self, error: Exception | None = None) -> None:
         """Write how the item ended, with the traceback of an unexpected error."""
         if error and not isinstance(error, (UserError, OSError, MemoryError)):
             for line in "".join(traceback.format_exception(error)).splitlines():
-                self.file.line(line)
-        self.file.line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
+                self.file.write_line(line)
+        self.file.write_line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
 
     @property
     def seconds(self) -> float:

@@ -178,10 +178,10 @@ class MetaTrainer:
             raise CorruptFile(
                 f"{self.folder} was trained on the features of other weights: the backbone was trained again"
             )
-        self._take(state.tensors)
+        self._load_tensors(state.tensors)
         return state.info
 
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+    def _load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the tensors of a state; raise :class:`CorruptFile` where they do not belong to these parameters."""
         for key, value in self.parameters.items():
             for part in ("last", "best", "adam.exp_avg", "adam.exp_avg_sq"):
@@ -213,7 +213,7 @@ class MetaTrainer:
                     stage.advance(1, **({"loss": loss, LEARNING_RATE: rate} if loss is not None else {}))
         accuracy = self.validate(self.method)
         stage.advance(0, **{"validation accuracy": accuracy})
-        self.info |= {"step": last, "solves": solves.whole(), "finished": last == self.spec.steps}
+        self.info |= {"step": last, "solves": solves.total_counts(), "finished": last == self.spec.steps}
         return accuracy
 
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:

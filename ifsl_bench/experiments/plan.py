@@ -17,7 +17,7 @@ from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared_mes
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, INTERRUPTED, RUNNING, LogState, log_path, read_log
-from ifsl_bench.experiments.runner import check_job, stages_of_job, training_stage, work_items
+from ifsl_bench.experiments.runner import check_job, divide_into_work_items, list_stages, make_training_stage
 from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.stored_results import find_cached_result
 from ifsl_bench.experiments.workspace import Workspace
@@ -38,14 +38,14 @@ class JobState:
 
     Attributes:
         state: one of ORDER; "data missing" where they have to be obtained first.
-        why: the reason for its state, or the last line of a log; "" where there is none.
+        reason: the reason for its state, or the last line of a log; "" where there is none.
         missing: in a plan, the stages that are not cached.
         log: in a status, of the item that runs, failed or was interrupted.
     """
 
     job: Job
     state: str
-    why: str = ""
+    reason: str = ""
     missing: Sequence[Stage] = ()
     log: LogState | None = None
 
@@ -99,22 +99,22 @@ def plan_jobs(
             if plan.state in (STORED, REFUSED):
                 continue
             missing = []
-            for stage in stages_of_job(plan.job):
+            for stage in list_stages(plan.job):
                 key = stage.kind, stage.key(home)
                 if key not in cached:
                     packaged = isinstance(stage, PretrainStage) and is_offered(home, stage.key(home))
-                    cached[key] = packaged or stage.cached(home)
-                if not cached[key] or (retrain and stage == training_stage(plan.job)):
+                    cached[key] = packaged or stage.is_cached(home)
+                if not cached[key] or (retrain and stage == make_training_stage(plan.job)):
                     missing.append(stage)
-            state, why = plan.state, plan.why
+            state, why = plan.state, plan.reason
             for spec in data_specs_of_task(plan.job.task, home):
                 if spec.name in paths and not is_prepared(home, spec.name):
                     why = f"data set {spec.name}: made from {paths[spec.name]} first"
                 elif not is_prepared(home, spec.name) and not is_made_here(spec.name):
                     state, why = LACKS_DATA, not_prepared_message(home, spec)
             plans[index] = JobState(plan.job, state, why, missing)
-    if plans and len({(plan.state, plan.why) for plan in plans}) == 1 and plans[0].state == REFUSED:
-        raise UserError(plans[0].why)
+    if plans and len({(plan.state, plan.reason) for plan in plans}) == 1 and plans[0].state == REFUSED:
+        raise UserError(plans[0].reason)
     return plans
 
 
@@ -128,15 +128,15 @@ def job_states(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     with cached_fingerprints():
         states = _job_states(jobs, work.home, anyway=False, lacking=True)
         todo = {index: state.job for index, state in enumerate(states) if state.state not in (STORED, REFUSED)}
-        for item in chain(*work_items(todo, work)):
+        for item in chain(*divide_into_work_items(todo, work)):
             if (log := read_log(log_path(work.home, item.key))) is None or log.state == DONE:
                 continue
             for index in item.jobs:
                 state = states[index]
                 if log.state == INTERRUPTED and state.state == TO_DO:
-                    states[index] = replace(state, why=log.line, log=log)
+                    states[index] = replace(state, reason=log.line, log=log)
                 elif log.state != INTERRUPTED and state.state != RUNNING:
-                    states[index] = replace(state, state=log.state, why=log.line, log=log)
+                    states[index] = replace(state, state=log.state, reason=log.line, log=log)
     return states
 
 
@@ -176,7 +176,7 @@ def plan_rows(plans: Sequence[JobState], home: Paths) -> list[dict[str, str]]:
     """
     families: dict[Hashable, list[JobState]] = {}
     for plan in plans:
-        families.setdefault((_row_name(plan), plan.state, plan.why, _missing_kinds(plan)), []).append(plan)
+        families.setdefault((_row_name(plan), plan.state, plan.reason, _missing_kinds(plan)), []).append(plan)
     rows = []
     for members in families.values():
         plan, seeds = members[0], {member.job.seed for member in members}
@@ -197,7 +197,7 @@ def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
     """Make a row of jobs that differ in their seed alone; the running ones first, the stored ones last."""
     families: dict[Hashable, list[JobState]] = {}
     for state in sorted(states, key=lambda state: STATE_ORDER.index(state.state)):
-        families.setdefault((_row_name(state), state.state, state.why), []).append(state)
+        families.setdefault((_row_name(state), state.state, state.reason), []).append(state)
     rows = []
     for members in families.values():
         state, seeds, log = members[0], {member.job.seed for member in members}, members[0].log
@@ -208,7 +208,7 @@ def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
                 "state": state.state,
                 "where": running.host if running else "",
                 "since": running.since if running else "",
-                "how far": f"{state.why} (log: {log.file})" if log and not running else state.why,
+                "how far": f"{state.reason} (log: {log.file})" if log and not running else state.reason,
             }
         )
     return rows
@@ -245,8 +245,8 @@ def plan_notes(plans: Sequence[JobState], home: Paths) -> list[str]:
     notes = [format_summary(plans)]
     reasons: dict[str, list[JobState]] = {}
     for plan in plans:
-        if plan.why:
-            reasons.setdefault(plan.why, []).append(plan)
+        if plan.reason:
+            reasons.setdefault(plan.reason, []).append(plan)
     for why, (first, *others) in reasons.items():
         more = f" and {len(others):,} more" if others else ""
         notes.append(why if why.startswith("data set ") else f"{first.job}{more}: {why}")
@@ -274,7 +274,7 @@ def to_document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
                 "task": state.job.task.name,
                 "seed": state.job.seed,
                 "state": state.state,
-                "why": state.why or None,
+                "why": state.reason or None,
                 "missing": [
                     {"kind": stage.kind, "stage": str(stage), "key": stage.key(home)} for stage in state.missing
                 ],

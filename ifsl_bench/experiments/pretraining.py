@@ -22,7 +22,7 @@ from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared_message
 from ifsl_bench.data.preparing.metadata import dataset_fingerprint
 from ifsl_bench.experiments.job import Job, with_recipe
-from ifsl_bench.experiments.stages import pretrain_stage_of
+from ifsl_bench.experiments.stages import make_pretrain_stage
 from ifsl_bench.experiments.training_curves import CurveLogs, CurveReporter
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
@@ -97,8 +97,8 @@ def mark_for_training(jobs: Sequence[Job], work: Workspace) -> None:
         jobs: the jobs.
         work: has the home.
     """
-    stages = [pretrain_stage_of(job) for job in jobs]
-    for key in dict.fromkeys((stage.linear or stage).key(work.home) for stage in stages):
+    stages = [make_pretrain_stage(job) for job in jobs]
+    for key in dict.fromkeys((stage.linear_stage or stage).key(work.home) for stage in stages):
         weights.disable_packaged(work.home, key, work.reporter)
 
 

@@ -14,8 +14,8 @@ from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import data_specs_of_task, task_metadata
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.runner import stages_of_job
-from ifsl_bench.experiments.stages import data_stage_of
+from ifsl_bench.experiments.runner import list_stages
+from ifsl_bench.experiments.stages import make_data_stage
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import parse_label, split_recipe
@@ -41,58 +41,67 @@ class Reproduction:
     Attributes:
         episodes: number of episodes or sequences with other counts; None where these or the data are not the same.
         reasons: other differences of data, code, backbone, device and libraries, in words.
-        chosen: differences of options and training, in words.
-        search: differences of the search for them, in words.
+        setting_differences: differences of options and training, in words.
+        search_differences: differences of the search for them, in words.
     """
 
     stored: Result
     rerun: Result
     episodes: int | None
     reasons: tuple[str, ...]
-    chosen: tuple[str, ...] = ()
-    search: tuple[str, ...] = ()
+    setting_differences: tuple[str, ...] = ()
+    search_differences: tuple[str, ...] = ()
 
     @property
-    def points(self) -> float:
+    def accuracy_change(self) -> float:
         """Accuracy now minus accuracy stored, in percentage points."""
         return self.rerun.summary["acc"]["mean"] - self.stored.summary["acc"]["mean"]
 
     @property
-    def identical(self) -> bool:
+    def is_identical(self) -> bool:
         """Whether all counts are the same, with the same settings from the same search."""
-        return self.episodes == 0 and not self.chosen and not self.search
+        return self.episodes == 0 and not self.setting_differences and not self.search_differences
 
     @property
-    def elsewhere(self) -> bool:
+    def is_explained_by_platform(self) -> bool:
         """Whether the device or the libraries are others, and the accuracy differs by ``TOLERANCE_POINTS`` at most."""
         moved = any(
             self.stored.provenance.get(key) != self.rerun.provenance.get(key) for key in ("device", "libraries")
         )
-        same = self.episodes is not None and not self.search and all(r.startswith("other ") for r in self.reasons)
-        return moved and same and abs(self.points) <= TOLERANCE_POINTS
+        same = (
+            self.episodes is not None
+            and not self.search_differences
+            and all(r.startswith("other ") for r in self.reasons)
+        )
+        return moved and same and abs(self.accuracy_change) <= TOLERANCE_POINTS
 
-    def close(self, within: float) -> bool:
+    def is_close(self, within: float) -> bool:
         """Return whether the accuracy differs by ``within`` points at most, with the same settings and episodes."""
-        return self.episodes is not None and not self.chosen and within > 0 and abs(self.points) <= within
+        return (
+            self.episodes is not None
+            and not self.setting_differences
+            and within > 0
+            and abs(self.accuracy_change) <= within
+        )
 
     @property
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """The comparison in one line."""
         stored, drawn = self.stored, self.stored.protocol.format_count(len(self.stored.episodes))
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
-        if self.identical:
+        if self.is_identical:
             return f"{of}: identical, all counts of {drawn} (Acc. {stored.summary['acc']['mean']:.2f})"
         then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.rerun))
         where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {drawn}"
-        reasons = (*self.chosen, *self.search, *self.reasons)
+        reasons = (*self.setting_differences, *self.search_differences, *self.reasons)
         because = f" ({'; '.join(reasons)})" if reasons else ""
-        how = "differs as on another processor" if self.elsewhere else "differs"
-        return f"{of}: {how}, Acc. {now} where {then} is stored ({self.points:+.2f} points){where}{because}"
+        how = "differs as on another processor" if self.is_explained_by_platform else "differs"
+        return f"{of}: {how}, Acc. {now} where {then} is stored ({self.accuracy_change:+.2f} points){where}{because}"
 
     @property
-    def devices(self) -> str | None:
+    def device_difference(self) -> str | None:
         """The devices of both, in a line; None where all is the same or cannot be compared."""
-        if self.identical or self.episodes is None:
+        if self.is_identical or self.episodes is None:
             return None
         devices = (str(result.provenance.get("device", "unknown")) for result in (self.stored, self.rerun))
         return "stored on {}, now on {}".format(*devices)
@@ -188,8 +197,8 @@ def run_unstored(job: Job, work: Workspace) -> Result:
     Raises:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
-    data_stage_of(job).check(task_metadata(job.task, work.home))  # before anything is made, let alone trained
-    *stages, evaluation = stages_of_job(job)
+    make_data_stage(job).check(task_metadata(job.task, work.home))  # before anything is made, let alone trained
+    *stages, evaluation = list_stages(job)
     with evaluation_threads():
         for stage in stages:
             stage.compute(work)

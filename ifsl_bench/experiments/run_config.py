@@ -159,7 +159,7 @@ def is_glob(name: str) -> bool:
     return any(mark in name for mark in "*?[")
 
 
-def method_names(words: Iterable[str], warn: WarnFunction) -> list[str]:
+def expand_method_names(words: Iterable[str], warn: WarnFunction) -> list[str]:
     """Return names of methods as they are, globs and sets as the names that they stand for.
 
     A glob is compared with registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
@@ -201,7 +201,7 @@ def _usable_methods(warn: WarnFunction) -> list[str]:
     return names
 
 
-def task_names(words: Iterable[str], home: Paths) -> list[str]:
+def expand_task_names(words: Iterable[str], home: Paths) -> list[str]:
     """Return names of tasks as they are, globs and sets as the names that they stand for; changes stay behind each.
 
     A glob is compared with the packaged tasks and the user's own, or in ``FILE.toml:GLOB`` with the tasks of the file.
@@ -272,7 +272,7 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
         UserError: no such task or file, an impossible change of one, or chosen tasks that the configs do not have.
     """
     home = configs[0].paths
-    configs = narrow_configs(configs, only, "tasks", lambda names: task_names(names, home), "task")
+    configs = narrow_configs(configs, only, "tasks", lambda names: expand_task_names(names, home), "task")
     tasks: dict[Task, None] = {}
     for config in configs:
         with config.named_in_errors():

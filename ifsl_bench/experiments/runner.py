@@ -25,9 +25,9 @@ from ifsl_bench.experiments.stages import (
     DataStage,
     MetaTrainStage,
     Stage,
-    backbone_stages,
-    data_stage_of,
-    pretrain_stage_of,
+    list_backbone_stages,
+    make_data_stage,
+    make_pretrain_stage,
 )
 from ifsl_bench.experiments.stored_results import backup_outputs, load_current_result
 from ifsl_bench.experiments.workspace import Workspace
@@ -156,7 +156,7 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
     """
     stage: Stage | None = None
     failure: Exception | None = None
-    with log.of(item.key, item.title):
+    with log.log_item(item.key, item.title):
         try:
             with evaluation_threads():
                 for stage in item.stages:
@@ -167,26 +167,26 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
             failure = error
         finally:
             give_back_freed_memory()
-        log.end(failure)
+        log.log_end(failure)
     facts = tuple(log.warnings), tuple(log.resumed), log.seconds
     if failure is None:
         return WorkOutcome(DONE, "", "", *facts)
     return WorkOutcome(FAILED, format_error(failure), stage.kind if stage else "", *facts, failure)
 
 
-def training_stage(job: Job) -> Stage | None:
+def make_training_stage(job: Job) -> Stage | None:
     """Return the stage that searches and meta-trains for a job; None where there is nothing of either."""
     if job.searched_names:
         from ifsl_bench.experiments.search import SearchStage
 
         return SearchStage(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))
-    return MetaTrainStage(replace(job, calibrated=False)) if job.trains else None
+    return MetaTrainStage(replace(job, calibrated=False)) if job.is_meta_trained else None
 
 
-def stages_of_job(job: Job) -> list[Stage]:
+def list_stages(job: Job) -> list[Stage]:
     """List the stages of a job, each after its inputs: the data first, the result last."""
-    training = training_stage(job)
-    return [data_stage_of(job), *backbone_stages(job), *([training] if training else []), EvaluationStage(job)]
+    training = make_training_stage(job)
+    return [make_data_stage(job), *list_backbone_stages(job), *([training] if training else []), EvaluationStage(job)]
 
 
 def result_key(job: Job, home: Paths) -> str:
@@ -199,7 +199,7 @@ def result_key(job: Job, home: Paths) -> str:
     return f"result/{job.task.name}-{job.task.hash[:12]}/{job.result_path(home).stem}"
 
 
-def work_items(
+def divide_into_work_items(
     jobs: Mapping[int, Job], work: Workspace, retrain: bool = False, command: str = "", parallel: bool = True
 ) -> list[list[WorkItem]]:
     """Divide jobs into items, by phase; what is cached needs none.
@@ -218,7 +218,7 @@ def work_items(
     def is_cached(stage: Stage) -> bool:
         key = stage.kind, stage.key(home)
         if key not in cached:
-            cached[key] = stage.cached(home)
+            cached[key] = stage.is_cached(home)
         return cached[key]
 
     def add(phase: int, index: int, key: str, title: str, stages: Iterable[Stage], whole: bool = False) -> None:
@@ -227,17 +227,17 @@ def work_items(
         item.stages += [stage for stage in stages if (stage.kind, stage.key(home)) not in keys]
         item.jobs.append(index)
 
-    on_host = work.place("pretraining").device == HOST
+    on_host = work.choose_device("pretraining").device == HOST
     for index, job in jobs.items():
-        data, backbone, training = data_stage_of(job), pretrain_stage_of(job), training_stage(job)
+        data, backbone, training = make_data_stage(job), make_pretrain_stage(job), make_training_stage(job)
         if not is_cached(data):
             add(DATA_PHASE, index, f"data/{data.key(home)}", str(data), [DataStage(job.task)], whole=True)
         episodes = "-".join([job.task.name, job.task.hash[:12], *data.sides, str(data.sessions)])
         add(SHARED_PHASE, index, f"episodes/{episodes}", f"episodes of {job.task.name}", [data])
-        if missing := [stage for stage in backbone_stages(job) if not is_cached(stage)]:
+        if missing := [stage for stage in list_backbone_stages(job) if not is_cached(stage)]:
             add(SHARED_PHASE, index, f"pretraining/{backbone.key(home)}", str(backbone), missing, whole=on_host)
         stages = [training] if training and (retrain or not is_cached(training)) else []
-        if stages and job.searched_names and job.trains and parallel:
+        if stages and job.searched_names and job.is_meta_trained and parallel:
             from ifsl_bench.experiments.search import TrialStage, candidates_by_round
 
             for candidate in candidates_by_round(job)[0]:
@@ -290,7 +290,7 @@ def run_jobs(
         if todo:
             check_writable(work.home.results)
         with cached_fingerprints():
-            phases = work_items(todo, work, retrain, command, backend.parallel)
+            phases = divide_into_work_items(todo, work, retrain, command, backend.parallel)
         if not backend.parallel:  # one job ends before the next begins
             phases = [sorted(chain.from_iterable(phases), key=lambda item: item.jobs[0])]
         finished = len(jobs) - len(todo) - len(failures)
@@ -363,8 +363,8 @@ def check_job(job: Job, home: Paths, metadata: dict[str, DatasetMetadata], lacki
     """
     if job.task.hash not in metadata:
         metadata[job.task.hash] = task_metadata(job.task, home, lacking)
-    data_stage_of(job).check(metadata[job.task.hash])
-    pretrain_stage_of(job).check(metadata[job.task.hash], home)
+    make_data_stage(job).check(metadata[job.task.hash])
+    make_pretrain_stage(job).check(metadata[job.task.hash], home)
 
 
 def check_data_paths(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths, forms: bool = False) -> None:

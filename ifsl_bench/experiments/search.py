@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from ifsl_bench.backbones.device import DeviceChoice
 from ifsl_bench.experiments.job import TUNING_SEED, Job
-from ifsl_bench.experiments.stages import MetaTrainStage, Stage, copy_for_evaluation, pretrain_stage_of, training_key
+from ifsl_bench.experiments.stages import MetaTrainStage, Stage, copy_for_evaluation, make_pretrain_stage, training_key
 from ifsl_bench.experiments.trained_models import Diverged
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.find_method import searched_options
@@ -251,7 +251,7 @@ class TrialRecord:
     bias: float | None = None
 
     @property
-    def failed(self) -> str | None:
+    def failure(self) -> str | None:
         """The failure of its training, or of more than ``MOST_UNCONVERGED_SHARE`` of its inner solves; else None."""
         if self.unconverged > MOST_UNCONVERGED_SHARE * self.episodes:
             return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
@@ -260,10 +260,10 @@ class TrialRecord:
     @property
     def score(self) -> float:
         """Its accuracy; -inf where it cannot be chosen."""
-        return -math.inf if self.failed else self.accuracy
+        return -math.inf if self.failure else self.accuracy
 
 
-def name_of_best(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter) -> str:
+def find_best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter) -> str:
     """Return the setting with the highest accuracy, the first of equally good ones.
 
     Args:
@@ -275,10 +275,10 @@ def name_of_best(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter
         UserError: none can be chosen.
     """
     for setting, trial in tried.items():
-        if trial.failed:
-            reporter.warn(f"{name}: {setting} is passed over: {trial.failed}")
+        if trial.failure:
+            reporter.warn(f"{name}: {setting} is passed over: {trial.failure}")
     best = max(tried, key=lambda setting: tried[setting].score)
-    if tried[best].failed:
+    if tried[best].failure:
         raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
     return best
 
@@ -303,7 +303,7 @@ def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str
         that at least ``MIN_RIVAL_WINS`` resamples would choose, the most frequent first, at most ``MAX_RIVALS``.
     """
     hits = {name: [sum(trial.hits.get(name, [])) for trial in tried.values()] for name in tried[best].hits}
-    right = [trial.hits if not trial.failed else {} for trial in tried.values()]
+    right = [trial.hits if not trial.failure else {} for trial in tried.values()]
     nothing = [-1] * tried[best].episodes  # a failed setting is worse than one without any hits
     joint = np.array([np.add(counts["base_joint"], counts["novel_joint"]) if counts else nothing for counts in right])
     winners = (bootstrap_counts(tried[best].episodes) @ joint.T).argmax(1)
@@ -379,7 +379,7 @@ class TrialStage(Stage):
     job: Job
 
     def __str__(self) -> str:
-        task, steps = self.job.task, f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
+        task, steps = self.job.task, f"{self.job.schedule.steps:,} steps, " if self.job.is_meta_trained else ""
         count = len(task.evaluation.validation_halves[0])
         return f"trial of {self.job}: {steps}{count:,} validation {protocol_of(task).drawn}"
 
@@ -393,22 +393,22 @@ class TrialStage(Stage):
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         return [(self, self.file(home)), *MetaTrainStage(self.job).artefacts(home)]
 
-    def cached(self, home: Paths) -> bool:
+    def is_cached(self, home: Paths) -> bool:
         return self.stored(home) is not None
 
     def stored(self, home: Paths) -> TrialRecord | None:
         """Return the trial of the same method on the backbone that is in the home, if there is one."""
-        return read_trial(self.file(home), pretrain_stage_of(self.job).weights(home), self.job.matches_code)
+        return read_trial(self.file(home), make_pretrain_stage(self.job).weights_checksum(home), self.job.matches_code)
 
-    def place(self, work: Workspace) -> DeviceChoice:
-        evaluation = work.place("evaluation")
-        training = MetaTrainStage(self.job).place(work) if self.job.trains else evaluation
+    def choose_device(self, work: Workspace) -> DeviceChoice:
+        evaluation = work.choose_device("evaluation")
+        training = MetaTrainStage(self.job).choose_device(work) if self.job.is_meta_trained else evaluation
         if training == evaluation:
             return evaluation
         return DeviceChoice(evaluation.device, f"{evaluation.why}, after meta-training on {training}")
 
     def compute(self, work: Workspace) -> TrialRecord:
-        job, file, prepared = self.job, self.file(work.home), pretrain_stage_of(self.job).prepared(work)
+        job, file, prepared = self.job, self.file(work.home), make_pretrain_stage(self.job).open_task(work)
         weights = prepared.pretrained.sha256
         tried = read_trial(file, weights, job.matches_code, work.reporter)
         if tried is None:
@@ -425,7 +425,7 @@ class TrialStage(Stage):
         job, episodes = self.job, self.job.task.evaluation.validation_halves[0]
         try:
             method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
-            loader = prepared.loader("val", device=work.place("evaluation").device)
+            loader = prepared.loader("val", device=work.choose_device("evaluation").device)
             return make_trial_record(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
         except (Diverged, NonFinite) as error:
             return TrialRecord(0.0, len(episodes), diverged=str(error))
@@ -440,7 +440,7 @@ class TrialStage(Stage):
         """
         job, bias = self.job, self.compute(work).bias
         method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
-        loader = pretrain_stage_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
+        loader = make_pretrain_stage(job).open_task(work).loader("test", device=work.choose_device("evaluation").device)
         alone = (
             None
             if bias is None
@@ -469,9 +469,9 @@ class SearchStage(Stage):
         stages: list[Stage] = [*(TrialStage(candidate.job) for candidate in candidates), *own]
         return [artefact for stage in stages for artefact in stage.artefacts(home)]
 
-    def cached(self, home: Paths) -> bool:
+    def is_cached(self, home: Paths) -> bool:
         best = chosen_job_from_trials(self.job, home)
-        return best is not None and (not best.trains or MetaTrainStage(best).cached(home))
+        return best is not None and (not best.is_meta_trained or MetaTrainStage(best).is_cached(home))
 
     def compute(self, work: Workspace) -> None:
         best, _ = choose_setting(self.job, work, NullReporter())
@@ -513,7 +513,7 @@ def choose_setting(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, 
             known[name] = missing.pop(name).compute(work)
     candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
     tried = {name: known[name] for name in candidates}
-    name = name_of_best(str(job), tried, reporter)
+    name = find_best_setting(str(job), tried, reporter)
     reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
     point, best = candidates[name].point, candidates[name].job
     offered = [candidate.point for candidate in candidates.values()]
@@ -526,12 +526,12 @@ def choose_setting(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, 
             else {}
         ),
         "rounds": [len(round_) for round_ in rounds],
-        "passed_over": [setting for setting, trial in tried.items() if trial.failed],
+        "passed_over": [setting for setting, trial in tried.items() if trial.failure],
         "edge": options_at_edge(job.method, best.options, point, offered),
     }
 
 
-def with_test_hits(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
+def add_test_hits(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
     """Count the hits of a choice's rivals on the first test episodes, as docs/statistics.md needs them.
 
     Args:

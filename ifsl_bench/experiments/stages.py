@@ -76,7 +76,7 @@ class Stage(ABC):
     def compute(self, work: Workspace) -> Any:
         """Open the artefact, or make it, from where an earlier run stopped."""
 
-    def cached(self, home: Paths) -> bool:
+    def is_cached(self, home: Paths) -> bool:
         """Return whether the artefact exists; never, for a stage that leaves none."""
         return False
 
@@ -84,9 +84,9 @@ class Stage(ABC):
         """List the trained models and trials that the stage makes, with their files or folders."""
         return []
 
-    def place(self, work: Workspace) -> DeviceChoice:
+    def choose_device(self, work: Workspace) -> DeviceChoice:
         """Choose the device of the stage, with the reason."""
-        return work.place(self.placed_as)
+        return work.choose_device(self.placed_as)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class DataStage(Stage):
     def key(self, home: Paths) -> str:
         return "+".join(spec.name for spec in data_specs_of_task(self.task, home))
 
-    def cached(self, home: Paths) -> bool:
+    def is_cached(self, home: Paths) -> bool:
         return all(is_prepared(home, spec.name) for spec in data_specs_of_task(self.task, home))
 
     def check(self, data: DatasetMetadata) -> None:
@@ -165,16 +165,16 @@ class PretrainStage(Stage):
         return features_key(self.task, dataset_fingerprint(self.task.dataset, home) or "?", self.head, self.seed)
 
     @property
-    def linear(self) -> PretrainStage | None:
+    def linear_stage(self) -> PretrainStage | None:
         """The pretraining on whose backbone this head is fitted; None where it has its own."""
         return replace(self, head="linear") if shares_linear_backbone(self.task, self.head) else None
 
-    def weights(self, home: Paths) -> str | None:
+    def weights_checksum(self, home: Paths) -> str | None:
         """Return the checksum of the weights in the cache; None where there are none."""
         return pretrained_sha256(home, self.key(home))
 
-    def cached(self, home: Paths) -> bool:
-        return self.weights(home) is not None
+    def is_cached(self, home: Paths) -> bool:
+        return self.weights_checksum(home) is not None
 
     def check(self, data: DatasetMetadata, home: Paths) -> None:
         """Raise :class:`NotIncluded` where the backbone has features of other data alone.
@@ -184,15 +184,15 @@ class PretrainStage(Stage):
             home: where weights are.
         """
         included = self.task.pretraining.backbone == INCLUDED and bool(data.shape and data.fingerprint)
-        if included and not (self.linear or packaged_file(home, self.key(home))):
+        if included and not (self.linear_stage or packaged_file(home, self.key(home))):
             raise NotIncluded(self.task)
 
-    def prepared(self, work: Workspace) -> PreparedTask:
+    def open_task(self, work: Workspace) -> PreparedTask:
         """Open the task with this pretraining."""
         return work.prepared(self.task, self.head, self.seed)
 
     def compute(self, work: Workspace) -> None:
-        _ = self.prepared(work).pretrained
+        _ = self.open_task(work).pretrained
 
 
 @dataclass(frozen=True)
@@ -214,29 +214,29 @@ class FeatureStage(Stage):
         folder = bank_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
         return folder.relative_to(home.features).as_posix()
 
-    def cached(self, home: Paths) -> bool:
+    def is_cached(self, home: Paths) -> bool:
         there, weights = recorded(home.features / self.key(home)), features_sha256(home, self.backbone.key(home))
         return weights is not None and there.get("pretraining_sha256") == weights
 
     def compute(self, work: Workspace) -> None:
-        self.backbone.prepared(work).features(self.pool, self.views)
+        self.backbone.open_task(work).features(self.pool, self.views)
 
 
-def data_stage_of(job: Job) -> DataStage:
+def make_data_stage(job: Job) -> DataStage:
     """Return the stage of a job's data and episodes."""
     return DataStage(job.task, job.sides, job.training.sessions)
 
 
-def pretrain_stage_of(job: Job) -> PretrainStage:
+def make_pretrain_stage(job: Job) -> PretrainStage:
     """Return the stage of a job's backbone and base classifier."""
     return PretrainStage(job.task, job.method.head, job.seed)
 
 
-def backbone_stages(job: Job) -> list[Stage]:
+def list_backbone_stages(job: Job) -> list[Stage]:
     """List the stages of a job's backbone and features, each after its inputs."""
-    backbone, task = pretrain_stage_of(job), job.task
+    backbone, task = make_pretrain_stage(job), job.task
     stages: list[Stage] = []
-    if linear := backbone.linear:
+    if linear := backbone.linear_stage:
         stages += [linear] if task.pretraining.backbone == INCLUDED else [linear, FeatureStage(linear, "base/train", 1)]
     stages.append(backbone)
     if task.pretraining.backbone == NO_BACKBONE:
@@ -262,7 +262,7 @@ def training_key(job: Job, home: Paths) -> str:
     training = {
         k: v for k, v in job.training.non_default_values().items() if k != "select"
     }  # every state holds both models
-    plan, backbone = msgspec.to_builtins(job.schedule), pretrain_stage_of(job).key(home)
+    plan, backbone = msgspec.to_builtins(job.schedule), make_pretrain_stage(job).key(home)
     made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
     if job.task.novel_from:
         made_of.append(novel_fingerprint(job.task, home))
@@ -277,7 +277,7 @@ def make_untrained_method(job: Job, work: Workspace, device: torch.device = HOST
         work: where its backbone is.
         device: of the method.
     """
-    base = pretrain_stage_of(job).prepared(work).base
+    base = make_pretrain_stage(job).open_task(work).base
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of("method", job.name, job.seed))
         return copy_to_device(make_method(job.method, base, job.task.episode.ways, job.options), base, device)
@@ -306,7 +306,9 @@ def copy_for_evaluation(job: Job, work: Workspace, method: Method) -> Method:
         work: with the device.
         method: on any device.
     """
-    return copy_to_device(method, pretrain_stage_of(job).prepared(work).base, work.place("evaluation").device)
+    return copy_to_device(
+        method, make_pretrain_stage(job).open_task(work).base, work.choose_device("evaluation").device
+    )
 
 
 def report_device(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
@@ -347,16 +349,17 @@ class MetaTrainStage(Stage):
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         return [(self, self.folder(home))]
 
-    def cached(self, home: Paths) -> bool:
+    def is_cached(self, home: Paths) -> bool:
         return (
-            finished_info(self.folder(home), pretraining_sha256=pretrain_stage_of(self.job).weights(home)) is not None
+            finished_info(self.folder(home), pretraining_sha256=make_pretrain_stage(self.job).weights_checksum(home))
+            is not None
         )
 
-    def place(self, work: Workspace) -> DeviceChoice:
+    def choose_device(self, work: Workspace) -> DeviceChoice:
         few = self.job.method.gpu_min_episodes(
             default_options(self.job.method, self.job.task) | dict(self.job.set_options)
         )
-        return work.place("meta-training", self.job.training.episodes_per_step, few)
+        return work.choose_device("meta-training", self.job.training.episodes_per_step, few)
 
     def validate(self, work: Workspace, method: Method) -> float:
         """Return the accuracy in percent on the validation episodes that checkpoints are chosen on.
@@ -366,11 +369,11 @@ class MetaTrainStage(Stage):
             method: on the device where it is trained.
         """
         _, episodes = self.job.task.evaluation.validation_halves
-        loader = pretrain_stage_of(self.job).prepared(work).loader("val", device=self.place(work).device)
+        loader = make_pretrain_stage(self.job).open_task(work).loader("val", device=self.choose_device(work).device)
         return evaluate(method, self.job.name, loader, episodes, at_once=False).accuracy
 
     def compute(self, work: Workspace) -> TrainedModel:
-        job, place, prepared = self.job, self.place(work), pretrain_stage_of(self.job).prepared(work)
+        job, place, prepared = self.job, self.choose_device(work), make_pretrain_stage(self.job).open_task(work)
         method = make_untrained_method(job, work, place.device)
         if not any(p.requires_grad for p in method.parameters()):
             return TrainedModel(method.eval())
@@ -398,7 +401,7 @@ class MetaTrainStage(Stage):
             with hold_lock(folder, work.reporter.warn):
                 if self.is_ours(folder):  # looked up under the lock: another process may have made it
                     report_device(work, self, place)
-                    reporter = work.curves_of(self.kind, training_key(job, work.home))
+                    reporter = work.curve_reporter(self.kind, training_key(job, work.home))
                     how = job.schedule, job.training, job.seed, facts, reporter
                     check = partial(self.validate, work)
                     return TrainedModel(

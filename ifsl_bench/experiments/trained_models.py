@@ -50,7 +50,7 @@ class TrainingRecord:
     solves: dict[str, int]
     place: str
 
-    def entry(self) -> dict[str, Any]:
+    def to_result_entry(self) -> dict[str, Any]:
         """Return the training's entry in a result."""
         record = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
         return record | ({"solves": self.solves} if self.solves else {})
@@ -72,7 +72,7 @@ class TrainedModel(NamedTuple):
     """A method that is ready, how it was trained if it was, and its folder under ``trained``."""
 
     method: Method
-    trained: TrainingRecord | None = None
+    training_record: TrainingRecord | None = None
     folder: str = ""
 
 
@@ -89,7 +89,7 @@ class SolveCounts:
     _unconverged: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, prediction: Prediction) -> None:
-        """Add a prediction after its backward pass; :meth:`whole` reads counts on an accelerator, which would wait."""
+        """Add a prediction after its backward pass; :meth:`total_counts` reads an accelerator's counts, which waits."""
         unconverged = prediction.statistics.get("solver_unconverged")
         if unconverged is not None:
             self._count(episodes=len(unconverged), unconverged=0)
@@ -98,7 +98,7 @@ class SolveCounts:
             kinds = ("episodes", "diverged", "failed", "indefinite")
             self._count(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
 
-    def whole(self) -> dict[str, int]:
+    def total_counts(self) -> dict[str, int]:
         """Return the counts of all that was added."""
         if self._unconverged:
             self._count(unconverged=int(torch.stack(self._unconverged).sum()))

@@ -78,7 +78,7 @@ class Workspace:
     def __post_init__(self) -> None:
         keep_in(self.home.cache / "compiled", self.reporter.say)
 
-    def place(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
+    def choose_device(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
         """Return the device for a stage, see :func:`~ifsl_bench.backbones.device.device_for`.
 
         Args:
@@ -88,7 +88,7 @@ class Workspace:
         """
         return device_for(kind, self.device, self.forced, episodes, few)
 
-    def curves_of(self, kind: str, key: str) -> Reporter:
+    def curve_reporter(self, kind: str, key: str) -> Reporter:
         """Return the reporter of a training, which also writes its curves if a run has any.
 
         Args:
@@ -157,17 +157,19 @@ class PreparedTask:
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        work, device = self.work, self.work.place("pretraining").device
+        work, device = self.work, self.work.choose_device("pretraining").device
         with thread_limits(host_threads(device)):
             if is_frozen(self.task.pretraining):
                 from ifsl_bench.backbones.frozen import pretrain_frozen
 
-                place = work.place("features")
+                place = work.choose_device("features")
                 frozen = work.home, self.task, self.dataset, self.head
                 return pretrain_frozen(*frozen, place.device, work.reporter, str(place))
             task, data = self.task, self.dataset
             if not shares_linear_backbone(self.task, self.head):
-                reporter = work.curves_of("pretraining", pretraining_key(task, data.fingerprint, self.head, self.seed))
+                reporter = work.curve_reporter(
+                    "pretraining", pretraining_key(task, data.fingerprint, self.head, self.seed)
+                )
                 made_of = work.home, task, data, self.head, self.seed, device, reporter
                 if (opened := open_pretrained(*made_of)) is not None:
                     return opened
@@ -188,13 +190,13 @@ class PreparedTask:
             views: 1 for the plain images, else the number of augmented ones of each.
         """
         if (pool, views) not in self._features:
-            made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
+            made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.choose_device("features")
             how = (place.device, self.work.reporter, views, str(place))
             with thread_limits(host_threads(place.device)):
                 self._features[pool, views] = compute_features(self.work.home, *made_of, *how)
         return self._features[pool, views]
 
-    def features_places(self) -> dict[str, str]:
+    def feature_devices(self) -> dict[str, str]:
         """Return the devices that computed the opened features, as far as recorded: one entry, or one a pool."""
         places = {}
         for pool, views in self._features:
@@ -246,7 +248,7 @@ class PreparedTask:
             UserError: they cannot be drawn.
         """
         return protocol_of(self.task).sampler(
-            self.task, side, self.seed, self._starts, device, self._classes, self.order
+            self.task, side, self.seed, self._starts, device, self._classes, self.class_order
         )
 
     def training_sampler(self, sessions: int, device: torch.device = HOST) -> EpisodeSampler:
@@ -270,7 +272,7 @@ class PreparedTask:
         return self.dataset.pool(pool).classes
 
     @cached_property
-    def order(self) -> np.ndarray | None:
+    def class_order(self) -> np.ndarray | None:
         """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
         return protocol_of(self.task).class_order(self.task, self._classes)
 

@@ -46,7 +46,7 @@ def papers_of_method(name: str) -> list[Paper]:
     names = {name}
     if name not in display_rows() and registry.owning_entry_points(registry.METHOD_GROUP, name):
         names |= set(vars(registry.get_method(name)).get("shorthands", {}))
-    return [paper for paper in papers("methods") if names & set(paper.of)]
+    return [paper for paper in papers("methods") if names & set(paper.row_names)]
 
 
 def cite_method(name: str) -> str:
@@ -87,7 +87,7 @@ def cite_task(task: Task) -> str:
     names = [task.dataset.name, *([task.novel_from] if task.novel_from else [])]
     parts = []
     for name in dict.fromkeys(names):
-        entries = [paper.bibtex for paper in papers("tasks") if name in paper.of]
+        entries = [paper.bibtex for paper in papers("tasks") if name in paper.row_names]
         parts += entries or [f"% data set {name}: no paper"]
     return "\n\n".join([*parts, _protocol_paper().bibtex])
 

@@ -66,7 +66,7 @@ class Paper:
     """An entry of a bibliography."""
 
     key: str
-    of: tuple[str, ...]  # the rows or data sets that it is to be cited for
+    row_names: tuple[str, ...]  # the rows or data sets that it is to be cited for
     bibtex: str  # the entry, without the field that says so
 
     def field(self, name: str) -> str:
@@ -75,7 +75,7 @@ class Paper:
         return re.sub(r"[{}]", "", " ".join(match[1].split())) if match else ""
 
     @property
-    def short(self) -> str:
+    def author_year(self) -> str:
         """Authors and year in a few words: "Qi et al. 2018"."""
         names = [name.split(",")[0] for name in self.field("author").split(" and ")]
         names = [re.sub(r"\\[\"'~^`]?", "", name) for name in names]
@@ -106,7 +106,7 @@ def display_rows() -> Mapping[str, DisplayName]:
         for name, method in suite_methods().items()
         for row, display in method.display.items()
     }
-    listed = dict.fromkeys(row for paper in papers("methods") for row in paper.of if row in named)
+    listed = dict.fromkeys(row for paper in papers("methods") for row in paper.row_names if row in named)
     return {row: named[row] for row in [*listed, *(row for row in named if row not in listed)]}
 
 
@@ -151,7 +151,7 @@ class Label(NamedTuple):
         return str(self._replace(options=options))
 
     @property
-    def typed(self) -> list[str]:
+    def command_line_words(self) -> list[str]:
         """The words that make the row on the command line, behind ``ifsl-bench run``."""
         words = ["--method", self.name]
         if trials := self.setting.removeprefix("tuned-"):
@@ -176,7 +176,7 @@ def recipe_in_print(recipe: str) -> str:
     return ", ".join([name, *(option.replace("=", " ", 1).replace("_", " ") for option in options)])
 
 
-def shown_label(label: str) -> str:
+def display_name_of_label(label: str) -> str:
     """Return a row's name in tables: its label, and behind a bar the recipe, as in ``ncm | closer, beta 1``."""
     if ".recipe=" not in label:
         return label

@@ -46,7 +46,7 @@ def method_rows() -> list[dict[str, Any]]:
             has_row = name in display_rows()
             reason = f"needs {plugin.lacks}" if plugin.lacks else problem.partition(": ")[0]
             what = f"{display_rows()[name].says} ({reason})" if has_row else problem
-            paper = papers_of_method(name)[0].short if has_row else ""
+            paper = papers_of_method(name)[0].author_year if has_row else ""
             table.append(_method_row(name, name, plugin.package) | {"what": what, "paper": paper})
             continue
         meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
@@ -80,7 +80,7 @@ def _usable_row(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[
         "what": summary,
         "head": kind.head,
         "trained": _training_text(kind, meant),
-        "paper": ", ".join(paper.short for paper in papers_of_method(row)[:1]),
+        "paper": ", ".join(paper.author_year for paper in papers_of_method(row)[:1]),
         "options": ", ".join(shown),
     }
 
@@ -100,7 +100,7 @@ def describe_method(name: str) -> MethodDescription:
     """
     papers, title = papers_of_method(name), paper_label(name) if paper_label(name) != name else ""
     title = ": ".join(filter(None, [title or name, display_rows()[name].says if name in display_rows() else ""]))
-    of_papers = [("paper", f"{paper.field('title')} ({paper.short})") for paper in papers]
+    of_papers = [("paper", f"{paper.field('title')} ({paper.author_year})") for paper in papers]
     try:
         chosen, meant = find_method(name)
     except UserError as error:

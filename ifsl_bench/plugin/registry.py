@@ -196,7 +196,8 @@ def resolve_method(name: str) -> tuple[str, type[Method], dict[str, Any]]:
         label = parse_label(name)
         if label.name != name and label.name in {**registered_entry_points(METHOD_GROUP), **all_shorthands()}:
             raise UserError(
-                f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
+                f"{name!r} is the label of a row, which is run with {shlex.join(label.command_line_words)}; "
+                "its method: "
                 f"ifsl-bench methods {label.name}"
             )
         raise unknown_name_error(

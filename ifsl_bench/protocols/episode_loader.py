@@ -136,7 +136,7 @@ class EpisodeLoader(Loader):
                 sums["joint"] = sums["calibrated"]
             if asked.any():
                 pools[name] = PoolHits(np.diff(pool.starts), 1, asked, sums)
-        return ImageHits(pools, shares=False).fit_to_result()
+        return ImageHits(pools, has_shares=False).fit_to_result()
 
     def joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]

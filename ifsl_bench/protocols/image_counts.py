@@ -60,14 +60,15 @@ class PoolHits:
     Attributes:
         sizes: [C] images of each class.
         step: images in a group; the last group of a class may have fewer.
-        asked: [H, G] how often each group was a query, in each of H parts of the episodes.
-        right: name -> [H, G] how often it was right; or, in sessions, the share of its queries in 1 / ``SHARE_LEVELS``.
+        query_counts: [H, G] how often each group was a query, in each of H parts of the episodes.
+        right_counts: name -> [H, G] how often it was right; or, in sessions, the share of its queries in 1 /
+            ``SHARE_LEVELS``.
     """
 
     sizes: np.ndarray
     step: int
-    asked: np.ndarray
-    right: dict[str, np.ndarray]
+    query_counts: np.ndarray
+    right_counts: dict[str, np.ndarray]
 
     @property
     def groups(self) -> np.ndarray:
@@ -81,11 +82,14 @@ class PoolHits:
             shares: whether ``right`` has shares, of which the mean over queries is taken, and not counts.
         """
         first = np.concatenate([start + np.arange(0, n, 2) for start, n in zip(self.starts, self.groups, strict=True)])
-        asked = np.add.reduceat(self.asked, first, axis=1)
+        asked = np.add.reduceat(self.query_counts, first, axis=1)
         if not shares:
-            right = {name: np.add.reduceat(values, first, axis=1) for name, values in self.right.items()}
+            right = {name: np.add.reduceat(values, first, axis=1) for name, values in self.right_counts.items()}
         else:
-            sums = {name: np.add.reduceat(values * self.asked, first, axis=1) for name, values in self.right.items()}
+            sums = {
+                name: np.add.reduceat(values * self.query_counts, first, axis=1)
+                for name, values in self.right_counts.items()
+            }
             right = {name: np.rint(values / np.maximum(asked, 1)).astype(np.int64) for name, values in sums.items()}
         return PoolHits(self.sizes, 2 * self.step, asked, right)
 
@@ -97,7 +101,10 @@ class PoolHits:
     @property
     def packed_arrays(self) -> dict[str, str]:
         """The packed arrays, by name; ``asked`` is one of them."""
-        return {name: pack_array(values.reshape(-1)) for name, values in {"asked": self.asked, **self.right}.items()}
+        return {
+            name: pack_array(values.reshape(-1))
+            for name, values in {"asked": self.query_counts, **self.right_counts}.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -106,19 +113,19 @@ class ImageHits:
 
     Attributes:
         pools: "base" and "novel" -> the images that their queries are drawn from; without base queries the latter.
-        shares: whether :attr:`PoolHits.right` has shares.
+        has_shares: whether :attr:`PoolHits.right_counts` has shares.
     """
 
     pools: dict[str, PoolHits]
-    shares: bool
+    has_shares: bool
 
-    def shares_of(self, name: str) -> dict[str, np.ndarray]:
+    def right_shares(self, name: str) -> dict[str, np.ndarray]:
         """Return name -> the share of each image's queries that are right, [H, G]; NaN where it has none."""
         pool = self.pools[name]
-        most = np.where(pool.asked > 0, SHARE_LEVELS if self.shares else pool.asked, np.nan)
-        return {what: right / most for what, right in pool.right.items()}
+        most = np.where(pool.query_counts > 0, SHARE_LEVELS if self.has_shares else pool.query_counts, np.nan)
+        return {what: right / most for what, right in pool.right_counts.items()}
 
-    def grouped(self, name: str, step: int) -> ImageHits:
+    def group_images(self, name: str, step: int) -> ImageHits:
         """Return these hits with at least ``step`` neighbouring images of a pool in a group.
 
         Args:
@@ -127,8 +134,8 @@ class ImageHits:
         """
         pool = self.pools[name]
         while pool.step < step:
-            pool = pool.merge_neighbours(self.shares)
-        return ImageHits({**self.pools, name: pool}, self.shares)
+            pool = pool.merge_neighbours(self.has_shares)
+        return ImageHits({**self.pools, name: pool}, self.has_shares)
 
     def fit_to_result(self) -> ImageHits:
         """Return these hits with images grouped as little as :data:`MOST_CHARACTERS` allow."""
@@ -139,8 +146,8 @@ class ImageHits:
                     lengths[name] = sum(map(len, pool.packed_arrays.values()))
             largest = max(lengths, key=lambda name: lengths[name])
             if sum(lengths.values()) <= MOST_CHARACTERS or pools[largest].groups.max() == 1:
-                return ImageHits(pools, self.shares)
-            pools[largest] = pools[largest].merge_neighbours(self.shares)
+                return ImageHits(pools, self.has_shares)
+            pools[largest] = pools[largest].merge_neighbours(self.has_shares)
             del lengths[largest]
 
 
@@ -190,4 +197,4 @@ def session_image_hits(
         "base": PoolHits(base_sizes, 1, base_asked[None], base),
         "novel": PoolHits(novel_sizes, 1, novel_asked[-1:], novel),
     }
-    return ImageHits(pools, shares=True).fit_to_result()
+    return ImageHits(pools, has_shares=True).fit_to_result()

@@ -94,7 +94,8 @@ class HitCounts(ABC):
             metric: its name.
 
         Returns:
-            Pool -> name of :attr:`~.image_counts.PoolHits.right` -> weight of its share; None where there are none.
+            Pool -> name of :attr:`~.image_counts.PoolHits.right_counts` -> weight of its share; None where there are
+            none.
         """
         return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, group_by_base_only
 from ifsl_bench.analysis.ranking import RankedRow, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.display_names import LAZY, shown_label
+from ifsl_bench.plugin.display_names import LAZY, display_name_of_label
 from ifsl_bench.protocols.metrics import METRICS, Estimate, PairedDifference
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import protocol_of
@@ -112,7 +112,7 @@ def _base_only_table_rows(task_results: TaskResults) -> list[TableRow]:
         labels = list(dict.fromkeys(row.label for row in alike))
         plainest = min(labels, key=lambda label: "." in label)
         name = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})"
-        note, after = f"the A_0 of {', '.join(map(shown_label, labels))}", lazy.metric_after_sessions()
+        note, after = f"the A_0 of {', '.join(map(display_name_of_label, labels))}", lazy.metric_after_sessions()
         entry = TableRow(
             task_results.task,
             True,
@@ -187,7 +187,10 @@ def task_columns(
         Column(fields=lambda entry: {"task": entry.task.name}),
         *([Column(fields=_comparable_fields), RANK] if ranked else []),
         Column(
-            "method", lambda entry: shown_label(entry.label), lambda entry: {"method": entry.label}, min_fold_width=14
+            "method",
+            lambda entry: display_name_of_label(entry.label),
+            lambda entry: {"method": entry.label},
+            min_fold_width=14,
         ),
         *metrics,
         *([Column("to the best", _format_difference_to_best, drop_priority=5)] if ranked else []),

@@ -26,7 +26,7 @@ from ifsl_bench.analysis.session_variance import (
     split_variance_of_rows,
 )
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.display_names import shown_label
+from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.metrics import Estimate, PairedDifference
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
@@ -101,7 +101,8 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         Column(fields=record),
     ]
     title = (
-        f"A = {shown_label(comparison.a)}, B = {shown_label(comparison.b)}, task {comparison.task}, "
+        f"A = {display_name_of_label(comparison.a)}, B = {display_name_of_label(comparison.b)}, "
+        f"task {comparison.task}, "
         f"{comparison.n_units:,} {units if comparison.n_units > 1 else units[:-1]}, {format_seeds(comparison.seeds)}"
     )
     drawn = f"{units}, seeds and test images" if images else f"{units} and seeds"

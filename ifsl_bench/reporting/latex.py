@@ -200,9 +200,9 @@ def _block_of(entry: TableRow) -> tuple[int, str]:
         return 2, "Measured"
     if entry.measured_row:
         return NOT_COMPARABLE
-    paper = next((paper.short for paper in papers("methods") if paper.key.startswith(entry.source)), entry.source)
+    paper = next((paper.author_year for paper in papers("methods") if paper.key.startswith(entry.source)), entry.source)
     if text := bibtex_entries().get(entry.source):
-        paper = Paper(entry.source, (), text).short
+        paper = Paper(entry.source, (), text).author_year
     return (0, f"Published: {paper}") if entry.is_comparable else (1, f"Published, other protocol: {paper}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, note_solve_failures
 from ifsl_bench.analysis.task_results import TaskResults, append_lost_remarks, load_variant_results, no_results_error
-from ifsl_bench.plugin.display_names import shown_label
+from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import TableRow, list_table_rows, round_or_none, task_columns
 from ifsl_bench.reporting.notes import explain_calibration, rank_notes, recipe_notes, table_notes
@@ -93,7 +93,7 @@ def task_table(task_results: TaskResults, full: bool = False, ranked: bool = Fal
     entries = sorted(list_table_rows(task_results, ranked), key=order)
     metrics = {name for entry in entries for name in entry.values}
     shared = [entry for entry in entries if entry.kind == COMPUTED and "," in entry.note]
-    notes = [*table_notes(task_results), *(f"{shown_label(entry.label)}: {entry.note}." for entry in shared)]
+    notes = [*table_notes(task_results), *(f"{display_name_of_label(entry.label)}: {entry.note}." for entry in shared)]
     notes += [explain_calibration(task_results.task)] if "calibrated_acc" in metrics else []
     means = [entry.values["acc"].mean for entry in entries if entry.is_comparable and entry.kind != COMPUTED]
     title = task_results.task_name

@@ -172,7 +172,7 @@ def images_frame(result: Result) -> pandas.DataFrame:
             "image": (np.cumsum(pool.sizes) - pool.sizes)[label] + place,
             "images": np.minimum(pool.step, pool.sizes[label] - place),
         }
-        for half, asked in enumerate(pool.asked):
-            of_half = {what: 100 * share[half] for what, share in hits.shares_of(name).items()}
+        for half, asked in enumerate(pool.query_counts):
+            of_half = {what: 100 * share[half] for what, share in hits.right_shares(name).items()}
             frames.append(import_pandas().DataFrame({**of_pool, "half": half, "asked": asked, **of_half}))
     return import_pandas().concat(frames, ignore_index=True)

@@ -169,7 +169,7 @@ class StoredImageHits(ResultSection, frozen=True):
             pools[name] = StoredPoolHits(
                 sizes=pack_array(pool.sizes), step=pool.step, asked=texts.pop("asked"), right=texts
             )
-        return cls(shares=hits.shares, pools=pools)  # type: ignore[arg-type]
+        return cls(shares=hits.has_shares, pools=pools)  # type: ignore[arg-type]
 
     def to_image_hits(self) -> ImageHits:
         """Return the hits as arrays.
@@ -550,15 +550,18 @@ def _image_hit_contradictions(images: StoredImageHits, totals: Mapping[str, Mapp
     if totals.keys() != hits.pools.keys():
         yield f"queries are of the pools {', '.join(totals)}, not {', '.join(hits.pools)}"
     for name, pool in hits.pools.items():
-        if totals[name].keys() != {"asked", *pool.right}:
-            yield f"{name} has {', '.join(pool.right)} beside asked, its counts have {', '.join(totals[name])}"
-        if any((values > (SHARE_LEVELS if images.shares else pool.asked)).any() for values in pool.right.values()):
+        if totals[name].keys() != {"asked", *pool.right_counts}:
+            yield f"{name} has {', '.join(pool.right_counts)} beside asked, its counts have {', '.join(totals[name])}"
+        if any(
+            (values > (SHARE_LEVELS if images.shares else pool.query_counts)).any()
+            for values in pool.right_counts.values()
+        ):
             yield f"{name} has an image that is right more often than it is a query"
         for what, total in totals[name].items():
             shares = images.shares and what != "asked"
-            values = pool.asked if what == "asked" else pool.right[what]
-            found = float((values * pool.asked).sum()) / SHARE_LEVELS if shares else int(values.sum())
-            rounded = float(pool.asked.sum()) / SHARE_LEVELS * pool.step.bit_length() if shares else 0
+            values = pool.query_counts if what == "asked" else pool.right_counts[what]
+            found = float((values * pool.query_counts).sum()) / SHARE_LEVELS if shares else int(values.sum())
+            rounded = float(pool.query_counts.sum()) / SHARE_LEVELS * pool.step.bit_length() if shares else 0
             if total is not None and abs(found - total) > rounded / 2:
                 yield f"{name} has {what} {found:,.0f} times in all, its counts give {total:,}"
 

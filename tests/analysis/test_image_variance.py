@@ -85,11 +85,11 @@ def rows_of_images(step: int = 1) -> list[SeedAggregate]:
                 alone = rng.binomial(asked, 0.6 + better)
                 pools[name] = PoolHits(np.full(4, 10), 1, asked, {"joint": rng.binomial(alone, 0.9), "alone": alone})
                 for what in ("joint", "alone"):
-                    total = int(pools[name].right[what].sum())
+                    total = int(pools[name].right_counts[what].sum())
                     sums[f"{name}_{what}"] = rng.multinomial(total, np.full(episodes, 1 / episodes))
-            hits = ImageHits(pools, shares=False)
+            hits = ImageHits(pools, has_shares=False)
             for name in pools if label == "b" else ():
-                hits = hits.grouped(name, step)
+                hits = hits.group_images(name, step)
             counts = Counts(**sums, base_queries=30, novel_queries=30)
             results.append(counted(label, seed, counts, classes, images=StoredImageHits.from_image_hits(hits)))
         rows.append(SeedAggregate(label, "yours", tuple(results)))

@@ -29,7 +29,7 @@ from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.pretraining import export_weights, mark_for_training
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.stages import PretrainStage, pretrain_stage_of
+from ifsl_bench.experiments.stages import PretrainStage
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.store.result_folder import packaged_results_folder
@@ -139,27 +139,27 @@ def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call
         assert status == 0, err
         assert out.startswith("tiny-features-included-cosine-seed0-")
     stage = PretrainStage(load_tasks(task)[0], "cosine", 0)
-    linear, head = stage.linear.key(home), stage.key(home)
+    linear, head = stage.linear_stage.key(home), stage.key(home)
     assert {child.name for child in home.pretrained.iterdir() if child.is_dir()} == {linear, head}, "none is put aside"
     for command, said in ((["weights", "export"], "export that: --head linear"), (["pretrain", "--anew"], "cannot be")):
         status, _, err = call(*command, "--task", task, "--head", "cosine")
         assert (status, said in err) == (2, True)
 
-    assert stage.cached(home)
-    fitted = stage.weights(home)
+    assert stage.is_cached(home)
+    fitted = stage.weights_checksum(home)
     assert fitted
     assert not begins_with_others(home, head, fitted)
     state = CheckpointFolder(home.pretrained / linear).load()
     tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
     CheckpointFolder(home.pretrained / linear).save(tensors, state.info)
-    assert not stage.cached(home), "it was fitted on other weights"
+    assert not stage.is_cached(home), "it was fitted on other weights"
     assert begins_with_others(home, head, fitted)
 
 
 def test_the_linear_backbone_is_trained_for_methods_on_the_cosine_head_of_sessions():
     work = workspace(device="cpu")
     jobs = make_jobs(RunConfig(["imprint"], ["glyphs-sessions"]))
-    linear = pretrain_stage_of(jobs[0]).linear.key(work.home)
+    linear = make_pretrain_stage(jobs[0]).linear_stage.key(work.home)
     assert is_offered(work.home, linear)
     mark_for_training(jobs, work)
     assert not is_offered(work.home, linear)

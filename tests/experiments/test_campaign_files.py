@@ -12,7 +12,7 @@ import pytest
 from ifsl_bench.experiments import campaign_file
 from ifsl_bench.experiments.campaign_file import load_configs, parse_campaign
 from ifsl_bench.experiments.job import expand_configs
-from ifsl_bench.experiments.run_config import RunConfig, find_tasks, method_names, task_names
+from ifsl_bench.experiments.run_config import RunConfig, expand_method_names, expand_task_names, find_tasks
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import load_tasks as task_of
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
@@ -102,15 +102,17 @@ def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
 
 def test_globs_and_sets_stand_for_names_on_the_command_line_too(here, call):
     home = Paths.locate()
-    assert method_names(["paper"], nobody) == NINE
-    assert set(method_names(["lr*"], nobody)) == {"lr", "lr+s", "lr+a"}
-    assert task_names(["paper"], home) == ["mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"]
-    assert set(task_names(["glyphs-?shot"], home)) == {"glyphs-1shot", "glyphs-5shot"}
-    assert task_names(["glyphs-?shot+ways=3"], home) == [f"{n}+ways=3" for n in task_names(["glyphs-?shot"], home)]
-    assert set(task_names(["clusters.toml:clusters-?shot"], home)) == {
+    assert expand_method_names(["paper"], nobody) == NINE
+    assert set(expand_method_names(["lr*"], nobody)) == {"lr", "lr+s", "lr+a"}
+    assert expand_task_names(["paper"], home) == ["mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"]
+    assert set(expand_task_names(["glyphs-?shot"], home)) == {"glyphs-1shot", "glyphs-5shot"}
+    assert expand_task_names(["glyphs-?shot+ways=3"], home) == [
+        f"{n}+ways=3" for n in expand_task_names(["glyphs-?shot"], home)
+    ]
+    assert set(expand_task_names(["clusters.toml:clusters-?shot"], home)) == {
         f"clusters.toml:clusters-{shots}shot" for shots in (1, 5)
     }
-    every = task_names(["all"], home)
+    every = expand_task_names(["all"], home)
     assert "glyphs-5shot" in every
     assert "mini-5shot" not in every, "its images are not here"
     arguments = ("--method", "im*,prot*", "--task", "clusters.toml:clusters-?shot", "--device", "cpu", "-q")
@@ -122,7 +124,7 @@ def test_globs_and_sets_stand_for_names_on_the_command_line_too(here, call):
 def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeypatch):
     warnings: list[str] = []
     monkeypatch.setattr(registry, "is_installed", lambda module: False)
-    names = method_names(["all"], warnings.append)
+    names = expand_method_names(["all"], warnings.append)
     assert set(NINE) <= set(names)
     assert len(names) == len(set(names))
     assert not {"ridge", "attractor"} & set(names), "their shorthands are their rows"
@@ -217,8 +219,8 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
         (tmp_path / "published" / f"{name}.json").write_text(json.dumps({**content, **more, "interval": "unknown"}))
     monkeypatch.setattr("ifsl_bench.store.published.packaged_results_folder", lambda: tmp_path)
     assert published_sets() == {"mine": (["lr", "anil"], ["glyphs-5shot"])}
-    assert method_names(["mine"], nobody) == ["lr", "anil"]
-    assert task_names(["mine+ways=3"], Paths.locate()) == ["glyphs-5shot+ways=3"]
+    assert expand_method_names(["mine"], nobody) == ["lr", "anil"]
+    assert expand_task_names(["mine+ways=3"], Paths.locate()) == ["glyphs-5shot+ways=3"]
 
 
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():

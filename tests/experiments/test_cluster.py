@@ -194,7 +194,7 @@ def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(ho
     with contextlib.suppress(UserError), opened(parse_cluster(str(file)), home, lambda text: None) as cluster:
         clusters.append(cluster)
         assert len(list((home.cache / "keys").iterdir())) == 3
-        cluster.look()
+        cluster.update_workers()
     assert clusters
     assert not list((home.cache / "keys").iterdir())
 
@@ -223,7 +223,7 @@ def test_a_cluster_that_cannot_be_started_says_why(home, tmp_path):
         pytest.raises(UserError, match=r"MoabCluster: msub refuses a job: .*No such file"),
         opened(parse_cluster(str(tmp_path / "c.toml")), home, lambda text: None) as cluster,
     ):
-        cluster.look()
+        cluster.update_workers()
 
 
 # -- campaigns

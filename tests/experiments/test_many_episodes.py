@@ -16,7 +16,7 @@ from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.reproduce import reproduce
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.stages import pretrain_stage_of
+from ifsl_bench.experiments.stages import make_pretrain_stage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method
@@ -73,7 +73,7 @@ class Neighbours(Method):
 @pytest.mark.parametrize("name", ["lr+a", "neighbours"])
 def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name, task, work, monkeypatch):
     monkeypatch.setattr(evaluation, "batch_size", lambda *_: 8)
-    prepared = pretrain_stage_of(job_of("protonet", task, work, None)).prepared(work)
+    prepared = make_pretrain_stage(job_of("protonet", task, work, None)).open_task(work)
     loader, count = prepared.loader("test"), 75  # the last block is of three
     torch.manual_seed(0)
     if name == "neighbours":
@@ -113,7 +113,7 @@ def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
     assert check_file(path, {own.name: own}, work.home).failures == ()
     assert isinstance(read_result(path).episodes.base_joint, str)
     reproduction = reproduce(path, work, task=task.rpartition(":")[0])
-    assert reproduction.identical, reproduction.line
+    assert reproduction.is_identical, reproduction.summary_line
 
 
 def test_memory_grows_by_the_counts_of_an_episode_and_not_by_its_margins(task, work):

@@ -15,7 +15,7 @@ from ifsl_bench.experiments.campaign_file import load_configs
 from ifsl_bench.experiments.job import expand_configs
 from ifsl_bench.experiments.logs import SILENT_SECONDS, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks
-from ifsl_bench.experiments.runner import result_key, work_items
+from ifsl_bench.experiments.runner import divide_into_work_items, result_key
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.locks import is_alive, process_id
 
@@ -139,7 +139,7 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     work = api.workspace(device="cpu")
     jobs, _ = expand_configs(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
-    training = [job for job in jobs if job.trains]
+    training = [job for job in jobs if job.is_meta_trained]
     paths = [log_path(work.home, result_key(job, work.home)) for job in training]
     machine = process_id().rsplit("-", 2)[0]
     log(paths[0], begun(platform.node(), process_id()), "-   meta-training lwof: 7/20  loss 2")
@@ -169,7 +169,7 @@ def test_jobs_wait_for_an_item_that_they_share(campaign, call):
     """Pretraining that fails is told of each job that needs it."""
     work = api.workspace(device="cpu")
     jobs, _ = expand_configs(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
-    (item,) = (item for item in work_items({0: jobs[0]}, work)[1] if item.key.startswith("pretraining"))
+    (item,) = (item for item in divide_into_work_items({0: jobs[0]}, work)[1] if item.key.startswith("pretraining"))
     log(log_path(work.home, item.key), begun("elsewhere"), "failed no such weights")
     sharing = [job for job in jobs if (job.method.head, job.seed) == (jobs[0].method.head, jobs[0].seed)]
     _, out, _ = call("status", "c.toml")

@@ -13,7 +13,7 @@ from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.plan import _stored_seconds, plan_jobs
 from ifsl_bench.experiments.reproduce import run_unstored
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.runner import stages_of_job
+from ifsl_bench.experiments.runner import list_stages
 from ifsl_bench.experiments.stages import MetaTrainStage, PretrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
@@ -62,11 +62,11 @@ def jobs_of(methods, task, work, train=None):
 @pytest.mark.parametrize("name", ["lwof", "lr"])
 def test_a_plan_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
     (job,) = jobs_of([name], task, work, {"steps": "5"})
-    stages = stages_of_job(job)
+    stages = list_stages(job)
     (plan,) = plan_jobs([job], work)
     assert (plan.state, plan.missing) == ("to do", stages[1:]), "data are there"
     run_unstored(job, work)
-    assert all(stage.cached(work.home) for stage in stages[:-1])
+    assert all(stage.is_cached(work.home) for stage in stages[:-1])
     assert plan_jobs([job], work)[0].missing == stages[-1:]
     api.run_job(job, work)
     (plan,) = plan_jobs([job], work)
@@ -92,7 +92,7 @@ def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call
 def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
     work = api.workspace(glyph_home, device="cpu")
     (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)
-    pools = [(s.pool, s.views) for s in stages_of_job(job) if hasattr(s, "pool")]
+    pools = [(s.pool, s.views) for s in list_stages(job) if hasattr(s, "pool")]
     assert ("base/val", 3) in pools
     assert ("base/val", 1) in pools, "validation sees plain images"
     assert ("novel/train", 3) in pools
@@ -228,7 +228,7 @@ def test_features_of_other_weights_are_not_cached(hues, monkeypatch):
     work = api.workspace(hues / "home", device="cpu")
     (job,) = make_jobs(RunConfig(["protonet"], ["hues.toml:hues-1shot"]), work.home)
     run_unstored(job, work)
-    features = stages_of_job(job)[2]
-    assert features.cached(work.home)
+    features = list_stages(job)[2]
+    assert features.is_cached(work.home)
     monkeypatch.setattr("ifsl_bench.experiments.stages.features_sha256", lambda home, key: "another")
-    assert not features.cached(work.home)
+    assert not features.is_cached(work.home)

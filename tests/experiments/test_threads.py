@@ -27,7 +27,7 @@ from ifsl_bench.experiments.backends import run_pickled_item
 from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.runner import work_items
+from ifsl_bench.experiments.runner import divide_into_work_items
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.solvers import numba_episodes
 from ifsl_bench.utils import threads as processor
@@ -71,7 +71,7 @@ def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, sha
     work = api.workspace(home, device="cpu")
     jobs = make_jobs(RunConfig(methods, [task], {}, {"steps": "20"}))
     packed_work = pickle.dumps((work, str(home)))
-    for item in itertools.chain(*work_items(dict(enumerate(jobs)), work)):
+    for item in itertools.chain(*divide_into_work_items(dict(enumerate(jobs)), work)):
         torch.set_num_threads(ambient)
         outcome = run_pickled_item(pickle.dumps(item), packed_work, cores, share)
         assert outcome.kind == "done", outcome.text

@@ -66,7 +66,7 @@ def train(clusters, job, reporter=None):
     place = work(clusters, reporter)
     preparation.DataStage(job.task, job.sides).compute(place)
     stage = stages.MetaTrainStage(job)
-    return *stage.compute(place), stages.pretrain_stage_of(stage.job).prepared(place)
+    return *stage.compute(place), stages.make_pretrain_stage(stage.job).open_task(place)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])

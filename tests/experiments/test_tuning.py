@@ -24,7 +24,7 @@ from ifsl_bench.experiments.search import (
     TrialRecord,
     bootstrap_selection,
     candidates_by_round,
-    name_of_best,
+    find_best_setting,
     options_at_edge,
 )
 from ifsl_bench.plugin import registry
@@ -142,7 +142,7 @@ def test_every_method_that_has_something_to_choose_declares_where():
         if kind is None:
             continue
         (job,) = make_jobs(RunConfig([name], ["glyphs-5shot"]))
-        assert kind.space or not (job.trains or kind.grid), name
+        assert kind.space or not (job.is_meta_trained or kind.grid), name
         values = {**default_options(kind, task), RATE_NAME: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():
             assert isinstance(range_, Choices) or range_.low <= values[key] <= range_.high, (name, key)
@@ -184,7 +184,7 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
     job = job_of(task, work)
     for spelled, (point, trial_job) in zip(tried, all_of(job, work.home), strict=True):
         method = stages.MetaTrainStage(trial_job).compute(work).method.eval()
-        loader, hits = stages.pretrain_stage_of(trial_job).prepared(work).loader("val"), 0
+        loader, hits = stages.make_pretrain_stage(trial_job).open_task(work).loader("val"), 0
         episodes = job.task.evaluation.validation_halves[0]
         assert (episodes, job.task.evaluation.validation_halves[1]) == (range(10), range(10, 20))
         for i in episodes:  # one at a time
@@ -207,7 +207,7 @@ def _holds_against_a_plain_loop(result, job, work):
     of_setting, calibrated = [], []
     for _, trial_job in all_of(job, work.home):
         method = stages.MetaTrainStage(trial_job).compute(work).method.eval()
-        loader = stages.pretrain_stage_of(trial_job).prepared(work).loader("val")
+        loader = stages.make_pretrain_stage(trial_job).open_task(work).loader("val")
         evaluation = evaluate(method, "", loader, range(10))
         of_setting.append(evaluation.counts.base_joint + evaluation.counts.novel_joint)
         bias = best_bias(evaluation.margins)
@@ -230,7 +230,7 @@ def _rivals_hold_against_a_plain_loop(result, job, work):
     assert choice.rivals == sorted(rivals, key=lambda place: -wins[place])[:6]
     for i, place in enumerate(choice.rivals, 1):
         method = stages.MetaTrainStage(jobs[place]).compute(work).method.eval()
-        loader = stages.pretrain_stage_of(jobs[place]).prepared(work).loader
+        loader = stages.make_pretrain_stage(jobs[place]).open_task(work).loader
         val = evaluate(method, "", loader("val"), range(10))
         test = evaluate(method, "", loader("test"), range(len(result.to_hit_counts())))
         bias = best_bias(val.margins)
@@ -306,9 +306,9 @@ def test_the_best_sound_setting_is_chosen():
         "d": TrialRecord(55.0, 1000),
     }
     with pytest.warns(UserWarning, match="x: b is passed over: inner solves fail in 2 of 1000 validation episodes"):
-        assert name_of_best("x", tried, Reporter()) == "c", "the first of equally good ones"
+        assert find_best_setting("x", tried, Reporter()) == "c", "the first of equally good ones"
     with pytest.raises(UserError, match="none of 1 settings works"), pytest.warns(UserWarning, match="passed over"):
-        name_of_best("x", {"b": tried["b"]}, Reporter())
+        find_best_setting("x", {"b": tried["b"]}, Reporter())
 
 
 def test_what_has_nothing_to_choose_is_the_same_in_every_setting(task, work):
@@ -493,14 +493,14 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
 
     job, original_trials = trials(OWN)
     api.run_job(job, work)
-    assert all(trial.cached(work.home) for trial in original_trials)
-    monkeypatch.setattr(stages.PretrainStage, "weights", lambda self, home: "0" * 64)
-    assert not any(trial.cached(work.home) for trial in original_trials)
+    assert all(trial.is_cached(work.home) for trial in original_trials)
+    monkeypatch.setattr(stages.PretrainStage, "weights_checksum", lambda self, home: "0" * 64)
+    assert not any(trial.is_cached(work.home) for trial in original_trials)
     monkeypatch.undo()
     _, changed = trials(OWN.replace("return Prediction", "scale = -scale\n        return Prediction"))
-    assert not any(trial.cached(work.home) for trial in changed)
+    assert not any(trial.is_cached(work.home) for trial in changed)
     _, commented = trials(OWN + "# a remark")
-    assert all(trial.cached(work.home) for trial in commented)
+    assert all(trial.is_cached(work.home) for trial in commented)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_no_row_is_of_a_method_that_there_is_not():
     assert set(display_rows()) == own_rows
     shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
     assert {name: row.of for name, row in display_rows().items() if row.of} == shorthands
-    assert {name for paper in papers("methods") for name in paper.of} == own_rows | set(PRINTED_ALONE)
+    assert {name for paper in papers("methods") for name in paper.row_names} == own_rows | set(PRINTED_ALONE)
 
 
 def test_rows_of_papers_alone(call):
@@ -96,7 +96,7 @@ def test_every_task_has_its_data_and_the_protocol(name):
     task = packaged_tasks()[name]
     text = cite_task(task)
     assert "1810.07218" in text, "the protocol's paper"
-    of_data = [paper for paper in papers("tasks") if task.dataset.name in paper.of]
+    of_data = [paper for paper in papers("tasks") if task.dataset.name in paper.row_names]
     assert bool(of_data) != task.dataset.name.startswith(NO_PAPER)
     assert all(paper.bibtex in text for paper in of_data)
 

@@ -183,7 +183,7 @@ def test_a_solve_that_ends_at_nan_has_not_converged():
     assert list(evaluation.remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
     solves = SolveCounts({})
     solves.add(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
-    assert solves.whole() == {"episodes": 3, "unconverged": 2}
+    assert solves.total_counts() == {"episodes": 3, "unconverged": 2}
 
 
 def declaring(space, grid=None):

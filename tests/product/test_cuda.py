@@ -105,7 +105,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
             for p, q in zip(model.method.parameters(), initial.parameters(), strict=True)
         ]
         moves.append(torch.cat([x.flatten() for x in moved]))
-        assert model.trained.place.startswith(device)
+        assert model.training_record.place.startswith(device)
     assert F.cosine_similarity(*moves, dim=0) > 0.99
     assert 0.98 < moves[0].norm() / moves[1].norm() < 1.02
 

@@ -394,7 +394,7 @@ def test_meta_training_gives_the_same_parameters(here, name):
             model = MetaTrainStage(job).compute(work)
             assert bool(counts.launches) == (device == "meta")
             parameters.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
-            assert model.trained.place == f"{device}: --device {device}"
+            assert model.training_record.place == f"{device}: --device {device}"
             if name == "lwof" and device == "meta":
                 steps = {k: v for k, v in counts.waits.items() if "meta_training.py" in k or "loader" in k}
                 assert sum(steps.values()) <= 2 * 2 + 6, steps
@@ -412,7 +412,7 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         counts.clear()
         model = MetaTrainStage(job).compute(work)
         assert counts.total == (0, 0), counts
-        assert model.trained.place == f"cpu: 1 episode a step, fewer than {FEW}"
+        assert model.training_record.place == f"cpu: 1 episode a step, fewer than {FEW}"
         evaluated = EvaluationStage(job).compute(work)
         assert counts.launches
         assert evaluated.places["evaluation"] == "meta: many episodes at once"
@@ -427,7 +427,7 @@ def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(her
         work = api.workspace(here / "home")
         for episodes in (1, FEW, 2 * FEW, 4096):
             job = _job(here, name, {"steps": 4, "episodes_per_step": episodes})
-            place = MetaTrainStage(replace(job, set_options={**job.set_options, **given})).place(work)
+            place = MetaTrainStage(replace(job, set_options={**job.set_options, **given})).choose_device(work)
             assert place.device == (CPU if few is None or episodes < few else DEVICE)
             assert (
                 f"fewer than {few}" if episodes < (few or 0) else "this method's" if few is None else "at least"

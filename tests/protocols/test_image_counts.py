@@ -80,11 +80,11 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
         asked = counts.pop("asked")
         assert 0 < counts["joint"].sum() <= counts["alone"].sum() < asked.sum()
         for hits in (plain, in_torch):
-            assert (hits.pools[name].step, hits.shares) == (1, False)
-            np.testing.assert_array_equal(hits.pools[name].asked, asked)
+            assert (hits.pools[name].step, hits.has_shares) == (1, False)
+            np.testing.assert_array_equal(hits.pools[name].query_counts, asked)
             for what, right in counts.items():
-                np.testing.assert_array_equal(hits.pools[name].right[what], right)
-        np.testing.assert_array_equal(biased.pools[name].right["joint"], counts["calibrated"])
+                np.testing.assert_array_equal(hits.pools[name].right_counts[what], right)
+        np.testing.assert_array_equal(biased.pools[name].right_counts["joint"], counts["calibrated"])
 
 
 @torch.no_grad()
@@ -116,17 +116,19 @@ def test_sessions_weigh_the_hits_of_each_image_as_the_average_does(name, base, b
     for of_pool, found in hits.pools.items():
         weights = {"acc": average, "last": np.eye(4)[3], "gacc": gacc[of_pool], "first": np.eye(4)[0]}
         weights["calibrated"] = average
-        assert found.right.keys() == weights.keys() - ({"first"} if of_pool == "novel" else set())
-        np.testing.assert_array_equal(found.asked[0], asked[of_pool][-1])
-        for what, values in found.right.items():
+        assert found.right_counts.keys() == weights.keys() - ({"first"} if of_pool == "novel" else set())
+        np.testing.assert_array_equal(found.query_counts[0], asked[of_pool][-1])
+        for what, values in found.right_counts.items():
             of_bias = right[BIAS.value if what == "calibrated" else 0.0][of_pool]
             weight = weights[what][:, None]
             sums = (weight * of_bias).sum(0), (weight * asked[of_pool]).sum(0)
             expected = np.divide(*sums, out=np.zeros_like(sums[0]), where=sums[1] > 0)
             assert np.abs(values[0] / SHARE_LEVELS - expected).max() <= 0.5 / SHARE_LEVELS + 1e-9
-        assert (found.right["acc"] != found.right["last"]).any()
+        assert (found.right_counts["acc"] != found.right_counts["last"]).any()
     biased = evaluated(method, loader, range(count), biased=True)
-    np.testing.assert_array_equal(biased.pools["base"].right["acc"], hits.pools["base"].right["calibrated"])
+    np.testing.assert_array_equal(
+        biased.pools["base"].right_counts["acc"], hits.pools["base"].right_counts["calibrated"]
+    )
 
 
 def test_groups_of_neighbours_are_of_one_class_and_add_up():
@@ -138,11 +140,11 @@ def test_groups_of_neighbours_are_of_one_class_and_add_up():
     four = whole.merge_neighbours(shares=False).merge_neighbours(shares=False)
     assert four.groups.tolist() == [2, 1, 2, 1]
     parts = [slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 10), slice(10, 14), slice(14, 17)]
-    for ours, theirs in ((four.asked, asked), (four.right["joint"], right)):
+    for ours, theirs in ((four.query_counts, asked), (four.right_counts["joint"], right)):
         assert ours.T.tolist() == [theirs[:, part].sum(1).tolist() for part in parts]
     shares = PoolHits(sizes, 1, asked[:1], {"acc": generator.integers(0, SHARE_LEVELS + 1, (1, 17))})
-    found = shares.merge_neighbours(shares=True).right["acc"][0]
-    first = np.average(shares.right["acc"][0, :2], weights=asked[0, :2])
+    found = shares.merge_neighbours(shares=True).right_counts["acc"][0]
+    first = np.average(shares.right_counts["acc"][0, :2], weights=asked[0, :2])
     assert abs(found[0] - first) <= 0.5
 
 
@@ -152,12 +154,12 @@ def test_many_images_are_grouped_until_they_fit():
     right = {name: generator.binomial(asked, 0.6) for name in ("joint", "alone", "calibrated")}
     small = PoolHits(np.full(10, 20), 1, asked[:, :200], {name: values[:, :200] for name, values in right.items()})
     hits = ImageHits(
-        {"base": PoolHits(np.full(160, 1250), 1, asked, right), "novel": small}, shares=False
+        {"base": PoolHits(np.full(160, 1250), 1, asked, right), "novel": small}, has_shares=False
     ).fit_to_result()
     length = {name: sum(map(len, pool.packed_arrays.values())) for name, pool in hits.pools.items()}
     assert sum(length.values()) <= MOST_CHARACTERS < 2.5 * sum(length.values())
     assert hits.pools["novel"].step == 1 < hits.pools["base"].step
-    assert hits.pools["base"].right["joint"].sum() == right["joint"].sum()
+    assert hits.pools["base"].right_counts["joint"].sum() == right["joint"].sum()
 
 
 @pytest.mark.parametrize("calibrate", [False, True])
@@ -168,9 +170,9 @@ def test_results_have_them_and_they_add_up_to_the_counts(calibrate, clusters, wo
     hits = result.images.to_image_hits()
     for side in ("base", "novel"):
         counts, pool = result.to_hit_counts(), hits.pools[side]
-        assert pool.asked.sum() == len(counts) * getattr(counts, f"{side}_queries")
-        assert pool.right["joint"].sum() == counts.column(f"{side}_joint").sum()
-        assert pool.right["calibrated"].sum() == counts.column(f"calibrated_{side}").sum()
+        assert pool.query_counts.sum() == len(counts) * getattr(counts, f"{side}_queries")
+        assert pool.right_counts["joint"].sum() == counts.column(f"{side}_joint").sum()
+        assert pool.right_counts["calibrated"].sum() == counts.column(f"calibrated_{side}").sum()
     broken = msgspec.structs.replace(result.images.pools["base"], asked=result.images.pools["base"].right["joint"])
     images = msgspec.structs.replace(result.images, pools={**result.images.pools, "base": broken})
     assert "images: base" in find_contradiction(msgspec.structs.replace(result, images=images))

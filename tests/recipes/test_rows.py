@@ -13,7 +13,7 @@ import pytest
 import ifsl_bench
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.plugin.bibliography import paper_label
-from ifsl_bench.plugin.display_names import shown_label
+from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 
 TASK = "hues.toml"
@@ -56,7 +56,7 @@ def labels(call, *arguments: str) -> list[str]:
     ],
 )
 def test_a_name_has_its_recipe_behind_a_bar(label, shown, in_print):
-    assert shown_label(label) == shown
+    assert display_name_of_label(label) == shown
     assert paper_label(label) == in_print
 
 
@@ -199,7 +199,7 @@ def test_figures_draw_the_recipes_that_are_asked_for(rows, call):
         return {text.get_text().rpartition("  ")[0] for text in axes.get_yticklabels()}  # with the accuracy behind it
 
     assert drawn() == set(PLAIN)
-    assert drawn(recipe="all") == set(map(shown_label, MADE))
+    assert drawn(recipe="all") == set(map(display_name_of_label, MADE))
     assert drawn(methods="ncm,ncm.recipe=etf") == {"ncm", "ncm | etf"}
     status, out, err = call("plot", "seeds", TASK, "--recipe", "etf", "--out", "seeds.svg")
     assert status == 0, err
@@ -215,7 +215,7 @@ def test_the_page_has_the_recipes_that_are_asked_for(rows, call):
     assert "ncm | etf" not in page()
     assert "has 4 more rows on backbones of other recipes (closer.beta=1, etf)" in page()
     text = page("--recipe", "all")
-    assert all(f">{shown_label(label)}<" in text for label in MADE)
+    assert all(f">{display_name_of_label(label)}<" in text for label in MADE)
     assert '"name": "ncm | closer, beta 1"' in text or '"name":"ncm | closer, beta 1"' in text
 
 

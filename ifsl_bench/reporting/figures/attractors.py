@@ -119,7 +119,7 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
     def centres(batch: Batch) -> Tensor:
         return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
 
-    loader, dataset = context.episodes(), context.prepared.dataset
+    loader, dataset = context.episode_loader(), context.prepared.dataset
     batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
     with solvers_replaced(lambda solver: _RecordingSolver(solver, seen)):

@@ -18,7 +18,7 @@ from ifsl_bench.experiments.evaluate_stage import EvaluationContext, EvaluationS
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import chosen_job_from_trials
-from ifsl_bench.experiments.stages import MetaTrainStage, data_stage_of, pretrain_stage_of
+from ifsl_bench.experiments.stages import MetaTrainStage, make_data_stage, make_pretrain_stage
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocols.episode_loader import predict
@@ -79,8 +79,8 @@ def open_model(job: Job, work: Workspace) -> EvaluationContext:
         job: the job.
         work: the workspace.
     """
-    data_stage_of(job).check(task_metadata(job.task, work.home))
-    data_stage_of(job).compute(work)
+    make_data_stage(job).check(task_metadata(job.task, work.home))
+    make_data_stage(job).compute(work)
     return EvaluationStage(job).open(work)
 
 
@@ -91,16 +91,16 @@ def is_trained(job: Job, home: Paths) -> bool:
         job: the job.
         home: the folders.
     """
-    stage = pretrain_stage_of(job)
-    backbone = stage.linear or stage  # a head on its features takes seconds
+    stage = make_pretrain_stage(job)
+    backbone = stage.linear_stage or stage  # a head on its features takes seconds
     if job.task.pretraining.backbone != NO_BACKBONE and not (
-        backbone.cached(home) or is_offered(home, backbone.key(home))
+        backbone.is_cached(home) or is_offered(home, backbone.key(home))
     ):
         return False
-    if not job.trains:
+    if not job.is_meta_trained:
         return True  # options that are chosen without training take seconds
     best = chosen_job_from_trials(job, home)
-    return best is not None and MetaTrainStage(best).cached(home)
+    return best is not None and MetaTrainStage(best).is_cached(home)
 
 
 def training_command(job: Job, home: Paths) -> str:
@@ -110,7 +110,7 @@ def training_command(job: Job, home: Paths) -> str:
         job: the job.
         home: the folders.
     """
-    typed = job.row._replace(name=job.method_ref.file or job.row.name).typed
+    typed = job.row_label._replace(name=job.method_ref.file or job.row_label.name).command_line_words
     words = ["ifsl-bench", "run", *typed[:2], "--task", job.task.name, *typed[2:]]
     words += ["--seed", str(job.seed)] if job.seed else []
     words += ["--home", str(home.cache)] if home.cache != Paths.locate().cache else []
@@ -165,7 +165,7 @@ def answer_episode(context: EvaluationContext, index: int, label: str = "") -> A
         index: the number of the episode.
         label: in place of the job's label.
     """
-    loader, dataset, task = context.episodes(), context.prepared.dataset, context.job.task
+    loader, dataset, task = context.episode_loader(), context.prepared.dataset, context.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
     answer = predict(context.method.eval(), context.job.name, batch)
     novel = tuple(short_novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())

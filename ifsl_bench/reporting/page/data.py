@@ -33,7 +33,7 @@ from ifsl_bench.analysis.task_results import (
     no_results_error,
     select_recipes,
 )
-from ifsl_bench.plugin.display_names import shown_label
+from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.protocols.tasks.task import Task
@@ -247,7 +247,7 @@ def _page_row(
     return PageRow(
         task=entry.task.name,
         label=entry.label,
-        name=f"{shown_label(entry.label)} ({entry.source})" if shared else shown_label(entry.label),
+        name=f"{display_name_of_label(entry.label)} ({entry.source})" if shared else display_name_of_label(entry.label),
         source=entry.source,
         values={name: values[name] for name in (*METRICS, *BALANCE_METRICS) if name in values},
         point=_base_novel_point(
