@@ -103,7 +103,7 @@ class LogFile(LogReporter):
             if self.file.tell():  # perhaps in the middle of a line
                 self.file.write(b"\n")
 
-    def write_line(self, text: str, kind: str = "-") -> None:
+    def line(self, text: str, kind: str = "-") -> None:
         if self.file:
             with suppress(OSError):  # where the disk is full, the stage's own writes fail too
                 now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -141,12 +141,12 @@ class Log(Reporter):
         """
         self.start, self.warnings, self.resumed = time.monotonic(), [], []
         self.file = LogFile(log_path(self.home, key))
-        self.file.write_line(f"{platform.node() or '-'} {process_id()} {title}", BEGUN)
+        self.file.line(f"{platform.node() or '-'} {process_id()} {title}", BEGUN)
         try:
             yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self.file.write_line(
+            self.file.line(
                 "Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED
             )
             raise
@@ -157,8 +157,8 @@ class Log(Reporter):
         """Write how the item ended, with the traceback of an unexpected error."""
         if error and not isinstance(error, (UserError, OSError, MemoryError)):
             for line in "".join(traceback.format_exception(error)).splitlines():
-                self.file.write_line(line)
-        self.file.write_line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
+                self.file.line(line)
+        self.file.line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
 
     @property
     def seconds(self) -> float:

@@ -29,7 +29,7 @@ from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.pretraining import export_weights, mark_for_training
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.stages import PretrainStage
+from ifsl_bench.experiments.stages import PretrainStage, make_pretrain_stage
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.store.result_folder import packaged_results_folder
