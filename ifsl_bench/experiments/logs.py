@@ -146,9 +146,7 @@ class Log(Reporter):
             yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self.file.line(
-                "Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED
-            )
+            self.file.line("Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED)
             raise
         finally:
             self.file.close()
