@@ -481,7 +481,8 @@ def rename_replaced_result(root: Path, result: Result) -> Path | None:
         return None
     with contextlib.suppress(CorruptFile):
         old, new = read_result(path).episodes, result.episodes
-        if old.shape == new.shape and old.has_same_numbers(new, new.COLUMNS):
+        recorded = [name for name in new.COLUMNS if len(getattr(old, name))]  # a newer version may count more
+        if old.shape == new.shape and old.has_same_numbers(new, recorded):
             return None
     return quarantine(path, "old")
 

@@ -139,6 +139,23 @@ def newer() -> Result:
     return listed(read_result(STORED))
 
 
+def test_a_result_that_only_counts_more_replaces_the_old_one(tmp_path):
+    result = read_result(STORED.parents[1] / "glyphs-sessions" / "castle.seed-0.json")
+    alone = [0] * len(result.episodes) * result.episodes.sessions
+    newer, older = (
+        msgspec.structs.replace(
+            result,
+            summary={name: value for name, value in result.summary.items() if name != "novel_alone"},
+            episodes=msgspec.structs.replace(result.episodes, novel_alone=column),
+        )
+        for column in (alone, [])
+    )
+    write_result(tmp_path, older)
+    assert rename_replaced_result(tmp_path, newer) is None, "nothing would be lost"
+    write_result(tmp_path, newer)
+    assert rename_replaced_result(tmp_path, older) is not None, "a column would be lost"
+
+
 def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     packed_result = as_packed(newer)
     assert not find_contradiction(packed_result)
