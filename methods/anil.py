@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ifsl_bench.plugin.learn2learn import REQUIRES, load_learn2learn
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE_NAME, Range, Space
-from ifsl_bench.solvers import fixed_class
+from ifsl_bench.solvers import fixed_logsumexp
 from ifsl_bench.utils.errors import UserError
 
 
@@ -84,7 +84,7 @@ class ANIL(AdditiveClassifier):
             second_order: whether gradients through the steps are wanted.
             earlier: logits of the earlier sessions' classes, [E, S, (t - 1) N]; None if there are none.
         """
-        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
+        base_logsumexp = fixed_logsumexp(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
         learner = self.maml.clone(first_order=self.maml.first_order or not second_order)
         learner.module.repeat(len(base_logsumexp))
         for _ in range(self.inner_steps):

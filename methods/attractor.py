@@ -55,7 +55,7 @@ class Attractor(AttractorMethod):
             raise UserError(f"dropout must be at least 0 and below 1, not {dropout}")
         self.dropout = dropout
         groups = self.learner.groups
-        self.common = any(group.common for group in groups)
+        self.common = any(group.shares_centre for group in groups)
         self.memory = AttractorMLP(base.weight.shape[1], tuple(group.size for group in groups), hidden)  # f_phi
         self.offset = nn.ParameterList(torch.empty(group.size) for group in groups)  # U_0
         std = 0.01 if self.learner.convex else 0.1
@@ -75,6 +75,6 @@ class Attractor(AttractorMethod):
         # Shares sum to one, so f_phi's last layer may as well come after them: [E, N(+1), hidden] is the smaller.
         mixed = shares @ torch.tanh(self.memory.inner(self.base.weight))
         return [
-            layer(mixed[:, self.ways :] if group.common else mixed[:, : self.ways]) + offset
+            layer(mixed[:, self.ways :] if group.shares_centre else mixed[:, : self.ways]) + offset
             for group, layer, offset in zip(self.learner.groups, self.memory.outer, self.offset, strict=True)
         ]

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.solvers import learner_of
+from ifsl_bench.solvers import make_learner
 from ifsl_bench.solvers.attractor_prior import ridge_prior
-from ifsl_bench.solvers.episode_problems import STRONG_WEIGHT_DECAYS, WEIGHT_DECAYS, Converged, fixed_class
+from ifsl_bench.solvers.episode_problems import STRONG_WEIGHT_DECAYS, WEIGHT_DECAYS, ConvergedSolve, fixed_logsumexp
 from ifsl_bench.utils.errors import UserError
 
 
@@ -61,14 +61,16 @@ class Ridge(AdditiveClassifier):
         if not 0 < weight_decay < float("inf"):
             raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")
         self.weight_decay = weight_decay
-        self.learner = learner_of(learner, ways, base.weight.shape[1])
+        self.learner = make_learner(learner, ways, base.weight.shape[1])
         self.per_class_state = learner == "lr"  # hidden units serve all classes of a session
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         x = support.features  # [E, S, D]
-        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
-        priors = [ridge_prior(1 if p.common else p.rows, p.size, self.weight_decay, x) for p in self.learner.groups]
-        solved = Converged().solve(self.learner, (x, support.labels, base_logsumexp), priors)
+        base_logsumexp = fixed_logsumexp(support.base_logits, support.hidden, earlier)  # [E, S]
+        priors = [
+            ridge_prior(1 if p.shares_centre else p.rows, p.size, self.weight_decay, x) for p in self.learner.groups
+        ]
+        solved = ConvergedSolve().solve(self.learner, (x, support.labels, base_logsumexp), priors)
         return SessionOutput(solved.weights, solved.statistics)
 
     def class_logits(self, state: State, query: Query) -> Tensor:

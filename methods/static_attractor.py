@@ -43,6 +43,6 @@ class StaticAttractor(AttractorMethod):
 
     def centres(self, support: Support) -> list[Tensor]:
         return [
-            u.expand(1 if group.common else group.rows, -1)
+            u.expand(1 if group.shares_centre else group.rows, -1)
             for group, u in zip(self.learner.groups, self.centre, strict=True)
         ]

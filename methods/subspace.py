@@ -15,10 +15,10 @@ from ifsl_bench.solvers import (
     STRONG_WEIGHT_DECAYS,
     WEIGHT_DECAYS,
     DualNewton,
-    Regression,
+    RegressionArgs,
     SoftmaxRegression,
-    fixed_class,
-    statistics,
+    fixed_logsumexp,
+    solve_statistics,
 )
 from ifsl_bench.solvers.solve import minimise
 from ifsl_bench.utils.cosine import products
@@ -89,12 +89,12 @@ class Subspace(AdditiveClassifier):
         features, rank = span.shape[-2:]
         strong, inside, decay = self.precisions
         precisions = torch.cat([x.new_full((features,), strong), x.new_full((rank,), inside), x.new_full((1,), decay)])
-        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)
+        base_logsumexp = fixed_logsumexp(support.base_logits, support.hidden, earlier)
         centres = x.new_zeros(self.ways, len(precisions))
-        args = Regression(torch.cat([x, x @ span], -1), support.labels, base_logsumexp, centres, precisions)
+        args = RegressionArgs(torch.cat([x, x @ span], -1), support.labels, base_logsumexp, centres, precisions)
         solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
         v_1, v_2, bias = solution.value.split([features, rank, 1], -1)  # [E, N, D], [E, N, r], [E, N, 1]
-        return SessionOutput({"weight": v_1 + v_2 @ span.mT, "bias": bias}, statistics(solution))
+        return SessionOutput({"weight": v_1 + v_2 @ span.mT, "bias": bias}, solve_statistics(solution))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return products(query.features, state["weight"], state["bias"].squeeze(-1))

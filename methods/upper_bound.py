@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.solvers import LBFGS, Solution, minimise, statistics
+from ifsl_bench.solvers import LBFGS, Solution, minimise, solve_statistics
 from ifsl_bench.utils.errors import UserError
 
 Fit = tuple[Tensor, Solution]
@@ -76,7 +76,7 @@ class UpperBound(Method):
             columns = torch.cat([shown.cumsum(0) - 1, count + place])  # of each class [K + N], where it is shown
             of_all = with_one(query.features[at] - mean) @ solution.value[0, columns].mT
             logits.append(of_all.masked_fill(F.pad(~shown, (0, self.ways)), -torch.inf))
-            numbers.append(statistics(solution))
+            numbers.append(solve_statistics(solution))
         return Prediction(torch.stack(logits), {name: torch.cat([of[name] for of in numbers]) for name in numbers[0]})
 
     def _fit(self, images: Tensor, y: Tensor, classes: int) -> Fit:

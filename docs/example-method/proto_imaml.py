@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench import Base, MetaTraining, Method, Prediction, Query, Schedule, Support, UserError
-from ifsl_bench.solvers import LBFGS, ConjugateGradient, Implicit, Neumann, fixed_class, minimise, statistics
+from ifsl_bench.solvers import LBFGS, ConjugateGradient, Implicit, Neumann, fixed_logsumexp, minimise, solve_statistics
 
 
 def objective(v: Tensor, args: tuple[Tensor, ...]) -> Tensor:
@@ -59,9 +59,9 @@ class ProtoIMAML(Method):
     def forward(self, support: Support, query: Query) -> Prediction:
         x, q = F.normalize(support.features, dim=-1), F.normalize(query.features, dim=-1)
         centres = self.log_length.exp() * F.normalize(support.class_means(self.ways), dim=-1)  # [E, N, D]
-        base_logsumexp = fixed_class(self.base_logits(support), support.hidden) - self.margin  # [E, S]
+        base_logsumexp = fixed_logsumexp(self.base_logits(support), support.hidden) - self.margin  # [E, S]
         args = (x, support.labels, base_logsumexp, centres, self.log_precision.exp())
         # From zero: LBFGS stops at a share of the gradient at its start, which is next to nothing at the centres.
         solution = minimise(objective, LBFGS(), torch.zeros_like(centres), args, self.adjoint)
         logits = torch.cat([self.base_logits(query) - self.margin, q @ solution.value.mT], -1)  # [E, Q, K + N]
-        return Prediction(logits, statistics(solution), solution.adjoint)
+        return Prediction(logits, solve_statistics(solution), solution.adjoint)

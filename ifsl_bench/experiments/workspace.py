@@ -41,7 +41,7 @@ from ifsl_bench.protocols.loader import Loader
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler, training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, Side, Task
-from ifsl_bench.solvers.numba_code_cache import keep_in
+from ifsl_bench.solvers.numba_code_cache import set_cache_folder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
@@ -76,7 +76,7 @@ class Workspace:
     _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        keep_in(self.home.cache / "compiled", self.reporter.say)
+        set_cache_folder(self.home.cache / "compiled", self.reporter.say)
 
     def choose_device(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
         """Return the device for a stage, see :func:`~ifsl_bench.backbones.device.device_for`.

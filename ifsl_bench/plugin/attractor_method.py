@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ifsl_bench.plugin.method import FEW, AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.solvers import learner_of
+from ifsl_bench.solvers import make_learner
 from ifsl_bench.solvers.attractor_prior import to_prior
-from ifsl_bench.solvers.episode_problems import WEIGHT_DECAY, Converged, Meta, Unrolled, fixed_class
+from ifsl_bench.solvers.episode_problems import WEIGHT_DECAY, ConvergedSolve, InnerSolve, UnrolledSolve, fixed_logsumexp
 from ifsl_bench.solvers.linear import Neumann
 from ifsl_bench.utils.errors import UserError
 
@@ -86,9 +86,9 @@ class AttractorMethod(AdditiveClassifier):
             raise UserError(f"weight_decay must be 0 or positive, and finite, not {weight_decay}")
         self.weight_decay = weight_decay
         self.meta = make_meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
-        self.learner = learner_of(learner, ways, base.weight.shape[1])
+        self.learner = make_learner(learner, ways, base.weight.shape[1])
         self.per_class_state = learner == "lr"  # hidden units serve all classes of a session
-        start = self.learner.start() if isinstance(self.meta, Unrolled) else []
+        start = self.learner.draw_start() if isinstance(self.meta, UnrolledSolve) else []
         self.starts = [f"start_{i}" for i in range(len(start))]
         for name, weights in zip(self.starts, start, strict=True):
             self.register_buffer(name, weights, persistent=False)
@@ -128,7 +128,7 @@ class AttractorMethod(AdditiveClassifier):
         """Return u of each group: [(E,) rows, size], or [(E,) 1, size] where one centre serves all rows."""
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        base_logsumexp = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
+        base_logsumexp = fixed_logsumexp(support.base_logits, support.hidden, earlier)  # [E, S]
         priors = [
             to_prior(u, log_gamma, self.weight_decay, group.rows)
             for group, u, log_gamma in zip(self.learner.groups, self.centres(support), self.log_gamma, strict=True)
@@ -141,8 +141,8 @@ class AttractorMethod(AdditiveClassifier):
         return self.learner.logits(state, query.features)
 
 
-def make_meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> Meta:
-    """Return the `Meta` that the options of `AttractorMethod` ask for.
+def make_meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> InnerSolve:
+    """Return the `InnerSolve` that the options of `AttractorMethod` ask for.
 
     Args:
         gradient: how gradients of the meta-learned parameters are computed.
@@ -168,5 +168,5 @@ def make_meta(gradient: Gradient, *, steps: int, damping: float, rate: float, co
                 f"leave it out"
             )
     if gradient == "rbp":
-        return Converged(Neumann(steps, damping, rate))
-    return Converged() if gradient == "implicit" else Unrolled(steps, rate, converge)
+        return ConvergedSolve(Neumann(steps, damping, rate))
+    return ConvergedSolve() if gradient == "implicit" else UnrolledSolve(steps, rate, converge)

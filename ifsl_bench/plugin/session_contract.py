@@ -35,7 +35,7 @@ from ifsl_bench.plugin.method import (
     naming_errors,
 )
 from ifsl_bench.plugin.rules import make_random_probe
-from ifsl_bench.solvers.tree import leaves, side_by_side
+from ifsl_bench.solvers.tree import concatenate_trees, leaves
 from ifsl_bench.utils.errors import UserError
 
 
@@ -138,7 +138,7 @@ def one_pass_fault(learner: SessionLearner) -> str | None:
         states = [
             call_method(SessionOutput, method.learn_classes, support, None).state for support in learner.supports[:2]
         ]
-    parts = [side_by_side(states)] if method.per_class_state else states
+    parts = [concatenate_trees(states)] if method.per_class_state else states
     at_once = torch.cat([method.class_logits(state, query) for state in parts], -1)
     broken = "sessions learned and answered at once have other logits than one by one, against what it declares"
     return broken if logits_differ(at_once, expected, learner.searches) else None

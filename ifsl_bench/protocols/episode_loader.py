@@ -193,14 +193,14 @@ class EpisodeLoader(Loader):
 
     def _gather_by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
-        from ifsl_bench.solvers.numba_episodes import each, gather
+        from ifsl_bench.solvers.numba_episodes import gather_episodes, run_kernel_in_threads
 
         ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
         out = np.empty((*rows.shape, ours.shape[1]), np.float32)
         at, there = rows.contiguous().numpy(), np.empty(len(rows), np.bool_)
         # On this thread alone: it is the one that gathers ahead while others compute.
         second = np.ones(rows.shape, np.bool_) if novel is None else novel.contiguous().numpy()
-        each(gather, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
+        run_kernel_in_threads(gather_episodes, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
         if not there.all():
             raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
         return torch.from_numpy(out)
@@ -296,8 +296,8 @@ HitArrays = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.nd
 
 def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> HitArrays:
     """Counts in one pass over the logits, see `ifsl_bench.solvers.numba_episodes`."""
-    from ifsl_bench.solvers.numba_backend import each
-    from ifsl_bench.solvers.numba_episodes import count as count_hits
+    from ifsl_bench.solvers.numba_backend import run_kernel
+    from ifsl_bench.solvers.numba_episodes import count_hits as count_hits
 
     inputs = (prediction.logits, batch.masked_base, batch.labels, batch.novel)
     logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)
@@ -307,7 +307,7 @@ def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) ->
     counts, pairs = np.empty((4, episodes), np.int64), np.empty(episodes, np.int64)
     margins = (np.empty((episodes, size), np.float32) for size in (base_queries, queries - base_queries))
     both, bad, right = Margins(*margins), np.empty(episodes, np.bool_), np.empty((2, *labels.shape), np.bool_)
-    each(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad, right)
+    run_kernel(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad, right)
     return [*counts], to_host([*prediction.statistics.values()]), both, pairs, right, bad
 
 

@@ -35,7 +35,7 @@ from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, session_ima
 from ifsl_bench.protocols.loader import SEQUENCE_BLOCK_BYTES, Batch, BatchEvaluator, EvaluationResult, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_indices
-from ifsl_bench.solvers.tree import leaves, rebuild, side_by_side, tree_map
+from ifsl_bench.solvers.tree import concatenate_trees, leaves, rebuild, tree_map
 
 FIRST_SESSION_BASE_QUERIES, FIRST_SESSION_NOVEL_QUERIES = (
     25,
@@ -490,7 +490,7 @@ class SessionEvaluator:
             )
             best = torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
             return torch.stack([method.class_logits(state, novel).mT for state in states], 1), best
-        every = side_by_side(states)
+        every = concatenate_trees(states)
         flat = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), every)
         few, each = (QUERIES_PER_PRODUCT, 1) if self._cpu else (len(self._base), count)  # base queries, sequences
         best_of_base, of_novel = [], []
@@ -634,7 +634,7 @@ def _learn_sessions(
     for support in supports:
         query = method.transform_query(Query(support.features, support.base_logits))
         states = [session.state for session in learned]
-        parts = [side_by_side(states)] if states and method.per_class_state else states
+        parts = [concatenate_trees(states)] if states and method.per_class_state else states
         earlier = [method.class_logits(state, query) for state in parts]
         before = torch.cat(earlier, -1) if earlier else None
         learned.append(call_method(SessionOutput, method.learn_classes, support, before))

@@ -19,7 +19,7 @@ support set: `SoftmaxRegression` (convex; `DualNewton()` solves thousands of epi
 take:
 
     c, p = to_prior(u, log_gamma, weight_decay=1e-5, rows=N)
-    args = Regression(features, labels, base_logits.logsumexp(-1), c, p)
+    args = RegressionArgs(features, labels, base_logits.logsumexp(-1), c, p)
     solution = minimise(SoftmaxRegression(), DualNewton(), None, args, Implicit(Neumann()))
     novel = query @ solution.value[..., :-1].mT + solution.value[..., None, :, -1]      # [E, Q, N]
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     from .attractor_prior import attention as attention
     from .attractor_prior import ridge_prior as ridge_prior
     from .attractor_prior import to_prior as to_prior
-    from .coordinates import Space as Space
+    from .coordinates import SearchCoordinates as SearchCoordinates
     from .episode_problems import STRONG_WEIGHT_DECAYS as STRONG_WEIGHT_DECAYS
     from .episode_problems import WEIGHT_DECAY as WEIGHT_DECAY
     from .episode_problems import WEIGHT_DECAYS as WEIGHT_DECAYS
-    from .episode_problems import Converged as Converged
+    from .episode_problems import ConvergedSolve as ConvergedSolve
+    from .episode_problems import InnerSolve as InnerSolve
     from .episode_problems import Learner as Learner
     from .episode_problems import LinearLearner as LinearLearner
-    from .episode_problems import Meta as Meta
-    from .episode_problems import Unrolled as Unrolled
+    from .episode_problems import UnrolledSolve as UnrolledSolve
     from .episode_problems import WeightGroup as WeightGroup
-    from .episode_problems import fixed_class as fixed_class
-    from .episode_problems import statistics as statistics
+    from .episode_problems import fixed_logsumexp as fixed_logsumexp
+    from .episode_problems import solve_statistics as solve_statistics
     from .gradient_descent import GradientDescent as GradientDescent
     from .gradient_descent import largest_curvature as largest_curvature
     from .lbfgs import LBFGS as LBFGS
@@ -65,17 +65,17 @@ if TYPE_CHECKING:
     from .linear import Operator as Operator
     from .network import NetworkLearner as NetworkLearner
     from .network import TanhNetwork as TanhNetwork
-    from .network_space import Network as Network
     from .network_space import NetworkArgs as NetworkArgs
+    from .network_space import NetworkWeights as NetworkWeights
     from .objective import FunctionObjective as FunctionObjective
     from .objective import Objective as Objective
     from .outcome import Outcome as Outcome
     from .outcome import Solution as Solution
     from .outcome import Solver as Solver
-    from .outcome import measured as measured
+    from .outcome import evaluate_outcome as evaluate_outcome
     from .regression import DualNewton as DualNewton
     from .regression import SoftmaxRegression as SoftmaxRegression
-    from .softmax import Regression as Regression
+    from .softmax import RegressionArgs as RegressionArgs
     from .solve import Adjoint as Adjoint
     from .solve import Implicit as Implicit
     from .solve import Unroll as Unroll
@@ -83,28 +83,52 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "attractor_prior": ("AttractorMLP", "QuadraticPrior", "attention", "ridge_prior", "to_prior"),
-    "coordinates": ("Space",),
+    "coordinates": ("SearchCoordinates",),
     "episode_problems": (
-        *("STRONG_WEIGHT_DECAYS", "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "Learner", "LinearLearner", "Meta"),
-        *("Unrolled", "WeightGroup", "fixed_class", "statistics"),
+        *(
+            "STRONG_WEIGHT_DECAYS",
+            "WEIGHT_DECAY",
+            "WEIGHT_DECAYS",
+            "ConvergedSolve",
+            "Learner",
+            "LinearLearner",
+            "InnerSolve",
+        ),
+        *("UnrolledSolve", "WeightGroup", "fixed_logsumexp", "solve_statistics"),
     ),
     "gradient_descent": ("GradientDescent", "largest_curvature"),
     "lbfgs": ("LBFGS",),
     "linear": ("AdjointReport", "ConjugateGradient", "LinearOutcome", "LinearSolver", "Neumann", "Operator"),
     "network": ("NetworkLearner", "TanhNetwork"),
-    "network_space": ("Network", "NetworkArgs"),
+    "network_space": ("NetworkWeights", "NetworkArgs"),
     "objective": ("FunctionObjective", "Objective"),
-    "outcome": ("Outcome", "Solution", "Solver", "measured"),
+    "outcome": ("Outcome", "Solution", "Solver", "evaluate_outcome"),
     "regression": ("DualNewton", "SoftmaxRegression"),
-    "softmax": ("Regression",),
+    "softmax": ("RegressionArgs",),
     "solve": ("Adjoint", "Implicit", "Unroll", "minimise"),
     "ifsl_bench.utils.cosine": ("unit",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-_RENAMED = {"Memory": "AttractorMLP", "Part": "WeightGroup", "fold": "to_prior", "ridge": "ridge_prior"}
+# Old names, for one release.
+_RENAMED = {
+    "Converged": "ConvergedSolve",
+    "Memory": "AttractorMLP",
+    "Meta": "InnerSolve",
+    "Network": "NetworkWeights",
+    "Part": "WeightGroup",
+    "Regression": "RegressionArgs",
+    "Space": "SearchCoordinates",
+    "Unrolled": "UnrolledSolve",
+    "fixed_class": "fixed_logsumexp",
+    "fold": "to_prior",
+    "learner_of": "make_learner",
+    "measured": "evaluate_outcome",
+    "ridge": "ridge_prior",
+    "statistics": "solve_statistics",
+}
 
-__all__ = sorted([*_MODULE_OF, "learner_of"])
+__all__ = sorted([*_MODULE_OF, "make_learner"])
 
 
 def __getattr__(name: str) -> Any:
@@ -124,7 +148,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def learner_of(name: Literal["lr", "mlp"], ways: int, features: int) -> "Learner":
+def make_learner(name: Literal["lr", "mlp"], ways: int, features: int) -> "Learner":
     """Return the learner that an option names.
 
     Args:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import conjugate_gradient
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
-from ifsl_bench.solvers.tree import Tree, column, dot, fixed_draw, pack, tensors, tree_map, unpack
+from ifsl_bench.solvers.tree import Tree, dot, expand_like, fixed_normal_draws, pack, tensor_leaves, tree_map, unpack
 
 
-class Space(Protocol):
+class SearchCoordinates(Protocol):
     """Coordinates z [E, P]: R^P with the metric M, so <a, b> = a . M b.
 
     Gradients are given as representers in that metric. The large form has M = 1; a reduced form has M = its kernels.
@@ -24,147 +24,147 @@ class Space(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
-    def penalised(self) -> bool:
+    def is_metric_penalty(self) -> bool:
         """Return True where <z, z> / 2 is the penalty in the objective."""
 
-    def initial(self) -> Tensor:
+    def initial_point(self) -> Tensor:
         """Return the start, z [E, P]."""
 
-    def image(self, z: Tensor) -> Tensor:
+    def apply_metric(self, z: Tensor) -> Tensor:
         """Return the metric times z."""
 
-    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, z: Tensor, metric_z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the value [E], the gradient [E, P], and its norm in the large form [E].
 
         Args:
             z: coordinates, [E, P].
-            image: the metric times z, [E, P].
+            metric_z: the metric times z, [E, P].
         """
 
-    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def hessian(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the Hessian at z, a function of p and M p."""
 
-    def expand(self, z: Tensor) -> Tree:
+    def to_unknowns(self, z: Tensor) -> Tree:
         """Return the unknowns in the large form."""
 
-    def take(self, index: Tensor) -> Space | None:
+    def select_episodes(self, index: Tensor) -> SearchCoordinates | None:
         """Return the space of some episodes alone; None where the arguments cannot be split."""
 
-    def whitened(self) -> Whitened:
+    def whiten(self) -> WhitenedCoordinates:
         """Return coordinates of the same points whose metric is the Euclidean one."""
 
-    def double(self, index: Tensor) -> Space | None:
+    def select_in_float64(self, index: Tensor) -> SearchCoordinates | None:
         """Return the space of some episodes in float64; None where that is no use."""
 
 
-class Whitened(Protocol):
-    """Coordinates w [E, P] in which |w| is the length of z in the metric of its `Space`."""
+class WhitenedCoordinates(Protocol):
+    """Coordinates w [E, P] in which |w| is the length of z in the metric of its `SearchCoordinates`."""
 
-    def into(self, z: Tensor) -> Tensor:
+    def from_coordinates(self, z: Tensor) -> Tensor:
         """Return w for z."""
 
-    def back(self, w: Tensor) -> Tensor:
+    def to_coordinates(self, w: Tensor) -> Tensor:
         """Return z for w."""
 
     def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """Return the value [E], and pieces that make the gradient [E, P] side by side."""
 
-    def norm(self, g: Tensor) -> Tensor:
+    def gradient_norm(self, g: Tensor) -> Tensor:
         """Return the norm of a gradient g [E, P] in the large form: [E]."""
 
-    def take(self, index: Tensor) -> Whitened | None:
+    def select_episodes(self, index: Tensor) -> WhitenedCoordinates | None:
         """Return the coordinates of some episodes alone; None where the arguments cannot be split."""
 
 
-def coordinates(objective: Objective, v0: Tree, args: Tree) -> Space:
+def choose_coordinates(objective: Objective, v0: Tree, args: Tree) -> SearchCoordinates:
     """Return the coordinates to search in: the objective's own, or the large form.
 
     Args:
-        objective: has coordinates of its own if its `space` returns some.
+        objective: has coordinates of its own if its `search_coordinates` returns some.
         v0: the start, a tree with leading dimension E; None for the objective's own.
         args: the arguments of the objective.
 
     Raises:
         ValueError: no v0 where the objective has no start of its own.
     """
-    if (own := objective.space(v0, args)) is not None:
+    if (own := objective.search_coordinates(v0, args)) is not None:
         return own
     if v0 is None:
         raise ValueError(f"{type(objective).__name__} has no start of its own: give v0")
-    return LargeSpace(objective, v0, args)
+    return EuclideanCoordinates(objective, v0, args)
 
 
 @dataclass(frozen=True)
-class LargeSpace:
+class EuclideanCoordinates:
     """The unknowns as they are, side by side, with the Euclidean metric."""
 
     objective: Objective
     v0: Tree
     args: Tree
-    penalised: bool = False
+    is_metric_penalty: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
-        return tensors(self.v0)[0].dtype
+        return tensor_leaves(self.v0)[0].dtype
 
-    def initial(self) -> Tensor:
+    def initial_point(self) -> Tensor:
         return pack(self.v0).detach().clone()
 
-    def image(self, z: Tensor) -> Tensor:
+    def apply_metric(self, z: Tensor) -> Tensor:
         return z
 
-    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, z: Tensor, metric_z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         value, slope = value_and_gradient(self.objective, unpack(z, self.v0), self.args)
         flat = pack(slope)
         return value, flat, dot(flat, flat).sqrt()
 
-    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def hessian(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         product = self.objective.hessian(unpack(z, self.v0), self.args).product
         return lambda p, _: pack(product(unpack(p, self.v0)))
 
-    def expand(self, z: Tensor) -> Tree:
+    def to_unknowns(self, z: Tensor) -> Tree:
         return unpack(z, self.v0)
 
-    def take(self, index: Tensor) -> LargeSpace | None:
-        if (args := self.objective.take(self.args, index)) is None:
+    def select_episodes(self, index: Tensor) -> EuclideanCoordinates | None:
+        if (args := self.objective.select_episodes(self.args, index)) is None:
             return None
-        return LargeSpace(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
+        return EuclideanCoordinates(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
 
-    def whitened(self) -> Whitened:
-        return _Plain(self)
+    def whiten(self) -> WhitenedCoordinates:
+        return _UnchangedCoordinates(self)
 
-    def double(self, index: Tensor) -> None:
+    def select_in_float64(self, index: Tensor) -> None:
         return None
 
 
 @dataclass(frozen=True)
-class _Plain:
-    """A `LargeSpace`, which is white as it is."""
+class _UnchangedCoordinates:
+    """`EuclideanCoordinates`, which are white as they are."""
 
-    space: LargeSpace
+    space: EuclideanCoordinates
 
-    def into(self, z: Tensor) -> Tensor:
+    def from_coordinates(self, z: Tensor) -> Tensor:
         return z
 
-    def back(self, w: Tensor) -> Tensor:
+    def to_coordinates(self, w: Tensor) -> Tensor:
         return w
 
     def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         value, slope, _ = self.space.evaluate(w, w)
         return value, (slope,)
 
-    def norm(self, g: Tensor) -> Tensor:
+    def gradient_norm(self, g: Tensor) -> Tensor:
         return dot(g, g).sqrt()
 
-    def take(self, index: Tensor) -> _Plain | None:
-        return None if (part := self.space.take(index)) is None else _Plain(part)
+    def select_episodes(self, index: Tensor) -> _UnchangedCoordinates | None:
+        return None if (part := self.space.select_episodes(index)) is None else _UnchangedCoordinates(part)
 
 
-LENGTHS = tuple(2.0**k for k in range(2, -13, -2))  # steps to try, in units of 1 + |z|
-PRODUCTS = 200  # with the Hessian, in search of a negative curvature
+ESCAPE_LENGTHS = tuple(2.0**k for k in range(2, -13, -2))  # steps to try, in units of 1 + |z|
+MAX_ESCAPE_PRODUCTS = 200  # with the Hessian, in search of a negative curvature
 
 
-def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def escape_saddles(space: SearchCoordinates, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return lower points where the objective curves downwards at stationary ones.
 
     Args:
@@ -179,23 +179,28 @@ def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     the Krylov space then holds one. The step along it, forth or back, is the best of a few lengths. In float64 where
     the space has that: in float32 rounding hides the weaker curvatures.
     """
-    if z.dtype != torch.float64 and (double := space.double(torch.arange(len(z), device=z.device))) is not None:
-        there, lower = below(double, z.double(), value.double())
+    if (
+        z.dtype != torch.float64
+        and (double := space.select_in_float64(torch.arange(len(z), device=z.device))) is not None
+    ):
+        there, lower = escape_saddles(double, z.double(), value.double())
         return there.to(z.dtype), lower
-    hessian = space.curvature(z)
-    b = fixed_draw(z.shape[1]).to(z).expand_as(z)
-    _, _, saddle, d = conjugate_gradient(hessian, space.image, b, space.image(b), 1e-3, PRODUCTS)
+    hessian = space.hessian(z)
+    b = fixed_normal_draws(z.shape[1]).to(z).expand_as(z)
+    _, _, saddle, d = conjugate_gradient(
+        hessian, space.apply_metric, b, space.apply_metric(b), 1e-3, MAX_ESCAPE_PRODUCTS
+    )
     best, lowest = z, value
     if not bool(saddle.any()):
         return best, saddle
-    image = space.image(z)
-    d_image = space.image(d)
+    image = space.apply_metric(z)
+    d_image = space.apply_metric(d)
     unit = (1 + dot(z, image).clamp_min(0).sqrt()) / dot(d, d_image).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
-    for length in LENGTHS:
+    for length in ESCAPE_LENGTHS:
         for sign in (1, -1):
-            t = column(sign * length * unit, z)
+            t = expand_like(sign * length * unit, z)
             there, there_image = torch.addcmul(z, t, d), torch.addcmul(image, t, d_image)
             height = space.evaluate(there, there_image)[0]
             lower = saddle & (height < lowest)
-            best, lowest = torch.where(column(lower, z), there, best), torch.where(lower, height, lowest)
+            best, lowest = torch.where(expand_like(lower, z), there, best), torch.where(lower, height, lowest)
     return best, lowest < value

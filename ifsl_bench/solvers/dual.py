@@ -16,22 +16,30 @@ from torch import Tensor
 
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
-    Regression,
+    RegressionArgs,
     cross_entropy,
-    floored,
-    kernel,
-    misfit,
+    cross_entropy_gradient,
+    floor_precisions,
+    kernel_matrix,
     one_hot,
-    residual,
     scores,
+    subtract_probabilities,
 )
-from ifsl_bench.solvers.tree import State, chosen, column, dot, doubled, iterate, patience
+from ifsl_bench.solvers.tree import (
+    IterationState,
+    dot,
+    expand_like,
+    iterate,
+    marked_indices,
+    steps_between_checks,
+    to_float64,
+)
 
-FORCING = 1e-2  # the residual of a Newton step's system, where there are enough steps for that
-LOOK = 4  # Newton steps before the first look at how far the episodes have come
+FORCING_TERM = 1e-2  # the residual of a Newton step's system, where there are enough steps for that
+STEPS_BEFORE_FIRST_CHECK = 4  # Newton steps before the first look at how far the episodes have come
 
 
-def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
+def solve_regressions(args: RegressionArgs, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
     """Solve all episodes at once, by the rules of `DualNewton`.
 
     Args:
@@ -40,18 +48,18 @@ def newton(args: Regression, tolerance: float | None, max_steps: int, inner_step
         max_steps: Newton steps of each episode.
         inner_steps: conjugate gradient steps in each Newton step.
     """
-    outcome = _solve(args, tolerance, max_steps, inner_steps)
+    outcome = _solve_batch(args, tolerance, max_steps, inner_steps)
     if args.features.dtype == torch.float64 or (count := int((~outcome.converged).sum())) == 0:
         return outcome
     if not bool(args.precisions.min() > 0):
         return outcome
     # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
-    rows = chosen(~outcome.converged, count)
-    hard = doubled(args.take(rows))
-    return outcome.put(rows, _solve(hard, min(tolerance or 1.0, 1e-9), max_steps, inner_steps))
+    rows = marked_indices(~outcome.converged, count)
+    hard = to_float64(args.select_episodes(rows))
+    return outcome.replace_episodes(rows, _solve_batch(hard, min(tolerance or 1.0, 1e-9), max_steps, inner_steps))
 
 
-def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
+def solve_newton_system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
     """Solve (1 + M K) w = b, and return w [E, N, S] and the steps [E].
 
     M is the Hessian of the cross-entropy.
@@ -64,51 +72,53 @@ def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -
         max_steps: for each episode.
     """
     image = b @ k
-    w, _, steps = _conjugate(k, pi, b, image, dot(b, image), tolerance, max_steps, look=patience(k))
+    w, _, steps = _conjugate_gradient(
+        k, pi, b, image, dot(b, image), tolerance, max_steps, check_every=steps_between_checks(k)
+    )
     return w, steps.long()
 
 
 @dataclass
-class _State(State):
-    outputs: ClassVar = ("a", "f", "steps", "converged")
-    common: ClassVar = ("limit", "between", "count")
+class _DualNewtonState(IterationState):
+    output_fields: ClassVar = ("duals", "scores", "steps", "converged")
+    shared_fields: ClassVar = ("max_extension", "extension_exponents", "iteration")
 
     # What does not change.
-    k: Tensor  # [E, S, S]
+    kernel_matrix: Tensor  # [E, S, S]
     labels: Tensor  # [E, 1, S]
-    hot: Tensor  # [E, N+1, S] labels as booleans, the fixed class last
-    first: Tensor  # [E] the gradient's squared norm at the centres; below `share` and below `close` it is small enough
-    share: Tensor
-    close: Tensor
-    largest: Tensor  # [E] of the kernel's diagonal
-    limit: Tensor  # [] how much further than is safe a line search goes
-    between: Tensor  # [3] in this share of the way, in logarithms
+    one_hot_labels: Tensor  # [E, N+1, S] labels as booleans, the fixed class last
+    initial_square: Tensor  # [E] the gradient's squared norm at the centres
+    relative_goal: Tensor  # [E] a squared norm below both goals is small enough
+    absolute_goal: Tensor  # [E]
+    largest_diagonal: Tensor  # [E] of the kernel's diagonal
+    max_extension: Tensor  # [] how much further than is safe a line search goes
+    extension_exponents: Tensor  # [3] in this share of the way, in logarithms
     # What does.
-    a: Tensor  # [E, N, S] the dual numbers
-    f: Tensor  # [E, N+1, S] scores, the fixed class last
-    p: Tensor  # [E, N+1, S] probabilities
-    r: Tensor  # [E, N, S] the representer of the gradient: grad L = r X
-    r_image: Tensor  # [E, N, S] r K
-    length: Tensor  # [E] the gradient's squared norm in the metric, and its least so far
-    best: Tensor
+    duals: Tensor  # [E, N, S] the dual numbers
+    scores: Tensor  # [E, N+1, S] scores, the fixed class last
+    probabilities: Tensor  # [E, N+1, S] probabilities
+    gradient: Tensor  # [E, N, S] the representer of the gradient: grad L = r X
+    kernel_gradient: Tensor  # [E, N, S] r K
+    gradient_square: Tensor  # [E] the gradient's squared norm in the metric, and its least so far
+    least_gradient_square: Tensor
     steps: Tensor  # [E]
-    idle: Tensor  # [E] steps in vain
+    idle_steps: Tensor  # [E] steps in vain
     converged: Tensor  # [E] bool
     active: Tensor  # [E] bool
-    count: int = 0
+    iteration: int = 0
 
 
-def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
+def _solve_batch(args: RegressionArgs, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
     x, labels, base_logsumexp, centres, precisions = args
     dtype = x.dtype
-    inverse_p = 1 / floored(precisions)
-    k = kernel(x, inverse_p)  # [E, S, S]
+    inverse_p = 1 / floor_precisions(precisions)
+    k = kernel_matrix(x, inverse_p)  # [E, S, S]
     start = scores(centres, x)  # [E, N, S]
     episodes, ways, size = start.shape
     hot = one_hot(labels, ways + 1)  # [E, N+1, S], the fixed class last
     f = torch.cat([start, base_logsumexp[:, None]], 1)
     p = f.softmax(1)
-    r = misfit(p, hot) / -size
+    r = subtract_probabilities(p, hot) / -size
     r_image = r @ k
     first = dot(r, r_image)
     eps, largest = torch.finfo(dtype).eps, k.diagonal(dim1=1, dim2=2).amax(1)
@@ -122,49 +132,60 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
     active = ~converged
     if dtype != torch.float64:
         # Rows so near to each other that K does not tell them apart: leave the episode to float64.
-        active, converged = active & (clear := ~_blurred(k)), converged & clear
+        active, converged = active & (clear := ~_has_indistinct_rows(k)), converged & clear
 
-    def step(s: _State) -> _State:
-        d, rho, _ = _conjugate(
-            s.k, s.p[:, :-1], -s.r, -s.r_image, s.length, FORCING, min(inner_steps, max(1, 2 * s.count))
+    def step(s: _DualNewtonState) -> _DualNewtonState:
+        d, rho, _ = _conjugate_gradient(
+            s.kernel_matrix,
+            s.probabilities[:, :-1],
+            -s.gradient,
+            -s.kernel_gradient,
+            s.gradient_square,
+            FORCING_TERM,
+            min(inner_steps, max(1, 2 * s.iteration)),
         )
-        d_image, solved = d @ s.k, rho <= 0.09 * s.length
+        d_image, solved = d @ s.kernel_matrix, rho <= 0.09 * s.gradient_square
         t, p = _line_search(s, d, d_image)
-        t = column(t * s.active, d)
-        a = torch.addcmul(s.a, t, d)
-        f = torch.cat([torch.addcmul(s.f[:, :-1], t, d_image), s.f[:, -1:]], 1)
-        p = torch.where(column(s.active, p), p, s.p)
-        r = a - misfit(p, s.hot) / size
-        r_image = r @ s.k
+        t = expand_like(t * s.active, d)
+        a = torch.addcmul(s.duals, t, d)
+        f = torch.cat([torch.addcmul(s.scores[:, :-1], t, d_image), s.scores[:, -1:]], 1)
+        p = torch.where(expand_like(s.active, p), p, s.probabilities)
+        r = a - subtract_probabilities(p, s.one_hot_labels) / size
+        r_image = r @ s.kernel_matrix
         length = dot(r, r_image)
         moved = t[:, 0, 0] * d_image.abs().amax((1, 2))
-        arrived = s.active & (length <= s.share) & ((length <= s.close) | ((moved <= near) & solved))
-        converged, active, idle, best = s.converged | arrived, s.active & ~arrived, s.idle, s.best
-        if s.count >= 8:
+        arrived = s.active & (length <= s.relative_goal) & ((length <= s.absolute_goal) | ((moved <= near) & solved))
+        converged, active, idle, best = (
+            s.converged | arrived,
+            s.active & ~arrived,
+            s.idle_steps,
+            s.least_gradient_square,
+        )
+        if s.iteration >= 8:
             # Rounding may end progress before the tolerance does: three steps that neither shrink the gradient nor
             # move a score by more than its rounding are enough. (Early on the gradient may grow while L falls.)
-            still = moved <= 4 * eps * s.largest * a.abs().sum(2).amax(1)
+            still = moved <= 4 * eps * s.largest_diagonal * a.abs().sum(2).amax(1)
             idle = (idle + 1) * (still & (length >= 0.25 * best))
             best = torch.minimum(best, length)
             active = active & (idle < 3)
         return replace(
             s,
-            a=a,
-            f=f,
-            p=p,
-            r=r,
-            r_image=r_image,
-            length=length,
-            best=best,
+            duals=a,
+            scores=f,
+            probabilities=p,
+            gradient=r,
+            kernel_gradient=r_image,
+            gradient_square=length,
+            least_gradient_square=best,
             steps=s.steps + s.active,
-            idle=idle,
+            idle_steps=idle,
             converged=converged,
             active=active,
-            count=s.count + 1,
+            iteration=s.iteration + 1,
         )
 
     none = torch.zeros(episodes, dtype=torch.long, device=x.device)
-    s = _State(
+    s = _DualNewtonState(
         k,
         labels[:, None],
         hot,
@@ -186,14 +207,21 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
         converged,
         active,
     )
-    s = iterate(step, s, max_steps, lambda s: (s, s.active), lambda _: step, first=LOOK)
-    v, norm, value, remainder, off = at(s.a, s.f[:, :-1], k, start, inverse_p, args)
+    s = iterate(step, s, max_steps, lambda s: (s, s.active), lambda _: step, first_check=STEPS_BEFORE_FIRST_CHECK)
+    v, norm, value, remainder, off = evaluate_duals(s.duals, s.scores[:, :-1], k, start, inverse_p, args)
     sound = (remainder <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)
     return Outcome(v, s.converged & sound, s.steps, norm, value)
 
 
-def _conjugate(
-    k: Tensor, pi: Tensor, b: Tensor, b_image: Tensor, square: Tensor, tolerance: float, count: int, look: int = 0
+def _conjugate_gradient(
+    k: Tensor,
+    pi: Tensor,
+    b: Tensor,
+    kernel_b: Tensor,
+    square: Tensor,
+    tolerance: float,
+    count: int,
+    check_every: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Make `count` steps of conjugate gradients for (1 + M K) w = b in the metric of K.
 
@@ -204,7 +232,7 @@ def _conjugate(
     all are done. b_image is b K, and `square` its product with b.
     """
     shares = pi / pi.shape[2]
-    residual, p, image = b, b, b_image
+    residual, p, image = b, b, kernel_b
     least = (tolerance**2 * square).clamp_min(torch.finfo(pi.dtype).tiny)
     rho, zero = square.maximum(least), torch.zeros_like(least)
     w, steps = torch.zeros_like(b), zero
@@ -212,53 +240,53 @@ def _conjugate(
         h = shares * image
         h = p + torch.addcmul(h, pi, h.sum(1, keepdim=True), value=-1)
         going = rho > least
-        length = column(torch.where(going, rho / dot(h, image).maximum(rho), zero), p)
+        length = expand_like(torch.where(going, rho / dot(h, image).maximum(rho), zero), p)
         w = torch.addcmul(w, length, p)
         residual = torch.addcmul(residual, length, h, value=-1)
         residual_image = residual @ k
         before, rho = rho, dot(residual, residual_image).maximum(least)
-        steps = steps + going if look else steps
-        if i == count or (look and i % look == 0 and not bool(going.any())):
+        steps = steps + going if check_every else steps
+        if i == count or (check_every and i % check_every == 0 and not bool(going.any())):
             break
-        ratio = column(rho / before, p)
+        ratio = expand_like(rho / before, p)
         p, image = torch.addcmul(residual, ratio, p), torch.addcmul(residual_image, ratio, image)
     return w, rho, steps
 
 
-def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]:
+def _line_search(s: _DualNewtonState, d: Tensor, kernel_d: Tensor) -> tuple[Tensor, Tensor]:
     """Return the step along d [E, N, S], whose image moves the scores, and the probabilities there.
 
     From a step that is safe (docs/solve.md), Newton's method on the slope goes on, at most 16 times as far. That is
     too far where scores saturate, so points between the two are looked at as well: the furthest is taken where L has
     certainly fallen.
     """
-    move = torch.nn.functional.pad(d_image, (0, 0, 0, 1))  # [E, N+1, S]
+    move = torch.nn.functional.pad(kernel_d, (0, 0, 0, 1))  # [E, N+1, S]
     least, most = torch.aminmax(move, dim=1)
     reach = (most - least).amax(1, keepdim=True)  # [E, 1]
     safe = torch.where(reach < 1, torch.ones_like(reach), reach.log1p() / reach)
     # How much further the label's score goes than another: what the labels and the probabilities have in common in
     # the slope is gone before it is added up.
     gains = (move.gather(1, s.labels) - move)[:, None]
-    fixed_slope, fixed_curvature, size = dot(s.a, d_image)[:, None], dot(d, d_image)[:, None], move.shape[2]
+    fixed_slope, fixed_curvature, size = dot(s.duals, kernel_d)[:, None], dot(d, kernel_d)[:, None], move.shape[2]
 
-    def weighted(t: Tensor) -> Tensor:
+    def weighted_gains(t: Tensor) -> Tensor:
         """Return gains times their probability at steps t [E, T]: [E, T, N+1, S]."""
-        return torch.addcmul(s.f[:, None], t[:, :, None, None], move[:, None]).softmax(2) * gains
+        return torch.addcmul(s.scores[:, None], t[:, :, None, None], move[:, None]).softmax(2) * gains
 
-    fitted = weighted(safe)
+    fitted = weighted_gains(safe)
     sums = fitted.sum(2)  # [E, 1, S]
     slope = torch.addcmul(fixed_slope, safe, fixed_curvature) - sums.sum(2) / size
     curvature = fixed_curvature + dot(fitted, gains - sums[:, :, None])[:, None] / size
-    further = torch.fmin(1 - slope / (curvature * safe), s.limit)  # [E, 1]
-    steps = safe * further**s.between  # [E, T]
-    slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - weighted(steps).sum((2, 3)) / size
+    further = torch.fmin(1 - slope / (curvature * safe), s.max_extension)  # [E, 1]
+    steps = safe * further**s.extension_exponents  # [E, T]
+    slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - weighted_gains(steps).sum((2, 3)) / size
     # By convexity L falls by -slope t at least up to the safe step, and rises by slope' (t' - t) at most from there.
     good = slopes * (steps - safe) <= -0.5 * slope * safe
     t = steps.gather(1, good.to(torch.uint8).argmax(1, keepdim=True))
-    return t[:, 0], torch.addcmul(s.f, t[:, :, None], move).softmax(1)
+    return t[:, 0], torch.addcmul(s.scores, t[:, :, None], move).softmax(1)
 
 
-def _blurred(k: Tensor) -> Tensor:
+def _has_indistinct_rows(k: Tensor) -> Tensor:
     """Mark episodes where rounding of K [E, S, S] is not small against the distance of some two rows: [E]."""
     own = k.diagonal(dim1=1, dim2=2)
     distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
@@ -266,8 +294,8 @@ def _blurred(k: Tensor) -> Tensor:
     return distance.amin((1, 2)) < 100 * torch.finfo(k.dtype).eps * own.amax(1)
 
 
-def at(
-    a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: Regression
+def evaluate_duals(
+    a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: RegressionArgs
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the solution that a search has found.
 
@@ -291,7 +319,7 @@ def at(
     x, labels, base_logsumexp, centres, _ = args
     ways, size = a.shape[1:]
     a_image = a @ k
-    r = a + residual(start + a_image, base_logsumexp, labels)
+    r = a + cross_entropy_gradient(start + a_image, base_logsumexp, labels)
     both, ones = torch.cat([a, r], 1) @ x, r.sum(2)  # [E, 2N, D]: one pass over the features for V and the gradient
     v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
     squares, square = both[:, ways:].square().sum(1), ones.square().sum(1)  # [E, D], [E]

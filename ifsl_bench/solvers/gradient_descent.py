@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import check_options
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
-from ifsl_bench.solvers.outcome import Outcome, measured
-from ifsl_bench.solvers.tree import Tree, dot, pack, tensors, tree_map
+from ifsl_bench.solvers.outcome import Outcome, evaluate_outcome
+from ifsl_bench.solvers.tree import Tree, dot, pack, tensor_leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class GradientDescent:
 
         v = objective.descend(v0, args, self.rate, self.steps)
         end, fixed = tree_map(Tensor.detach, v), tree_map(Tensor.detach, args)
-        count = tensors(v)[0].shape[0]
-        steps = torch.full((count,), self.steps, device=tensors(v)[0].device)
-        outcome = measured(objective, end, fixed, torch.ones_like(steps, dtype=torch.bool), steps)
+        count = tensor_leaves(v)[0].shape[0]
+        steps = torch.full((count,), self.steps, device=tensor_leaves(v)[0].device)
+        outcome = evaluate_outcome(objective, end, fixed, torch.ones_like(steps, dtype=torch.bool), steps)
         value, slope0 = value_and_gradient(objective, tree_map(Tensor.detach, v0), fixed)
         if self.tolerance is None:
             converged = outcome.converged & (outcome.objective <= value)
@@ -63,4 +63,4 @@ def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50
         args: the arguments of the objective.
         steps: of the power iteration.
     """
-    return objective.hessian(v, tree_map(Tensor.detach, args)).largest(v, steps)
+    return objective.hessian(v, tree_map(Tensor.detach, args)).largest_eigenvalue(v, steps)

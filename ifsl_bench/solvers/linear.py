@@ -13,14 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.tree import Tree, column, dot, pack, patience, rebuild, tensors, unpack
+from ifsl_bench.solvers.tree import Tree, dot, expand_like, pack, rebuild, steps_between_checks, tensor_leaves, unpack
+from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 
-Apply = Callable[[Tensor, Tensor], Tensor]  # p, M p -> A p
-Metric = Callable[[Tensor], Tensor]  # p -> M p
+ApplyOperator = Callable[[Tensor, Tensor], Tensor]  # p, M p -> A p
+ApplyMetric = Callable[[Tensor], Tensor]  # p -> M p
 
 
-def self_adjoint_solve(
-    apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
+def solve_self_adjoint(
+    apply: ApplyOperator, metric: ApplyMetric, rhs: Tensor, metric_rhs: Tensor, tolerance: float, max_steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Solve A x = rhs, and return x, the steps [E], and where A has turned out to be indefinite [E].
 
@@ -30,19 +31,19 @@ def self_adjoint_solve(
         apply: `apply(p, M p)` is A p.
         metric: `metric(p)` is M p.
         rhs: [E, ...].
-        rhs_image: M rhs.
+        metric_rhs: M rhs.
         tolerance: on the residual, relative to rhs, in the norm of M.
         max_steps: for each episode and method.
     """
-    x, steps, indefinite, _ = conjugate_gradient(apply, metric, rhs, rhs_image, tolerance, max_steps)
+    x, steps, indefinite, _ = conjugate_gradient(apply, metric, rhs, metric_rhs, tolerance, max_steps)
     if bool(indefinite.any()):
-        by_minres, more = minres(apply, metric, rhs, rhs_image, tolerance, max_steps, indefinite)
-        x, steps = torch.where(column(indefinite, x), by_minres, x), steps + more
+        by_minres, more = minres(apply, metric, rhs, metric_rhs, tolerance, max_steps, indefinite)
+        x, steps = torch.where(expand_like(indefinite, x), by_minres, x), steps + more
     return x, steps, indefinite
 
 
 def conjugate_gradient(
-    apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
+    apply: ApplyOperator, metric: ApplyMetric, rhs: Tensor, metric_rhs: Tensor, tolerance: float, max_steps: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solve A x = rhs for A self-adjoint and positive in the metric M.
 
@@ -50,7 +51,7 @@ def conjugate_gradient(
         apply: `apply(p, M p)` is A p.
         metric: `metric(p)` is M p.
         rhs: [E, ...].
-        rhs_image: M rhs.
+        metric_rhs: M rhs.
         tolerance: on the residual, relative to rhs, in the norm of M.
         max_steps: for each episode.
 
@@ -61,15 +62,15 @@ def conjugate_gradient(
     metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive curvature.
     The residual comes from the recurrence: whether x is a solution is for the caller to measure.
     """
-    x, residual, residual_image = torch.zeros_like(rhs), rhs, rhs_image
-    p, p_image = rhs, rhs_image
-    rho = dot(rhs, rhs_image)  # [E]
+    x, residual, residual_image = torch.zeros_like(rhs), rhs, metric_rhs
+    p, p_image = rhs, metric_rhs
+    rho = dot(rhs, metric_rhs)  # [E]
     goal = rho * tolerance**2
     active = rho > 0
     steps, zero = torch.zeros_like(rho), rho.new_zeros(())
     indefinite, direction = torch.zeros_like(rho, dtype=torch.bool), torch.zeros_like(rhs)
     eps, size = torch.finfo(rhs.dtype).eps, torch.zeros_like(rho)
-    often = patience(rhs)
+    often = steps_between_checks(rhs)
     for step in range(1, max_steps + 1):
         h = apply(p, p_image)
         curvature = dot(h, p_image)
@@ -79,15 +80,15 @@ def conjugate_gradient(
         noise = 4 * eps * (size * square * dot(p_image, p_image)).sqrt()
         down = active & ((curvature < -noise) | ((curvature <= noise) & (own > 64 * eps * size * square)))
         indefinite = indefinite | down
-        direction = torch.where(column(down, p), p, direction)
+        direction = torch.where(expand_like(down, p), p, direction)
         active = active & ~down & (curvature > 0)
-        length = column(torch.where(active, rho / curvature, zero), rhs)
+        length = expand_like(torch.where(active, rho / curvature, zero), rhs)
         x = torch.addcmul(x, length, p)
         residual = torch.addcmul(residual, length, h, value=-1)
         residual_image = metric(residual)
         steps += active
         new = dot(residual, residual_image)
-        ratio = column(torch.where(active, new / rho, zero), rhs)
+        ratio = expand_like(torch.where(active, new / rho, zero), rhs)
         rho = torch.where(active, new, rho)
         active = active & (new > goal)
         if step % often == 0 and not bool(active.any()):
@@ -98,7 +99,13 @@ def conjugate_gradient(
 
 
 def minres(
-    apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int, active: Tensor
+    apply: ApplyOperator,
+    metric: ApplyMetric,
+    rhs: Tensor,
+    metric_rhs: Tensor,
+    tolerance: float,
+    max_steps: int,
+    active: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Solve A x = rhs in some episodes, for A self-adjoint in the metric M, and return x [E, ...] and the steps [E].
 
@@ -109,32 +116,32 @@ def minres(
         apply: `apply(p, M p)` is A p.
         metric: `metric(p)` is M p.
         rhs: [E, ...].
-        rhs_image: M rhs.
+        metric_rhs: M rhs.
         tolerance: on the residual, relative to rhs, in the norm of M.
         max_steps: for each episode.
         active: the episodes to solve, [E] bool; x is zero in the others.
     """
     tiny = torch.finfo(rhs.dtype).tiny
-    beta = dot(rhs, rhs_image).clamp_min(0).sqrt()  # [E]
+    beta = dot(rhs, metric_rhs).clamp_min(0).sqrt()  # [E]
     goal = tolerance * beta
     active = active & (beta > 0)
     zero, unit = torch.zeros_like(beta), torch.ones_like(beta)
 
-    def over(vector: Tensor, length: Tensor) -> Tensor:
-        return vector / column(length.clamp_min(tiny), vector)
+    def divide(vector: Tensor, length: Tensor) -> Tensor:
+        return vector / expand_like(length.clamp_min(tiny), vector)
 
     x, w, w_before, v_before = (torch.zeros_like(rhs) for _ in range(4))
-    v, v_image = over(rhs, beta), over(rhs_image, beta)
+    v, v_image = divide(rhs, beta), divide(metric_rhs, beta)
     # The residual, the last rotation, what it left of the next columns.
     remaining, c, s, d, e = beta, -unit, zero, zero, zero
     beta = zero
     steps = torch.zeros_like(beta)
-    often = patience(rhs)
+    often = steps_between_checks(rhs)
     for step in range(1, max_steps + 1):
         # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
         h = apply(v, v_image)
         alpha = dot(h, v_image)
-        h = h - column(alpha, h) * v - column(beta, h) * v_before
+        h = h - expand_like(alpha, h) * v - expand_like(beta, h) * v_before
         h_image = metric(h)
         beta = dot(h, h_image).clamp_min(0).sqrt()
         # One more column of the tridiagonal matrix, rotated to triangular form.
@@ -142,19 +149,21 @@ def minres(
         far_above, e, d = e, s * beta, -c * beta
         length = (diagonal.square() + beta.square()).sqrt().clamp_min(tiny)
         c, s = diagonal / length, beta / length
-        w_before, w = w, over(v - column(far_above, v) * w_before - column(above, v) * w, length)
-        x = torch.addcmul(x, column(torch.where(active, c * remaining, zero), x), w)
+        w_before, w = w, divide(v - expand_like(far_above, v) * w_before - expand_like(above, v) * w, length)
+        x = torch.addcmul(x, expand_like(torch.where(active, c * remaining, zero), x), w)
         steps += active
         remaining = s * remaining
         active = active & (remaining > goal)
         if step % often == 0 and not bool(active.any()):
             break
-        v_before, v, v_image = v, over(h, beta), over(h_image, beta)
+        v_before, v, v_image = v, divide(h, beta), divide(h_image, beta)
     return x, steps.long()
 
 
-_COUNTED = ("diverged", "failed", "indefinite")
-ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
+_COUNTED_EVENTS = ("diverged", "failed", "indefinite")
+MAX_RELATIVE_RESIDUAL = (
+    1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
+)
 
 
 @dataclass(frozen=True)
@@ -174,10 +183,19 @@ class Operator:
     An author needs `product`, d -> H d, alone; a subclass overrides what the structure of its H makes cheaper.
     """
 
+    inverse = RenamedAttribute("solve")
+    series = RenamedAttribute("neumann_series")
+    shifted = RenamedAttribute("add_shift")
+    largest = RenamedAttribute("largest_eigenvalue")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        rename_attributes(cls)
+
     def __init__(self, product: Callable[[Tree], Tree]) -> None:
         self.product = product
 
-    def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+    def solve(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
         """Solve for H^-1 rhs by conjugate gradients, or MINRES where H is indefinite.
 
         Args:
@@ -188,14 +206,14 @@ class Operator:
         b = pack(rhs)
         if tolerance is None:
             tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
-        x, steps, indefinite = self_adjoint_solve(
+        x, steps, indefinite = solve_self_adjoint(
             lambda p, _: pack(self.product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
         )
         wrong = b - pack(self.product(unpack(x, rhs)))
         share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
         return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
 
-    def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+    def neumann_series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         """Return the sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E].
 
         Args:
@@ -204,29 +222,29 @@ class Operator:
             damping: the share of a term that each step takes off, besides rate H.
             rate: the step size.
         """
-        terms = tensors(rhs)
+        terms = tensor_leaves(rhs)
         totals = [term.clone() for term in terms]
         keep = 1 - damping
-        length = before = squares(terms)
+        length = before = squared_length(terms)
         for step in range(steps):
-            products = tensors(self.product(rebuild(rhs, terms)))
+            products = tensor_leaves(self.product(rebuild(rhs, terms)))
             terms = [torch.add(keep * term, h, alpha=-rate) for term, h in zip(terms, products, strict=True)]
             for total, term in zip(totals, terms, strict=True):
                 total += term
             if step >= steps - 2:
-                before, length = length, squares(terms)
+                before, length = length, squared_length(terms)
         return rebuild(rhs, [rate * total for total in totals]), ~length.isfinite() | ((length > before) & (steps > 1))
 
-    def shifted(self, shift: float) -> Operator:
+    def add_shift(self, shift: float) -> Operator:
         """Return the operator H + shift."""
 
         def product(d: Tree) -> Tree:
-            pairs = zip(tensors(self.product(d)), tensors(d), strict=True)
+            pairs = zip(tensor_leaves(self.product(d)), tensor_leaves(d), strict=True)
             return rebuild(d, [torch.add(h, part, alpha=shift) for h, part in pairs])
 
         return Operator(product) if shift else self
 
-    def largest(self, like: Tree, steps: int) -> Tensor:
+    def largest_eigenvalue(self, like: Tree, steps: int) -> Tensor:
         """Return an estimate (from below) of the largest absolute eigenvalue, by power iteration: [E].
 
         Args:
@@ -257,21 +275,24 @@ class AdjointReport:
     episodes: int = 0
     residual: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
     steps: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
-    _counts: dict[str, int | Tensor] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0), repr=False)
+    _counts: dict[str, int | Tensor] = field(default_factory=lambda: dict.fromkeys(_COUNTED_EVENTS, 0), repr=False)
+
+    count = RenamedAttribute("add_counts")
+    take = RenamedAttribute("record_outcome")
 
     @property
     def diverged(self) -> int:
-        return self._read("diverged")
+        return self._read_count("diverged")
 
     @property
     def failed(self) -> int:
-        return self._read("failed")
+        return self._read_count("failed")
 
     @property
     def indefinite(self) -> int:
-        return self._read("indefinite")
+        return self._read_count("indefinite")
 
-    def count(self, **more: Tensor | int) -> None:
+    def add_counts(self, **more: Tensor | int) -> None:
         """Add to the counts: a number, or the episodes that are marked [E] bool."""
         for name, value in more.items():
             self._counts[name] = self._counts[name] + (value.sum() if isinstance(value, Tensor) else value)
@@ -281,14 +302,14 @@ class AdjointReport:
         if where is not False:
             self._counts["failed"] = torch.where(torch.as_tensor(where), self.episodes, self._counts["failed"])
 
-    def take(self, outcome: LinearOutcome) -> Tree:
+    def record_outcome(self, outcome: LinearOutcome) -> Tree:
         """Note how a linear solve went, and return its answer."""
         self.episodes += outcome.failed.shape[0]
-        self.count(failed=outcome.failed, indefinite=outcome.indefinite)
+        self.add_counts(failed=outcome.failed, indefinite=outcome.indefinite)
         self.residual, self.steps = outcome.residual, outcome.steps
         return outcome.value
 
-    def _read(self, name: str) -> int:
+    def _read_count(self, name: str) -> int:
         waiting = {key: value for key, value in self._counts.items() if isinstance(value, Tensor)}
         if waiting:
             self._counts |= dict(zip(waiting, torch.stack([*waiting.values()]).tolist(), strict=True))
@@ -328,7 +349,7 @@ class ConjugateGradient:
         check_options(self, positive=("tol",), counts=("max_steps",))
 
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
-        return report.take(operator.inverse(rhs, self.tol, self.max_steps))
+        return report.record_outcome(operator.solve(rhs, self.tol, self.max_steps))
 
 
 @dataclass(frozen=True)
@@ -342,7 +363,7 @@ class Neumann:
 
     A sum that grows is no estimate of anything: it grows with the power `steps` of an eigenvalue, and one such gradient
     stays in Adam's second moment for a thousand steps. A diverged episode gets (H + damping / rate)^-1 v itself, by
-    `Operator.inverse`, to which the series of its neighbours tend. Its gradient then has the size of theirs, which
+    `Operator.solve`, to which the series of its neighbours tend. Its gradient then has the size of theirs, which
     H^-1 v would not give, and no episode is left out.
     """
 
@@ -356,26 +377,26 @@ class Neumann:
             raise ValueError(f"Neumann(damping={self.damping}): it must be at least 0 and below 1")
 
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
-        u, diverged = operator.series(rhs, self.steps, self.damping, self.rate)
+        u, diverged = operator.neumann_series(rhs, self.steps, self.damping, self.rate)
         report.episodes += diverged.shape[0]
         grown = int(diverged.sum())
-        report.count(diverged=grown)
+        report.add_counts(diverged=grown)
         report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
         if grown:
-            limit = self._limit(operator, rhs, diverged, report)
-            pairs = zip(tensors(u), tensors(limit), strict=True)
-            u = rebuild(rhs, [torch.where(column(diverged, a), b, a) for a, b in pairs])
+            limit = self._solve_limit(operator, rhs, diverged, report)
+            pairs = zip(tensor_leaves(u), tensor_leaves(limit), strict=True)
+            u = rebuild(rhs, [torch.where(expand_like(diverged, a), b, a) for a, b in pairs])
         return u
 
-    def _limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
+    def _solve_limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
         """Return (H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
-        some = rebuild(rhs, [torch.where(column(rows, v), v, 0.0) for v in tensors(rhs)])
-        outcome = operator.shifted(self.damping / self.rate).inverse(some, None, 1000)
-        report.count(failed=outcome.failed & rows, indefinite=outcome.indefinite & rows)
+        some = rebuild(rhs, [torch.where(expand_like(rows, v), v, 0.0) for v in tensor_leaves(rhs)])
+        outcome = operator.add_shift(self.damping / self.rate).solve(some, None, 1000)
+        report.add_counts(failed=outcome.failed & rows, indefinite=outcome.indefinite & rows)
         return outcome.value
 
 
-def squares(parts: list[Tensor]) -> Tensor:
+def squared_length(parts: list[Tensor]) -> Tensor:
     """Return the squared length of each episode's vector, which comes in parts [E, ...]: [E]."""
     return torch.stack([dot(part, part) for part in parts]).sum(0)
 

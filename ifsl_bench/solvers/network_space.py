@@ -1,8 +1,8 @@
 """The coordinates in which the search for a tanh network runs: its dual numbers; see `network`.
 
-`WhitenedNetwork` has those whose metric is the Euclidean one, for many episodes at once: with kernels K = L L^T, B L
-and beta L stand for B and beta, and [W b] P_1^(1/2) for [W b]. Then a point needs no image under the metric, and an
-evaluation is a few large operations. One more hidden unit, which is always 1, stands for the bias, and one more class
+`WhitenedDualCoordinates` have the Euclidean metric, for many episodes at once: with kernels K = L L^T, B L and beta L
+stand for B and beta, and [W b] P_1^(1/2) for [W b]. Then a point needs no product with the metric, and an evaluation is
+a few large operations. One more hidden unit, which is always 1, stands for the bias, and one more class
 for the fixed one: their rows of numbers are zero, in the point and in every gradient.
 """
 
@@ -18,116 +18,122 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from ifsl_bench.solvers.softmax import (
+    apply_cross_entropy_hessian,
     cross_entropy,
-    floored,
-    kernel,
+    cross_entropy_gradient,
+    floor_precisions,
+    index_episodes,
+    kernel_matrix,
+    novel_probabilities,
     one_hot,
-    per_episode,
-    probabilities,
-    residual,
     scores,
-    spread,
-    weigh,
+    scores_adjoint,
 )
-from ifsl_bench.solvers.tree import Tree, dot, doubled, tree_map
+from ifsl_bench.solvers.tree import Tree, dot, to_float64, tree_map
 from ifsl_bench.utils.cosine import direction
 
 ALWAYS_ON = 20.0  # tanh of it is 1
 
 
 @dataclass(frozen=True)
-class WhitenedNetwork:
-    """w [E, P] = hidden units [H+1, S] and classes [N+1, S + H+1] side by side; see `network_space.DualSpace`."""
+class WhitenedDualCoordinates:
+    """w [E, P] = hidden units [H+1, S] and classes [N+1, S + H+1] side by side; see `DualCoordinates`."""
 
-    root_2: Tensor  # [E, S, S] L of the kernels of the hidden and of the skip layer
-    root_3: Tensor
-    gram: Tensor  # [E, S, S] over X X^T
-    hidden_0: Tensor  # [E, H+1, S] hidden inputs at the centre
-    scores_0: Tensor  # [E, N+1, S] skip scores at the centre, and the fixed class
-    weights_0: Tensor  # [E, N+1, S + H+1] zeros, and [W b] at the centre
+    hidden_root: Tensor  # [E, S, S] L of the kernels of the hidden and of the skip layer
+    skip_root: Tensor
+    gram_matrix: Tensor  # [E, S, S] over X X^T
+    centre_hidden: Tensor  # [E, H+1, S] hidden inputs at the centre
+    centre_scores: Tensor  # [E, N+1, S] skip scores at the centre, and the fixed class
+    centre_weights: Tensor  # [E, N+1, S + H+1] zeros, and [W b] at the centre
     labels: Tensor  # [E, 1, S]
-    hot: Tensor  # [E, N+1, S] labels as ones
-    others: Tensor  # [E, N+1, S] -inf for the label, 0 elsewhere
-    nothing: Tensor  # [E, S + H+1] zeros
-    scale: Tensor  # [S + H+1] ones, and P_1^(-1/2)
+    one_hot_labels: Tensor  # [E, N+1, S] labels as ones
+    label_mask: Tensor  # [E, N+1, S] -inf for the label, 0 elsewhere
+    zeros: Tensor  # [E, S + H+1] zeros
+    output_scale: Tensor  # [S + H+1] ones, and P_1^(-1/2)
 
     @staticmethod
-    def of(space: DualSpace) -> WhitenedNetwork:
+    def from_dual(space: DualCoordinates) -> WhitenedDualCoordinates:
         """Return the coordinates of the episodes of a space."""
         (episodes, size), args = space.args.base_logsumexp.shape, space.args
         hot = one_hot(args.labels, space.shape.ways + 1)
         base_logsumexp = args.base_logsumexp
-        return WhitenedNetwork(
-            triangular_root(space.kernel_2),
-            triangular_root(space.kernel_3),
-            space.gram,
-            pad(space.hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
-            torch.cat([space.skip_0.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
+        return WhitenedDualCoordinates(
+            jittered_cholesky(space.hidden_kernel),
+            jittered_cholesky(space.skip_kernel),
+            space.gram_matrix,
+            pad(space.centre_hidden, (0, 0, 0, 1), value=ALWAYS_ON),
+            torch.cat([space.centre_skip.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
             pad(args.output_centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
             args.labels[:, None],
             hot.to(base_logsumexp.dtype),
-            torch.zeros_like(space.skip_0[..., :1, :1]).masked_fill(hot, -torch.inf),
-            base_logsumexp.new_zeros(episodes, size + len(space.inverse_1)),
-            pad(space.inverse_1.sqrt(), (size, 0), value=1.0),
+            torch.zeros_like(space.centre_skip[..., :1, :1]).masked_fill(hot, -torch.inf),
+            base_logsumexp.new_zeros(episodes, size + len(space.inverse_output_precisions)),
+            pad(space.inverse_output_precisions.sqrt(), (size, 0), value=1.0),
         )
 
-    def into(self, z: Tensor) -> Tensor:
-        (_, units, size), ways = self.hidden_0.shape, self.hot.shape[1] - 1
+    def from_coordinates(self, z: Tensor) -> Tensor:
+        (_, units, size), ways = self.centre_hidden.shape, self.one_hot_labels.shape[1] - 1
         b, beta, output = z.split([(units - 1) * size, ways * size, ways * units], 1)
-        hidden = pad(b.unflatten(1, (-1, size)) @ self.root_2, (0, 0, 0, 1))
+        hidden = pad(b.unflatten(1, (-1, size)) @ self.hidden_root, (0, 0, 0, 1))
         classes = torch.cat(
-            [beta.unflatten(1, (-1, size)) @ self.root_3, output.unflatten(1, (-1, units)) / self.scale[size:]], 2
+            [
+                beta.unflatten(1, (-1, size)) @ self.skip_root,
+                output.unflatten(1, (-1, units)) / self.output_scale[size:],
+            ],
+            2,
         )
-        return torch.cat([hidden.flatten(1), classes.flatten(1), self.nothing], 1)
+        return torch.cat([hidden.flatten(1), classes.flatten(1), self.zeros], 1)
 
-    def back(self, w: Tensor) -> Tensor:
-        return torch.cat([part.flatten(1) for part in self._dual(w)], 1)
+    def to_coordinates(self, w: Tensor) -> Tensor:
+        return torch.cat([part.flatten(1) for part in self._unwhiten(w)], 1)
 
     def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        hidden, classes = self._parts(w)
+        hidden, classes = self._split(w)
         size = hidden.shape[2]
-        t = torch.baddbmm(self.hidden_0, hidden, self.root_2.mT).tanh()  # [E, H+1, S]
-        inputs = torch.cat([self.root_3.mT, t], 1)  # [E, S + H+1, S]
-        weights = torch.addcmul(self.weights_0, classes, self.scale)
-        f = torch.baddbmm(self.scores_0, weights, inputs)  # [E, N+1, S], the fixed class last
+        t = torch.baddbmm(self.centre_hidden, hidden, self.hidden_root.mT).tanh()  # [E, H+1, S]
+        inputs = torch.cat([self.skip_root.mT, t], 1)  # [E, S + H+1, S]
+        weights = torch.addcmul(self.centre_weights, classes, self.output_scale)
+        f = torch.baddbmm(self.centre_scores, weights, inputs)  # [E, N+1, S], the fixed class last
         # The loss is log(1 + exp(x)), x being the logsumexp of the other classes' margins, and its slope sigmoid(x):
         # both keep the digits that are small beside 1.
-        margins = f - f.gather(1, self.labels) + self.others
+        margins = f - f.gather(1, self.labels) + self.label_mask
         x = margins.logsumexp(1)  # [E, S]
         fit = softplus(x, threshold=35).mean(1)
         value = torch.baddbmm(fit[:, None, None], w[:, None], w[:, :, None], alpha=0.5)[:, 0, 0]
-        df = (margins.softmax(1) - self.hot) * x.sigmoid()[:, None]  # [E, N+1, S]
+        df = (margins.softmax(1) - self.one_hot_labels) * x.sigmoid()[:, None]  # [E, N+1, S]
         da = torch.ops.aten.tanh_backward(weights[..., size:].mT @ df, t)  # [E, H+1, S]: times 1 - t^2
-        g_hidden = torch.baddbmm(hidden, da, self.root_2, alpha=1 / size)
-        g_classes = torch.addcmul(classes[:, :-1], df[:, :-1] @ inputs.mT, self.scale, value=1 / size)
-        return value, (g_hidden.flatten(1), g_classes.flatten(1), self.nothing)
+        g_hidden = torch.baddbmm(hidden, da, self.hidden_root, alpha=1 / size)
+        g_classes = torch.addcmul(classes[:, :-1], df[:, :-1] @ inputs.mT, self.output_scale, value=1 / size)
+        return value, (g_hidden.flatten(1), g_classes.flatten(1), self.zeros)
 
-    def norm(self, g: Tensor) -> Tensor:
-        b, beta, output = self._dual(g)
-        return large_norm(b, beta, output / self.scale[self.gram.shape[1] :].square(), self.gram)
+    def gradient_norm(self, g: Tensor) -> Tensor:
+        b, beta, output = self._unwhiten(g)
+        return unknowns_gradient_norm(
+            b, beta, output / self.output_scale[self.gram_matrix.shape[1] :].square(), self.gram_matrix
+        )
 
-    def take(self, index: Tensor) -> WhitenedNetwork:
-        some = {f.name: getattr(self, f.name).index_select(0, index) for f in fields(self) if f.name != "scale"}
+    def select_episodes(self, index: Tensor) -> WhitenedDualCoordinates:
+        some = {f.name: getattr(self, f.name).index_select(0, index) for f in fields(self) if f.name != "output_scale"}
         return replace(self, **some)
 
-    def _parts(self, w: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return w [E, P] as [E, H+1, S] and [E, N+1, S + H+1]."""
-        _, units, size = self.hidden_0.shape
+        _, units, size = self.centre_hidden.shape
         hidden, classes = w[:, : units * size], w[:, units * size :]
         return hidden.unflatten(1, (units, size)), classes.unflatten(1, (-1, size + units))
 
-    def _dual(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _unwhiten(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return w [E, P] as B [E, H, S], beta [E, N, S] and [W b] - centre [E, N, H+1]."""
-        hidden, classes = self._parts(w)
-        beta, output = classes[:, :-1].split([self.gram.shape[1], hidden.shape[1]], 2)
+        hidden, classes = self._split(w)
+        beta, output = classes[:, :-1].split([self.gram_matrix.shape[1], hidden.shape[1]], 2)
         b, beta = (
             torch.linalg.solve_triangular(root, part, upper=False, left=False)
-            for root, part in ((self.root_2, hidden[:, :-1]), (self.root_3, beta))
+            for root, part in ((self.hidden_root, hidden[:, :-1]), (self.skip_root, beta))
         )
-        return b, beta, output * self.scale[self.gram.shape[1] :]
+        return b, beta, output * self.output_scale[self.gram_matrix.shape[1] :]
 
 
-def large_norm(b: Tensor, beta: Tensor, output: Tensor, gram: Tensor) -> Tensor:
+def unknowns_gradient_norm(b: Tensor, beta: Tensor, output: Tensor, gram: Tensor) -> Tensor:
     """Return the norm [E] in the large form of a gradient that is given in dual numbers.
 
     Args:
@@ -141,7 +147,7 @@ def large_norm(b: Tensor, beta: Tensor, output: Tensor, gram: Tensor) -> Tensor:
     return square.clamp_min(0).sqrt()
 
 
-def triangular_root(k: Tensor) -> Tensor:
+def jittered_cholesky(k: Tensor) -> Tensor:
     """Return L with L L^T = k [E, S, S], up to an amount of the size of rounding.
 
     It is added for kernels that equal rows make singular.
@@ -150,10 +156,10 @@ def triangular_root(k: Tensor) -> Tensor:
     return torch.linalg.cholesky_ex(k + torch.diag_embed(least[:, None].expand(-1, k.shape[1])))[0]
 
 
-Curvature = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+ActivationHessian = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-class Network(NamedTuple):
+class NetworkWeights(NamedTuple):
     """The unknowns."""
 
     output: Tensor  # [E, N, H+1] W and b
@@ -177,57 +183,60 @@ class NetworkArgs(NamedTuple):
     hidden_centres: Tensor  # [(E,) 1 or H, D+1]
     hidden_precisions: Tensor  # [D+1]
 
-    def take(self, index: Tensor) -> NetworkArgs:
+    def select_episodes(self, index: Tensor) -> NetworkArgs:
         """Return the arguments of some episodes alone."""
         features, labels, base_logsumexp, *priors = self
-        centres = [per_episode(c, index, 3) for c in priors[::2]]
+        centres = [index_episodes(c, index, 3) for c in priors[::2]]
         both = [part for prior in zip(centres, priors[1::2], strict=True) for part in prior]
         return NetworkArgs(features[index], labels[index], base_logsumexp[index], *both)
 
 
 @dataclass(frozen=True)
-class Shape:
+class NetworkShape:
     """The size of a tanh network, and the start of a search for it; see `TanhNetwork`."""
 
     ways: int
     hidden: int = 40
     start_spread: float = 0.1
     seed: int = 0
-    begin: Network | None = None
+    start: NetworkWeights | None = None
 
 
 @dataclass(frozen=True)
-class DualSpace:
+class DualCoordinates:
     """Coordinates z [E, P] = (B, beta, [W b] - centre), side by side.
 
     In their metric (K_2, K_3, P_1) <z, z> is the penalty.
     """
 
-    shape: Shape
+    shape: NetworkShape
     args: NetworkArgs
-    inverse_1: Tensor  # [H+1]
-    inverse_2: Tensor  # [D+1]
-    inverse_3: Tensor  # [D]
-    kernel_2: Tensor  # [E, S, S] over [X 1] P_2^-1 [X 1]^T
-    kernel_3: Tensor  # [E, S, S] over X P_3^-1 X^T
-    gram: Tensor  # [E, S, S] over X X^T, for the norm of the gradient in the large form
-    hidden_0: Tensor  # [E, H, S] hidden inputs at the centre
-    skip_0: Tensor  # [E, N, S] skip scores at the centre
+    inverse_output_precisions: Tensor  # [H+1]
+    inverse_hidden_precisions: Tensor  # [D+1]
+    inverse_skip_precisions: Tensor  # [D]
+    hidden_kernel: Tensor  # [E, S, S] over [X 1] P_2^-1 [X 1]^T
+    skip_kernel: Tensor  # [E, S, S] over X P_3^-1 X^T
+    gram_matrix: Tensor  # [E, S, S] over X X^T, for the norm of the gradient in the large form
+    centre_hidden: Tensor  # [E, H, S] hidden inputs at the centre
+    centre_skip: Tensor  # [E, N, S] skip scores at the centre
 
-    penalised: ClassVar[bool] = True
+    is_metric_penalty: ClassVar[bool] = True
 
     @staticmethod
-    def of(shape: Shape, args: NetworkArgs) -> DualSpace:
+    def from_arguments(shape: NetworkShape, args: NetworkArgs) -> DualCoordinates:
         x = args.features
-        inverse_1, inverse_2 = 1 / floored(args.output_precisions), 1 / floored(args.hidden_precisions)
-        inverse_3 = 1 / floored(args.skip_precisions)
-        return DualSpace(
+        inverse_1, inverse_2 = (
+            1 / floor_precisions(args.output_precisions),
+            1 / floor_precisions(args.hidden_precisions),
+        )
+        inverse_3 = 1 / floor_precisions(args.skip_precisions)
+        return DualCoordinates(
             shape,
             args,
             inverse_1,
             inverse_2,
             inverse_3,
-            kernel(x, inverse_2),
+            kernel_matrix(x, inverse_2),
             (x * inverse_3) @ x.mT,
             x @ x.mT,
             scores(args.hidden_centres, x).expand(-1, shape.hidden, -1),
@@ -236,9 +245,9 @@ class DualSpace:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.gram.dtype
+        return self.gram_matrix.dtype
 
-    def parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return z [E, P] as B [E, H, S], beta [E, N, S] and [E, N, H+1]."""
         count, h, n = self.args.features.shape[1], self.shape.hidden, self.shape.ways
         b, beta, output = z.split([h * count, n * count, n * (h + 1)], 1)
@@ -247,119 +256,122 @@ class DualSpace:
     def join(self, b: Tensor, beta: Tensor, output: Tensor) -> Tensor:
         return torch.cat([b.flatten(1), beta.flatten(1), output.flatten(1)], 1)
 
-    def initial(self) -> Tensor:
+    def initial_point(self) -> Tensor:
         """Return the start, z [E, P].
 
-        That is the point with the activations of `shape.begin` on the support set and the least penalty; without one,
+        That is the point with the activations of `shape.start` on the support set and the least penalty; without one,
         fixed functions of each support row, so that the order of the support set plays no part.
         """
         args, h, n = self.args, self.shape.hidden, self.shape.ways
         x = args.features
-        if (v := tree_map(lambda leaf: leaf.to(x), self.shape.begin)) is not None:
-            b = (scores(v.hidden, x) - self.hidden_0) @ _pseudo_inverse(self.kernel_2)
-            beta = (v.skip @ x.mT - self.skip_0) @ _pseudo_inverse(self.kernel_3)
+        if (v := tree_map(lambda leaf: leaf.to(x), self.shape.start)) is not None:
+            b = (scores(v.hidden, x) - self.centre_hidden) @ _pseudo_inverse(self.hidden_kernel)
+            beta = (v.skip @ x.mT - self.centre_skip) @ _pseudo_inverse(self.skip_kernel)
             return self.join(b, beta, v.output - args.output_centres)
         tiny = torch.finfo(x.dtype).tiny
-        planes, output = draws(h, n, x.shape[2], self.shape.seed)
+        planes, output = draw_start_numbers(h, n, x.shape[2], self.shape.seed)
         turned = planes.to(x, non_blocking=True) @ direction(x).mT
         waves = torch.sin(3 * turned)  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
         hidden, skip = (
-            k.diagonal(dim1=1, dim2=2).mean(1).clamp_min(tiny)[:, None, None] for k in (self.kernel_2, self.kernel_3)
+            k.diagonal(dim1=1, dim2=2).mean(1).clamp_min(tiny)[:, None, None]
+            for k in (self.hidden_kernel, self.skip_kernel)
         )
         size = self.shape.start_spread
         output = size * output.to(x, non_blocking=True).expand(len(x), -1, -1)
         return self.join(size * waves[:, :h] / hidden, size * waves[:, h:] / skip, output)
 
-    def image(self, z: Tensor) -> Tensor:
-        b, beta, output = self.parts(z)
-        return self.join(b @ self.kernel_2, beta @ self.kernel_3, output / self.inverse_1)
+    def apply_metric(self, z: Tensor) -> Tensor:
+        b, beta, output = self.split(z)
+        return self.join(b @ self.hidden_kernel, beta @ self.skip_kernel, output / self.inverse_output_precisions)
 
-    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, z: Tensor, metric_z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         args = self.args
-        a, skip, _ = self.parts(image)
-        b, beta, moved = self.parts(z)
+        a, skip, _ = self.split(metric_z)
+        b, beta, moved = self.split(z)
         output = args.output_centres + moved
-        t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
-        f = self.skip_0 + skip + scores(output, t.mT)  # [E, N, S]
-        value = dot(z, image) / 2 + cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
-        df = residual(f, args.base_logsumexp, args.labels)
+        t = torch.tanh(self.centre_hidden + a)  # [E, H, S]
+        f = self.centre_skip + skip + scores(output, t.mT)  # [E, N, S]
+        value = dot(z, metric_z) / 2 + cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
+        df = cross_entropy_gradient(f, args.base_logsumexp, args.labels)
         da = (output[..., :-1].mT @ df) * (1 - t.square())
         r_b, r_beta = b + da, beta + df
-        r_output = moved + self.inverse_1 * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
-        norm = large_norm(r_b, r_beta, r_output / self.inverse_1, self.gram)
+        r_output = moved + self.inverse_output_precisions * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
+        norm = unknowns_gradient_norm(r_b, r_beta, r_output / self.inverse_output_precisions, self.gram_matrix)
         return value, self.join(r_b, r_beta, r_output), norm
 
-    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        return self.with_penalty(_curvature(*self._activations(z), self.args))
+    def hessian(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        return self.add_penalty(_activation_hessian(*self._activations(z), self.args))
 
     def _activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
-        a, skip, _ = self.parts(self.image(z))
-        output = self.args.output_centres + self.parts(z)[2]
-        t = torch.tanh(self.hidden_0 + a)
-        return t, self.skip_0 + skip + scores(output, t.mT), output
+        a, skip, _ = self.split(self.apply_metric(z))
+        output = self.args.output_centres + self.split(z)[2]
+        t = torch.tanh(self.centre_hidden + a)
+        return t, self.centre_skip + skip + scores(output, t.mT), output
 
-    def with_penalty(self, curvature: Curvature) -> Callable[[Tensor, Tensor], Tensor]:
+    def add_penalty(self, curvature: ActivationHessian) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the map from p and M p to (1 + C' M) p, for C the Hessian of the loss between the activations."""
 
         def product(p: Tensor, image: Tensor) -> Tensor:
-            a, f, _ = self.parts(image)
-            da, df, output = curvature(a, f, self.parts(p)[2])
-            return p + self.join(da, df, self.inverse_1 * output)
+            a, f, _ = self.split(image)
+            da, df, output = curvature(a, f, self.split(p)[2])
+            return p + self.join(da, df, self.inverse_output_precisions * output)
 
         return product
 
-    def whitened(self) -> WhitenedNetwork:
-        return WhitenedNetwork.of(self)
+    def whiten(self) -> WhitenedDualCoordinates:
+        return WhitenedDualCoordinates.from_dual(self)
 
-    def take(self, index: Tensor) -> DualSpace:
-        return DualSpace.of(self.shape, self.args.take(index))
+    def select_episodes(self, index: Tensor) -> DualCoordinates:
+        return DualCoordinates.from_arguments(self.shape, self.args.select_episodes(index))
 
-    def double(self, index: Tensor) -> DualSpace:
-        begin = tree_map(lambda leaf: leaf[index], self.shape.begin)
-        return DualSpace.of(replace(self.shape, begin=begin), doubled(self.args.take(index)))
+    def select_in_float64(self, index: Tensor) -> DualCoordinates:
+        start = tree_map(lambda leaf: leaf[index], self.shape.start)
+        return DualCoordinates.from_arguments(
+            replace(self.shape, start=start), to_float64(self.args.select_episodes(index))
+        )
 
-    def expand(self, z: Tensor, centred: bool = True) -> Network:
-        b, beta, output = self.parts(z)
+    def to_unknowns(self, z: Tensor, add_centres: bool = True) -> NetworkWeights:
+        b, beta, output = self.split(z)
         x, args = self.args.features, self.args
-        skip, hidden = self.inverse_3 * (beta @ x), self.inverse_2 * spread(b, x)
-        if not centred:
-            return Network(output, skip, hidden)
-        return Network(output + args.output_centres, skip + args.skip_centres, hidden + args.hidden_centres)
+        skip, hidden = self.inverse_skip_precisions * (beta @ x), self.inverse_hidden_precisions * scores_adjoint(b, x)
+        if not add_centres:
+            return NetworkWeights(output, skip, hidden)
+        return NetworkWeights(output + args.output_centres, skip + args.skip_centres, hidden + args.hidden_centres)
 
 
 def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return tanh of the hidden layer [E, H, S], and the scores [E, N, S].
 
     Args:
-        v: the unknowns, a `Network`.
+        v: the unknowns, a `NetworkWeights`.
         x: features, [E, S, D].
     """
     t = torch.tanh(scores(v.hidden, x))
     return t, scores(v.output, t.mT) + v.skip @ x.mT
 
 
-def activation_curvature(v: Tree, args: Tree) -> Curvature:
+def activation_hessian(v: Tree, args: Tree) -> ActivationHessian:
     """Return the Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]).
 
     Args:
-        v: the unknowns, a `Network`.
+        v: the unknowns, a `NetworkWeights`.
         args: a `NetworkArgs`.
     """
-    return _curvature(*activations(v, args.features), v.output, args)
+    return _activation_hessian(*activations(v, args.features), v.output, args)
 
 
-def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
-    """Return `activation_curvature` for activations t, scores f and weights [W b]."""
-    df, pi = residual(f, args.base_logsumexp, args.labels), probabilities(f, args.base_logsumexp)
+def _activation_hessian(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> ActivationHessian:
+    """Return `activation_hessian` for activations t, scores f and weights [W b]."""
+    df, pi = cross_entropy_gradient(f, args.base_logsumexp, args.labels), novel_probabilities(f, args.base_logsumexp)
     shares, w = pi / pi.shape[2], output[..., :-1]
     slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
     bend = -2 * t * back
 
     def product(a: Tensor, skip: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dt = slope * a
-        df2 = weigh(pi, shares, w @ dt + scores(output, t.mT) + skip)  # [E, N, S]
+        df2 = apply_cross_entropy_hessian(pi, shares, w @ dt + scores(output, t.mT) + skip)  # [E, N, S]
         da = (w.mT @ df2 + output[..., :-1].mT @ df) * slope + bend * dt
         return da, df2, torch.cat([df2 @ t.mT + df @ dt.mT, df2.sum(2, keepdim=True)], 2)
 
@@ -367,7 +379,7 @@ def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
 
 
 @lru_cache(maxsize=8)
-def draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
+def draw_start_numbers(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draw normal numbers [H+N, D] and half of such [N, H+1], in double precision: the same always and everywhere.
 
     Args:

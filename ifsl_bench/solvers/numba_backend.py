@@ -15,14 +15,14 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import LinearOutcome
 from ifsl_bench.solvers.outcome import Outcome
-from ifsl_bench.solvers.softmax import Regression, floored
-from ifsl_bench.solvers.tree import Tree, pack, tensors, unpack
+from ifsl_bench.solvers.softmax import RegressionArgs, floor_precisions
+from ifsl_bench.solvers.tree import Tree, pack, tensor_leaves, unpack
 from ifsl_bench.utils.threads import kernel_thread_count
 
-Flat = np.ndarray[Any, np.dtype[np.float64]]
+FlatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def each(kernel: Any, count: int, *arguments: Any) -> None:
+def run_kernel(kernel: Any, count: int, *arguments: Any) -> None:
     """Call kernel(begin, end, *arguments) for all episodes, on as many threads as torch may use.
 
     Args:
@@ -32,15 +32,16 @@ def each(kernel: Any, count: int, *arguments: Any) -> None:
     """
     from ifsl_bench.solvers import numba_episodes
 
-    numba_episodes.each(kernel, count, kernel_thread_count(), *arguments)
+    numba_episodes.run_kernel_in_threads(kernel, count, kernel_thread_count(), *arguments)
 
 
 @dataclass(frozen=True)
-class Problems:
+class KernelProblems:
     """E episodes of one kind of problem.
 
     Attributes:
-        kernels: the module with `solve`, `inverse`, `series`, `curvature`, `descend` and `ascend`.
+        kernels: the module with `solve`, `solve_hessian`, `neumann_series`, `largest_eigenvalue`, `descend` and
+            `descend_backward`.
         arguments: what all of them take first: x, labels, base_logsumexp, centres, precisions and the sizes.
         like: unknowns of that shape, for their shapes alone.
 
@@ -50,58 +51,60 @@ class Problems:
 
     kernels: Any
     arguments: tuple[Any, ...]
-    like: Tree
+    template: Tree
 
     def __post_init__(self) -> None:
         x, labels, base_logsumexp, centres, precisions, ways, *_ = self.arguments
-        unknowns = sum(leaf.shape[1:].numel() for leaf in tensors(self.like))
+        unknowns = sum(leaf.shape[1:].numel() for leaf in tensor_leaves(self.template))
         fits = labels.shape == base_logsumexp.shape == x.shape[:2] and precisions.shape == (unknowns,)
-        fits = fits and x.shape[2] + 1 == tensors(self.like)[-1].shape[-1]
+        fits = fits and x.shape[2] + 1 == tensor_leaves(self.template)[-1].shape[-1]
         if not fits or centres.shape not in ((1, unknowns), (len(x), unknowns)):
             raise ValueError("the shapes of a support set, its centres and precisions do not fit together")
         if labels.size and not 0 <= labels.min() <= labels.max() < ways:
             raise ValueError(f"support labels must lie in 0..{ways - 1}")
 
     @property
-    def count(self) -> int:
+    def n_episodes(self) -> int:
         return len(self.arguments[0])
 
     @property
-    def unknowns(self) -> int:
+    def n_unknowns(self) -> int:
         return len(self.arguments[4])
 
-    def each(self, name: str, *more: Any) -> None:
+    def run_kernel(self, kernel_name: str, *arguments: Any) -> None:
         x, labels, base_logsumexp, centres, *others = self.arguments
-        problems = (single_words(x), labels, single_words(base_logsumexp), single_words(centres), *others)
-        each(getattr(self.kernels, name), self.count, problems, *more)
+        problems = (as_float32_words(x), labels, as_float32_words(base_logsumexp), as_float32_words(centres), *others)
+        run_kernel(getattr(self.kernels, kernel_name), self.n_episodes, problems, *arguments)
 
-    def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
+    def solve(self, dtype: torch.dtype, *options: Any) -> Outcome:
         """Return the outcome of `solve` with these options."""
-        v, (norm, value) = np.empty((self.count, self.unknowns)), np.empty((2, self.count))
-        steps, converged = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
-        self.each("solve", *options, (v, norm, value, steps, converged))
+        v, (norm, value) = np.empty((self.n_episodes, self.n_unknowns)), np.empty((2, self.n_episodes))
+        steps, converged = np.empty(self.n_episodes, np.int64), np.empty(self.n_episodes, np.bool_)
+        self.run_kernel("solve", *options, (v, norm, value, steps, converged))
         counts = (torch.from_numpy(x) for x in (converged, steps))
-        return Outcome(self.tree(v, dtype), *counts, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
+        return Outcome(self.to_tree(v, dtype), *counts, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
 
-    def inverse(self, v: Tree, rhs: Tree, tolerance: float, most: int, accurate: float) -> LinearOutcome:
+    def solve_hessian(self, v: Tree, rhs: Tree, tolerance: float, max_steps: int, max_residual: float) -> LinearOutcome:
         """Solve H u = rhs for the Hessian at v, and return u and how the solve went.
 
         Args:
             v: the point of the Hessian.
             rhs: the right-hand side.
             tolerance: on the residual, relative.
-            most: steps of each episode.
-            accurate: a residual above this share is a failure.
+            max_steps: steps of each episode.
+            max_residual: a residual above this share is a failure.
         """
-        u, share = np.empty((self.count, self.unknowns)), np.empty(self.count)
-        steps, indefinite = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
-        self.each("inverse", flat(v), flat(rhs), tolerance, most, (u, share, steps, indefinite))
+        u, share = np.empty((self.n_episodes, self.n_unknowns)), np.empty(self.n_episodes)
+        steps, indefinite = np.empty(self.n_episodes, np.int64), np.empty(self.n_episodes, np.bool_)
+        self.run_kernel(
+            "solve_hessian", to_flat_array(v), to_flat_array(rhs), tolerance, max_steps, (u, share, steps, indefinite)
+        )
         residual = torch.from_numpy(share)
-        value = self.tree(u, pack(rhs).dtype)
-        failed = ~(residual <= accurate)
+        value = self.to_tree(u, pack(rhs).dtype)
+        failed = ~(residual <= max_residual)
         return LinearOutcome(value, residual, torch.from_numpy(steps), failed, torch.from_numpy(indefinite))
 
-    def series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+    def neumann_series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         """Return the Neumann series, and which have grown [E].
 
         Args:
@@ -111,30 +114,30 @@ class Problems:
             damping: as in `Neumann`.
             rate: as in `Neumann`.
         """
-        u, diverged = np.empty((self.count, self.unknowns)), np.empty(self.count, np.bool_)
-        self.each("series", flat(v), flat(rhs), steps, damping, rate, (u, diverged))
-        return self.tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
+        u, diverged = np.empty((self.n_episodes, self.n_unknowns)), np.empty(self.n_episodes, np.bool_)
+        self.run_kernel("neumann_series", to_flat_array(v), to_flat_array(rhs), steps, damping, rate, (u, diverged))
+        return self.to_tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
 
-    def curvature(self, v: Tree, start: Tensor, steps: int) -> Tensor:
-        largest = np.empty(self.count)
-        self.each("curvature", flat(v), start.double().numpy(), steps, largest)
+    def largest_eigenvalue(self, v: Tree, start: Tensor, steps: int) -> Tensor:
+        largest = np.empty(self.n_episodes)
+        self.run_kernel("largest_eigenvalue", to_flat_array(v), start.double().numpy(), steps, largest)
         return torch.from_numpy(largest).to(pack(v).dtype)
 
-    def tree(self, unknowns: Flat, dtype: torch.dtype) -> Tree:
-        return unpack(torch.from_numpy(unknowns).to(dtype), self.like)
+    def to_tree(self, unknowns: FlatArray, dtype: torch.dtype) -> Tree:
+        return unpack(torch.from_numpy(unknowns).to(dtype), self.template)
 
 
-def single_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the words in which kernels take numbers of either precision, see `numba_softmax.doubled`."""
+def as_float32_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the words in which kernels take numbers of either precision, see `numba_softmax.words_to_float64`."""
     return array if array.dtype == np.float32 else array.astype(np.float64, copy=False).view(np.float32)
 
 
-def flat(tree: Tree) -> Flat:
+def to_flat_array(tree: Tree) -> FlatArray:
     """Return the leaves side by side, [E, P], in double precision."""
     return pack(tree).detach().double().contiguous().numpy()
 
 
-def flat_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Flat]:
+def flatten_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, FlatArray]:
     """Return centres and precisions as flat arrays, [E or 1, P] and [P].
 
     Args:
@@ -144,46 +147,48 @@ def flat_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor
     whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
     count = max(len(c) for c in whole)
     middle = whole[0] if len(whole) == 1 else torch.cat([c.expand(count, -1) for c in whole], 1)
-    return middle, np.concatenate([np.tile(floored(p.detach().double()).numpy(), rows) for p, rows in precisions])
+    return middle, np.concatenate(
+        [np.tile(floor_precisions(p.detach().double()).numpy(), rows) for p, rows in precisions]
+    )
 
 
-def regressions(args: Regression) -> Problems:
+def regression_problems(args: RegressionArgs) -> KernelProblems:
     """Return the episodes of args as the kernels take them."""
     x, labels, base_logsumexp, centres, precisions = args
     ways = centres.shape[-2]
-    middle, all_precisions = flat_priors([(centres, ways)], [(precisions, ways)])
+    middle, all_precisions = flatten_priors([(centres, ways)], [(precisions, ways)])
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, base_logsumexp, middle))
     from ifsl_bench.solvers import numba_regression
 
-    return Problems(numba_regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
+    return KernelProblems(numba_regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
 
 
-def networks(args: Any, like: Any) -> Problems:
+def network_problems(args: Any, like: Any) -> KernelProblems:
     """Return the episodes of args as the kernels take them.
 
     Args:
         args: a `NetworkArgs`.
-        like: a `Network`, for its shapes alone.
+        like: a `NetworkWeights`, for its shapes alone.
     """
     x, labels, base_logsumexp, *parts = args
     ways, units = like.output.shape[1], like.hidden.shape[1]
     rows = (ways, ways, units)
-    middle, precisions = flat_priors(
+    middle, precisions = flatten_priors(
         list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True))
     )
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, base_logsumexp, middle))
     from ifsl_bench.solvers import numba_network
 
-    return Problems(numba_network, (*arrays, precisions, ways, units), like)
+    return KernelProblems(numba_network, (*arrays, precisions, ways, units), like)
 
 
-class _Descent(torch.autograd.Function):
+class _DescentFunction(torch.autograd.Function):
     """Gradient steps of a fixed size, and back through them; the trailing inputs are the leaves of args."""
 
     @staticmethod
-    def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, *args: Tensor) -> Tensor:
-        start, end = flat(v0), np.empty((problems.count, problems.unknowns))
-        problems.each("descend", start, rate, steps, end)
+    def forward(ctx: Any, problems: KernelProblems, v0: Tree, rate: FlatArray, steps: int, *args: Tensor) -> Tensor:
+        start, end = to_flat_array(v0), np.empty((problems.n_episodes, problems.n_unknowns))
+        problems.run_kernel("descend", start, rate, steps, end)
         ctx.problems, ctx.start, ctx.rate, ctx.steps = problems, start, rate, steps
         ctx.save_for_backward(*args)
         return torch.from_numpy(end).to(args[0].dtype)
@@ -192,13 +197,15 @@ class _Descent(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         args = ctx.saved_tensors
-        problems: Problems = ctx.problems
+        problems: KernelProblems = ctx.problems
         rows = problems.arguments[0].shape[1]
-        grads = np.empty((problems.count, 3, max(problems.unknowns, rows)))
-        problems.each("ascend", ctx.start, ctx.rate, ctx.steps, slope.double().contiguous().numpy(), grads)
+        grads = np.empty((problems.n_episodes, 3, max(problems.n_unknowns, rows)))
+        problems.run_kernel(
+            "descend_backward", ctx.start, ctx.rate, ctx.steps, slope.double().contiguous().numpy(), grads
+        )
         centres, precisions, base_logsumexp = torch.from_numpy(grads).unbind(1)
         by_leaf: list[Tensor | None] = [None, None, base_logsumexp[:, :rows]]
-        trees = (tensors(unpack(g[:, : problems.unknowns], problems.like)) for g in (centres, precisions))
+        trees = (tensor_leaves(unpack(g[:, : problems.n_unknowns], problems.template)) for g in (centres, precisions))
         for c, p in zip(*trees, strict=True):
             by_leaf += [c, p]
         return (None,) * 4 + tuple(
@@ -208,20 +215,20 @@ class _Descent(torch.autograd.Function):
 
 
 def descend(
-    problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, slowly: Callable[..., Tree]
+    problems: KernelProblems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, fallback: Callable[..., Tree]
 ) -> Tree:
     """Return the point `steps` gradient steps from v0, once differentiable.
 
     Args:
         problems: the episodes, for the kernels.
         v0: the start.
-        args: the same episodes, a `Regression` or a `NetworkArgs`.
+        args: the same episodes, a `RegressionArgs` or a `NetworkArgs`.
         rate: the step size, one or [E].
         steps: how many.
-        slowly: `slowly(v0, args, rate, steps)` is the same in torch, for gradients in features, start or rate.
+        fallback: `slowly(v0, args, rate, steps)` is the same in torch, for gradients in features, start or rate.
     """
     rate_learns = isinstance(rate, Tensor) and rate.requires_grad
-    if rate_learns or args[0].requires_grad or any(leaf.requires_grad for leaf in tensors(v0)):
-        return slowly(v0, args, rate, steps)
-    rates = torch.as_tensor(rate, dtype=torch.float64).expand(problems.count).contiguous().numpy()
-    return unpack(_Descent.apply(problems, v0, rates, steps, *args), v0)
+    if rate_learns or args[0].requires_grad or any(leaf.requires_grad for leaf in tensor_leaves(v0)):
+        return fallback(v0, args, rate, steps)
+    rates = torch.as_tensor(rate, dtype=torch.float64).expand(problems.n_episodes).contiguous().numpy()
+    return unpack(_DescentFunction.apply(problems, v0, rates, steps, *args), v0)

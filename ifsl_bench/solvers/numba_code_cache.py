@@ -31,9 +31,9 @@ from ifsl_bench.utils.locks import hold_lock
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKSUM = 32  # bytes in front of the code
-_folder: Path | None = None
-_say: Callable[[str], None] = lambda text: None  # noqa: E731
+CHECKSUM_BYTES = 32  # bytes in front of the code
+_cache_folder: Path | None = None
+_report: Callable[[str], None] = lambda text: None  # noqa: E731
 _announced = False
 _enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
@@ -52,31 +52,31 @@ def kernels_loaded(like: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def batched(every: bool = True) -> Iterator[None]:
+def use_batched_solvers(batched: bool = True) -> Iterator[None]:
     """Have a CPU solve all episodes at once in torch, as other devices do; or, with False, by kernels."""
-    token = _enabled.set(not every)
+    token = _enabled.set(not batched)
     try:
         yield
     finally:
         _enabled.reset(token)
 
 
-def keep_in(folder: Path, say: Callable[[str], None]) -> None:
+def set_cache_folder(folder: Path, report: Callable[[str], None]) -> None:
     """Keep compiled code in a folder from now on; too late for kernels that are loaded already.
 
     Args:
         folder: of the code of all versions; NUMBA_CACHE_DIR comes first.
-        say: is called with a line of text when something is compiled.
+        report: is called with a line of text when something is compiled.
     """
-    global _folder, _say
-    _folder, _say = folder, say
+    global _cache_folder, _report
+    _cache_folder, _report = folder, report
 
 
-def code_folder() -> Path | None:
+def make_code_folder() -> Path | None:
     """Return the folder of today's kernels, which is made; None where it cannot be written: every process compiles."""
     try:
         chosen = os.environ.get("NUMBA_CACHE_DIR")
-        folder = (Path(chosen) if chosen else _folder or Paths.locate().cache / "compiled") / sources_folder()
+        folder = (Path(chosen) if chosen else _cache_folder or Paths.locate().cache / "compiled") / code_folder_name()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             return None
@@ -86,7 +86,7 @@ def code_folder() -> Path | None:
     return folder
 
 
-def sources_folder() -> str:
+def code_folder_name() -> str:
     """Return the name of the folder of today's kernels, made from the source of all of them."""
     return source_sha256(Path(__file__).parent)[:16]
 
@@ -112,11 +112,11 @@ class KernelCache:
         from numba.core.compiler import CompileResult
 
         context.refresh()
-        path = self._path(signature, context.codegen())
+        path = self._code_path(signature, context.codegen())
         with contextlib.suppress(OSError):
             content = path.read_bytes() if path.is_file() else b""  # a pipe would be waited for
-            if hashlib.sha256(content[CHECKSUM:]).digest() == content[:CHECKSUM]:
-                return CompileResult._rebuild(context, *pickle.loads(content[CHECKSUM:]))
+            if hashlib.sha256(content[CHECKSUM_BYTES:]).digest() == content[:CHECKSUM_BYTES]:
+                return CompileResult._rebuild(context, *pickle.loads(content[CHECKSUM_BYTES:]))
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
@@ -130,9 +130,9 @@ class KernelCache:
 
         content = dumps(result._reduce())
         with contextlib.suppress(OSError, UserError):
-            write_bytes(self._path(signature, result.codegen), hashlib.sha256(content).digest() + content)
+            write_bytes(self._code_path(signature, result.codegen), hashlib.sha256(content).digest() + content)
 
-    def _path(self, signature: Any, codegen: Any) -> Path:
+    def _code_path(self, signature: Any, codegen: Any) -> Path:
         import numba
 
         made_for = repr((numba.__version__, sys.implementation.cache_tag, signature, codegen.magic_tuple()))
@@ -140,7 +140,7 @@ class KernelCache:
 
 
 @contextlib.contextmanager
-def alone(folder: Path | None) -> Iterator[None]:
+def hold_compile_lock(folder: Path | None) -> Iterator[None]:
     """Let no other process compile for the same folder meanwhile, where there are locks."""
     with contextlib.ExitStack() as stack:
         if folder is not None:
@@ -149,11 +149,11 @@ def alone(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def announce(on_disk: bool) -> None:
+def announce_compilation(on_disk: bool) -> None:
     """Report once that kernels are compiled, and whether the machine code is stored."""
     global _announced
     if not _announced:
         _announced = True
         often = "once" if on_disk else "and again in every process, for the home folder cannot be written"
         with contextlib.suppress(ValueError):  # the stream may have been closed since
-            _say(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")
+            _report(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")

@@ -11,54 +11,59 @@ from numba import njit, types
 from numba.core import event
 from numba.extending import intrinsic
 
-from ifsl_bench.solvers.numba_code_cache import KernelCache, announce, code_folder
+from ifsl_bench.solvers.numba_code_cache import KernelCache, announce_compilation, make_code_folder
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
 Kernel = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
-FOLDER = code_folder()
+CODE_FOLDER = make_code_folder()
 
 
-class _Announcer(event.Listener):
+class _CompilationAnnouncer(event.Listener):
     """Announces compilations, not the loading of cached code."""
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):
-            announce(FOLDER is not None)
+            announce_compilation(CODE_FOLDER is not None)
 
     def on_end(self, event: Any) -> None:
         pass
 
 
-event.register("numba:compile", _Announcer())
+event.register("numba:compile", _CompilationAnnouncer())
 
 Decorator = Callable[[F], F]
-_exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, "no_cfunc_wrapper": True}
+_exact_options: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"contract"},
+    "no_cfunc_wrapper": True,
+}
 
 
-def compiled(function: F, name: str = "") -> F:
+def kernel_jit(function: F, name: str = "") -> F:
     """Compile a function that Python calls, and cache its machine code.
 
     Args:
         function: a Python function of arrays and numbers.
         name: unlike the name of any other kernel; by default the names of its module and its own.
     """
-    kernel = njit(**_exact)(function)
-    if FOLDER is not None:
+    kernel = njit(**_exact_options)(function)
+    if CODE_FOLDER is not None:
         name = name or f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        kernel._cache = KernelCache(FOLDER, name)  # in the place where `njit(cache=True)` puts Numba's
+        kernel._cache = KernelCache(CODE_FOLDER, name)  # in the place where `njit(cache=True)` puts Numba's
     return cast(F, kernel)
 
 
 # For parts of compiled functions. Operations stay in their order; only a product and a sum may become one.
-inlined: Decorator = cast(Any, njit(**_exact))
+inline_jit: Decorator = cast(Any, njit(**_exact_options))
 # The same for parts with many arguments, without what lets Python call them, which takes a while to compile: a call
 # from Python would end the process.
-part: Decorator = cast(Any, njit(**_exact | {"no_cpython_wrapper": True}))
+helper_jit: Decorator = cast(Any, njit(**_exact_options | {"no_cpython_wrapper": True}))
 # For sums over elements, which may be added up in any order, and so by vectors.
-summing: Decorator = cast(Any, njit(**_exact | {"fastmath": {"contract", "reassoc", "nsz"}}))
+reduction_jit: Decorator = cast(Any, njit(**_exact_options | {"fastmath": {"contract", "reassoc", "nsz"}}))
 
 
 @cast(Any, intrinsic)

@@ -13,17 +13,19 @@ from typing import Any, cast
 import numpy as np
 from numba import njit
 
-from ifsl_bench.solvers.numba_code_cache import alone
-from ifsl_bench.solvers.numba_compiling import FOLDER, Array, Decorator, compiled, inlined
+from ifsl_bench.solvers.numba_code_cache import hold_compile_lock
+from ifsl_bench.solvers.numba_compiling import CODE_FOLDER, Array, Decorator, inline_jit, kernel_jit
 from ifsl_bench.utils.threads import cancellation_event, check_cancelled
 
-PIECES = 8  # for each thread: episodes take longer or shorter, and no thread should wait long for the last
-ALONE = 16  # episodes of the first piece on one thread: Ctrl-C works between two pieces
-QUICK = 0.05  # seconds; a piece on one thread that takes less is followed by one of twice as many episodes
-_loaded: set[Any] = set()  # kernels that have been called
+CHUNKS_PER_THREAD = 8  # for each thread: episodes take longer or shorter, and no thread should wait long for the last
+FIRST_CHUNK_EPISODES = 16  # episodes of the first piece on one thread: Ctrl-C works between two pieces
+QUICK_CHUNK_SECONDS = (
+    0.05  # seconds; a piece on one thread that takes less is followed by one of twice as many episodes
+)
+_called_kernels: set[Any] = set()  # kernels that have been called
 
 
-def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
+def run_kernel_in_threads(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
     """Call kernel(begin, end, *arguments) for all of 0 to `count` - 1. The results do not depend on the threads.
 
     Args:
@@ -35,51 +37,51 @@ def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
     Raises:
         KeyboardInterrupt: the work was stopped, see :func:`ifsl_bench.utils.threads.cancel_at_exit`.
     """
-    new = kernel not in _loaded
-    pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
+    new = kernel not in _called_kernels
+    pieces = min(count, CHUNKS_PER_THREAD * threads) if threads > 1 else -(-count // FIRST_CHUNK_EPISODES)
     bounds = [count * i // pieces for i in range(pieces + 1)] if pieces else []
     todo = list(pairwise(bounds))
     stop = cancellation_event()  # of this thread: others do not know
 
-    def call(piece: tuple[int, int]) -> None:
+    def run_chunk(piece: tuple[int, int]) -> None:
         check_cancelled(stop)
         kernel(*piece, *arguments)
 
     if new and todo:  # alone: the first call compiles, or loads what another process has compiled by then
-        with alone(FOLDER):
+        with hold_compile_lock(CODE_FOLDER):
             kernel(*todo.pop(0), *arguments)
-        _loaded.add(kernel)
+        _called_kernels.add(kernel)
     if threads > 1 and len(todo) > 1:
-        list(_pool(threads).map(call, todo))
+        list(_thread_pool(threads).map(run_chunk, todo))
     elif todo:
-        _one_after_the_other(call, todo[0][0], count)
+        _run_chunks_in_turn(run_chunk, todo[0][0], count)
 
 
-def _one_after_the_other(call: Callable[[tuple[int, int]], None], begin: int, count: int) -> None:
+def _run_chunks_in_turn(run_chunk: Callable[[tuple[int, int]], None], begin: int, count: int) -> None:
     """call((begin, end)) for all up to `count`, in pieces that are short enough to be interrupted between them."""
-    size = ALONE
+    size = FIRST_CHUNK_EPISODES
     while begin < count:
         start, end = time.perf_counter(), min(begin + size, count)
-        call((begin, end))
+        run_chunk((begin, end))
         begin = end
-        size *= 1 + (time.perf_counter() - start < QUICK)
+        size *= 1 + (time.perf_counter() - start < QUICK_CHUNK_SECONDS)
 
 
 @lru_cache(maxsize=4)
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="ifsl_bench")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along
+    os.register_at_fork(after_in_child=_thread_pool.cache_clear)  # threads do not come along
 
 
 Indices = Any  # int64 [E, ...]
 Flags = Any  # bool [E, ...]
 
 
-@inlined
-def copy(bank: Array, row: int, out: Array) -> bool:
+@inline_jit
+def copy_row(bank: Array, row: int, out: Array) -> bool:
     """Return whether there is such a row; then it is in `out`.
 
     Args:
@@ -94,9 +96,9 @@ def copy(bank: Array, row: int, out: Array) -> bool:
     return True
 
 
-@compiled
-def gather(
-    begin: int, end: int, rows: Indices, second: Flags, bank: Array, second_bank: Array, out: Array, there: Flags
+@kernel_jit
+def gather_episodes(
+    begin: int, end: int, rows: Indices, from_second: Flags, bank: Array, second_bank: Array, out: Array, found: Flags
 ) -> None:
     """Put rows of two feature banks together to episodes.
 
@@ -104,28 +106,28 @@ def gather(
         begin: the first episode.
         end: the one after the last.
         rows: indices in a bank, [E, R].
-        second: which of them are of the second bank, [E, R].
+        from_second: which of them are of the second bank, [E, R].
         bank: features, [rows, D].
         second_bank: features, [rows, D].
         out: the features of the episodes, [E, R, D].
-        there: whether the banks have all these rows, [E].
+        found: whether the banks have all these rows, [E].
     """
     for e in range(begin, end):
         good = True
         for i in range(rows.shape[1]):
-            if second[e, i]:
-                good &= copy(second_bank, rows[e, i], out[e, i])
+            if from_second[e, i]:
+                good &= copy_row(second_bank, rows[e, i], out[e, i])
             else:
-                good &= copy(bank, rows[e, i], out[e, i])
-        there[e] = good
+                good &= copy_row(bank, rows[e, i], out[e, i])
+        found[e] = good
 
 
-# A maximum by vectors, for which NaN must not matter: `bad` finds it.
-maximal: Decorator = cast(Any, njit(nogil=True, error_model="numpy", fastmath={"nnan", "nsz"}))
+# A maximum by vectors, for which NaN must not matter: `has_nan_or_inf` finds it.
+maximum_jit: Decorator = cast(Any, njit(nogil=True, error_model="numpy", fastmath={"nnan", "nsz"}))
 
 
-@maximal
-def largest(x: Array) -> float:
+@maximum_jit
+def maximum(x: Array) -> float:
     """Return the largest of a flat array; anything where it has NaN."""
     value = x[0]
     for i in range(x.shape[0]):
@@ -133,8 +135,8 @@ def largest(x: Array) -> float:
     return value
 
 
-@inlined
-def bad(x: Array) -> bool:
+@inline_jit
+def has_nan_or_inf(x: Array) -> bool:
     """Return whether a flat array has NaN or +inf."""
     any_bad = 0
     for i in range(x.shape[0]):
@@ -142,8 +144,8 @@ def bad(x: Array) -> bool:
     return any_bad != 0
 
 
-@inlined
-def first(x: Array, value: float, place: int) -> bool:
+@inline_jit
+def is_first_maximum(x: Array, value: float, place: int) -> bool:
     """Return whether `place` is the first one with this value, so that an argmax would answer it.
 
     Args:
@@ -159,20 +161,20 @@ def first(x: Array, value: float, place: int) -> bool:
     return True
 
 
-@compiled
-def count(
+@kernel_jit
+def count_hits(
     begin: int,
     end: int,
     logits: Array,
-    masked: Flags,
+    is_masked: Flags,
     labels: Indices,
-    of_novel: Flags,
+    is_novel: Flags,
     hits: Indices,
     base_margins: Array,
     novel_margins: Array,
     pairs: Indices,
-    wrong: Flags,
-    right: Flags,
+    is_invalid: Flags,
+    is_right: Flags,
 ) -> None:
     """Count hits in episodes with joint logits.
 
@@ -180,50 +182,50 @@ def count(
         begin: the first episode.
         end: the one after the last.
         logits: joint logits, base classes first, [E, Q, K + N].
-        masked: base classes at -inf, [E, K].
+        is_masked: base classes at -inf, [E, K].
         labels: [E, Q].
-        of_novel: which queries are of novel classes, [E, Q].
+        is_novel: which queries are of novel classes, [E, Q].
         hits: [4, E]: base queries right among all classes, among base classes; novel queries likewise.
         base_margins: of the B base queries, [E, B].
         novel_margins: of the novel queries, [E, Q - B].
         pairs: [E], as `ifsl_bench.protocols.calibration` defines them.
-        wrong: whether an episode has logits that are none, [E].
-        right: whether each query is right among all classes, and among the classes of its kind, [2, E, Q].
+        is_invalid: whether an episode has logits that are none, [E].
+        is_right: whether each query is right among all classes, and among the classes of its kind, [2, E, Q].
     """
-    queries, classes = logits.shape[1], masked.shape[1]
+    queries, classes = logits.shape[1], is_masked.shape[1]
     shown = np.empty(classes, logits.dtype)
     for e in range(begin, end):
         none, out_of_range = False, 0
         base_at = novel_at = base_joint = base_alone = novel_joint = novel_alone = 0
         for q in range(queries):
             row = logits[e, q]
-            none |= bad(row)
+            none |= has_nan_or_inf(row)
             for k in range(classes):
-                shown[k] = -np.inf if masked[e, k] else row[k]
-                out_of_range |= (row[k] == -np.inf) & (not masked[e, k])
+                shown[k] = -np.inf if is_masked[e, k] else row[k]
+                out_of_range |= (row[k] == -np.inf) & (not is_masked[e, k])
             for n in range(classes, len(row)):
                 out_of_range |= row[n] == -np.inf
-            base, novel, label = largest(shown), largest(row[classes:]), labels[e, q]
+            base, novel, label = maximum(shown), maximum(row[classes:]), labels[e, q]
             margin = np.float32(np.inf) if novel == -np.inf else np.float32(base - novel)
-            if of_novel[e, q]:
-                alone = first(row[classes:], novel, label - classes)
+            if is_novel[e, q]:
+                alone = is_first_maximum(row[classes:], novel, label - classes)
                 joint = alone and novel > base
                 novel_alone += alone
                 novel_joint += joint
                 novel_margins[e, novel_at] = margin if alone else np.float32(np.nan)
                 novel_at += 1
             else:
-                alone = first(shown, base, label)
+                alone = is_first_maximum(shown, base, label)
                 joint = alone and base >= novel
                 base_alone += alone
                 base_joint += joint
                 base_margins[e, base_at] = margin if alone else np.float32(np.nan)
                 base_at += 1
-            right[0, e, q], right[1, e, q] = joint, alone
+            is_right[0, e, q], is_right[1, e, q] = joint, alone
         hits[0, e], hits[1, e], hits[2, e], hits[3, e] = base_joint, base_alone, novel_joint, novel_alone
         total = 0
         for i in range(base_margins.shape[1]):
             for j in range(novel_margins.shape[1]):
                 total += base_margins[e, i] > novel_margins[e, j]
                 total += base_margins[e, i] >= novel_margins[e, j]
-        pairs[e], wrong[e] = total, none or out_of_range != 0
+        pairs[e], is_invalid[e] = total, none or out_of_range != 0

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, Kernel, compiled, inlined, part
-from ifsl_bench.solvers.numba_softmax import add, doubled, inner, put
+from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, Kernel, helper_jit, inline_jit, kernel_jit
+from ifsl_bench.solvers.numba_softmax import add_scaled, copy_into, inner_product, words_to_float64
 
 
-def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
+def make_krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
     """Return conjugate gradients and MINRES with this operator and this metric.
 
     Args:
@@ -23,7 +23,7 @@ def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
         metric: `metric(data, d, out)` writes the metric times d.
     """
 
-    @inlined
+    @inline_jit
     def conjugate_gradient(
         data: Any,
         rhs: Array,
@@ -33,31 +33,31 @@ def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
         watch: bool,
         x: Array,
         x_image: Array,
-        room: Array,
+        workspace: Array,
     ) -> tuple[float, int, bool]:
         """Solve A x = rhs for x and its image.
 
         Returns the share of rhs that is left, the steps, and whether A curves downwards.
 
-        Afterwards rhs and its image hold the residual, and the first row of room [3, P] the latest direction, along
-        which A curves downwards if it does. watch: look for that.
+        Afterwards rhs and its image hold the residual, and the first row of the workspace [3, P] the latest
+        direction, along which A curves downwards if it does. watch: look for that.
         """
-        d, d_image, h = room[0], room[1], room[2]
+        d, d_image, h = workspace[0], workspace[1], workspace[2]
         n = rhs.shape[0]
         for i in range(n):
             x[i], x_image[i] = 0.0, 0.0
             d[i], d_image[i] = rhs[i], rhs_image[i]
-        rho = first = inner(rhs, rhs_image)
+        rho = first = inner_product(rhs, rhs_image)
         goal = rho * tolerance**2
         steps, size = 0, 0.0
         while steps < most and rho > 0:
             apply(data, d, d_image, h)
-            curvature = inner(h, d_image)
+            curvature = inner_product(h, d_image)
             if watch:
                 # Beyond what its rounding could be; and where A is semidefinite, zero means that A d is zero too.
-                own, square = inner(h, h), inner(d, d)
+                own, square = inner_product(h, h), inner_product(d, d)
                 size = max(size, own / max(square, TINY))  # of A, squared, from below
-                noise = 4 * EPS * math.sqrt(size * square * inner(d_image, d_image))
+                noise = 4 * EPS * math.sqrt(size * square * inner_product(d_image, d_image))
                 if curvature < -noise or (curvature <= noise and own > 64 * EPS * size * square):
                     return math.sqrt(abs(rho) / max(first, TINY)), steps, True
             if not curvature > 0:
@@ -69,7 +69,7 @@ def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
                 x_image[i] += length * d_image[i]
                 rhs[i] -= length * h[i]
             metric(data, rhs, rhs_image)
-            new = inner(rhs, rhs_image)
+            new = inner_product(rhs, rhs_image)
             ratio = new / rho
             rho = new
             if not new > goal:
@@ -79,13 +79,21 @@ def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
                 d_image[i] = rhs_image[i] + ratio * d_image[i]
         return math.sqrt(abs(rho) / max(first, TINY)), steps, False
 
-    @inlined
+    @inline_jit
     def minres(data: Any, rhs: Array, rhs_image: Array, tolerance: float, most: int, x: Array) -> int:
         """Solve for x with A x = rhs, A definite or not, and return the steps (Paige & Saunders 1975)."""
         n = rhs.shape[0]
-        room = np.zeros((8, n))
-        w, w_before, v, v_before, v_image, h, h_image = room[0], room[1], room[2], room[3], room[4], room[5], room[6]
-        beta = math.sqrt(max(inner(rhs, rhs_image), 0.0))
+        workspace = np.zeros((8, n))
+        w, w_before, v, v_before, v_image, h, h_image = (
+            workspace[0],
+            workspace[1],
+            workspace[2],
+            workspace[3],
+            workspace[4],
+            workspace[5],
+            workspace[6],
+        )
+        beta = math.sqrt(max(inner_product(rhs, rhs_image), 0.0))
         goal, residual, c, s, d, e = tolerance * beta, beta, -1.0, 0.0, 0.0, 0.0
         over = 1.0 / max(beta, TINY)
         for i in range(n):
@@ -95,11 +103,11 @@ def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
         while steps < most and residual > goal:
             # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
             apply(data, v, v_image, h)
-            alpha = inner(h, v_image)
+            alpha = inner_product(h, v_image)
             for i in range(n):
                 h[i] -= alpha * v[i] + beta * v_before[i]
             metric(data, h, h_image)
-            beta = math.sqrt(max(inner(h, h_image), 0.0))
+            beta = math.sqrt(max(inner_product(h, h_image), 0.0))
             # One more column of the tridiagonal matrix, rotated to triangular form.
             above, diagonal = c * d + s * alpha, s * d - c * alpha
             far_above, e, d = e, s * beta, -c * beta
@@ -119,24 +127,27 @@ def krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
     return conjugate_gradient, minres
 
 
-def hessian_kernels(
-    module: str, opened: Kernel, at: Kernel, product: Kernel, add_base_gradient: Kernel
+def make_hessian_kernels(
+    module: str, open_episode: Kernel, write_gradient: Kernel, write_hessian_product: Kernel, add_base_gradient: Kernel
 ) -> tuple[Kernel, ...]:
-    """Return the kernels `series`, `curvature`, `descend` and `ascend` of a problem, which need only these functions.
+    """Return the kernels of a problem that need only these functions.
 
-    In all of them `problems` are the arguments of `numba_backend.Problems`, v and rhs are [E, P], and results are
-    written to the last argument.
+    They are `neumann_series`, `largest_eigenvalue`, `descend` and `descend_backward`. In all of them `problems`
+    are the arguments of `numba_backend.KernelProblems`, v and rhs are [E, P], and results are written to the last
+    argument.
 
     Args:
         module: the name of the problem's module, under which the machine code is stored.
-        opened: `opened(problems, e, centres)`, the data of episode e, for centres [P].
-        at: `at(data, v, gradient)` writes the gradient at v [P], and leaves in the data what `product` needs.
-        product: `product(data, d, out)` writes the Hessian times d [P], at the v of the last call of `at`.
+        open_episode: `open_episode(problems, e, centres)`, the data of episode e, for centres [P].
+        write_gradient: `write_gradient(data, v, gradient)` writes the gradient at v [P], and leaves in the data
+            what `write_hessian_product` needs.
+        write_hessian_product: `write_hessian_product(data, d, out)` writes the Hessian times d [P], at
+            the v of the last call of `write_gradient`.
         add_base_gradient: `add_base_gradient(data, out)` adds to out [S] the derivative of -<u, gradient> in the fixed
-            logits, u being the d of the last call of `product`.
+            logits, u being the d of the last call of `write_hessian_product`.
     """
 
-    def series(
+    def neumann_series(
         begin: int, end: int, problems: tuple, v: Array, rhs: Array, steps: int, damping: float, rate: float, out: tuple
     ) -> None:
         """Return the Neumann series u [E, P], and whether it grew [E]; see `ifsl_bench.solvers.linear.Neumann`."""
@@ -144,45 +155,47 @@ def hessian_kernels(
         n = v.shape[1]
         term, h = np.empty(n), np.empty(n)
         for e in range(begin, end):
-            data = opened(problems, e, problems[4])  # the centres play no part
-            at(data, v[e], h)
+            data = open_episode(problems, e, problems[4])  # the centres play no part
+            write_gradient(data, v[e], h)
             for i in range(n):
                 term[i] = u[e, i] = rhs[e, i]
-            before = length = inner(term, term)
+            before = length = inner_product(term, term)
             for step in range(steps):
-                product(data, term, h)
+                write_hessian_product(data, term, h)
                 for i in range(n):
                     term[i] = (1.0 - damping) * term[i] - rate * h[i]
                     u[e, i] += term[i]
                 if step >= steps - 2:
-                    before, length = length, inner(term, term)
+                    before, length = length, inner_product(term, term)
             for i in range(n):
                 u[e, i] *= rate
             diverged[e] = not math.isfinite(length) or (length > before and steps > 1)
 
-    def curvature(begin: int, end: int, problems: tuple, v: Array, start: Array, steps: int, sizes: Array) -> None:
+    def largest_eigenvalue(
+        begin: int, end: int, problems: tuple, v: Array, start: Array, steps: int, sizes: Array
+    ) -> None:
         """Return the largest absolute eigenvalues [E], from below; see `gradient_descent.largest_curvature`."""
         n = v.shape[1]
         d, h = np.empty(n), np.empty(n)
         for e in range(begin, end):
-            data = opened(problems, e, problems[4])  # the centres play no part
-            at(data, v[e], h)
-            put(start, d)
+            data = open_episode(problems, e, problems[4])  # the centres play no part
+            write_gradient(data, v[e], h)
+            copy_into(start, d)
             sizes[e] = 1.0
             for _ in range(steps):
-                over = 1.0 / max(math.sqrt(inner(d, d)), TINY)
+                over = 1.0 / max(math.sqrt(inner_product(d, d)), TINY)
                 for i in range(n):
                     d[i] *= over
-                product(data, d, h)
+                write_hessian_product(data, d, h)
                 # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
-                sizes[e] = math.sqrt(inner(h, h))
-                put(h, d)
+                sizes[e] = math.sqrt(inner_product(h, h))
+                copy_into(h, d)
 
-    @part
-    def walk(data: tuple, rate: float, path: Array, gradient: Array) -> None:
+    @helper_jit
+    def descend_path(data: tuple, rate: float, path: Array, gradient: Array) -> None:
         """Make gradient steps from the first row of path [steps + 1, P] to the last."""
         for step in range(path.shape[0] - 1):
-            at(data, path[step], gradient)
+            write_gradient(data, path[step], gradient)
             for i in range(gradient.shape[0]):
                 path[step + 1, i] = path[step, i] - rate * gradient[i]
 
@@ -190,12 +203,12 @@ def hessian_kernels(
         """Make `steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
         path, gradient, centre = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
         for e in range(begin, end):
-            doubled(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
-            put(v[e], path[0])
-            walk(opened(problems, e, centre), rate[e], path, gradient)
-            put(path[steps], ends[e])
+            words_to_float64(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
+            copy_into(v[e], path[0])
+            descend_path(open_episode(problems, e, centre), rate[e], path, gradient)
+            copy_into(path[steps], ends[e])
 
-    def ascend(
+    def descend_backward(
         begin: int, end: int, problems: tuple, v: Array, rate: Array, steps: int, slopes: Array, grads: Array
     ) -> None:
         """Carry cotangents slopes [E, P] of its end back through `descend`.
@@ -204,23 +217,26 @@ def hessian_kernels(
         logits [S].
         """
         n, precisions = v.shape[1], problems[4]
-        path, room, centre = np.empty((steps + 1, n)), np.empty((3, n)), np.empty(n)
-        u, h, moved = room[0], room[1], room[2]
+        path, workspace, centre = np.empty((steps + 1, n)), np.empty((3, n)), np.empty(n)
+        u, h, moved = workspace[0], workspace[1], workspace[2]
         for e in range(begin, end):
-            doubled(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
-            data = opened(problems, e, centre)
-            put(v[e], path[0])
-            walk(data, rate[e], path, u)
+            words_to_float64(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
+            data = open_episode(problems, e, centre)
+            copy_into(v[e], path[0])
+            descend_path(data, rate[e], path, u)
             slope = slopes[e].copy()
             grads[e] = 0.0
             for back in range(steps - 1, -1, -1):
-                at(data, path[back], moved)
+                write_gradient(data, path[back], moved)
                 for i in range(n):
                     u[i] = rate[e] * slope[i]
                     grads[e, 0, i] += precisions[i] * u[i]
                     grads[e, 1, i] += u[i] * (centre[i] - path[back, i])
-                product(data, u, h)
+                write_hessian_product(data, u, h)
                 add_base_gradient(data, grads[e, 2])
-                add(slope, -1.0, h)
+                add_scaled(slope, -1.0, h)
 
-    return tuple(compiled(kernel, f"{module}.{kernel.__name__}") for kernel in (series, curvature, descend, ascend))
+    return tuple(
+        kernel_jit(kernel, f"{module}.{kernel.__name__}")
+        for kernel in (neumann_series, largest_eigenvalue, descend, descend_backward)
+    )

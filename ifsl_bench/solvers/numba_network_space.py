@@ -11,31 +11,50 @@ import math
 
 import numpy as np
 
-from ifsl_bench.solvers.numba_compiling import TINY, Array, part
-from ifsl_bench.solvers.numba_lbfgs import lbfgs
-from ifsl_bench.solvers.numba_linear import krylov_methods
-from ifsl_bench.solvers.numba_softmax import add, cross_entropy, inner, misfit, put, scaled, softmax, tanh, weigh
+from ifsl_bench.solvers.numba_compiling import TINY, Array, helper_jit
+from ifsl_bench.solvers.numba_lbfgs import make_lbfgs
+from ifsl_bench.solvers.numba_linear import make_krylov_methods
+from ifsl_bench.solvers.numba_softmax import (
+    add_scaled,
+    apply_cross_entropy_hessian,
+    copy_into,
+    cross_entropy_gradient,
+    inner_product,
+    mean_cross_entropy,
+    scale_columns,
+    softmax_with_base,
+    tanh,
+)
 
-LENGTHS = (4.0, 1.0, 0.25, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-10, 2.0**-12)  # as in `ifsl_bench.solvers.coordinates`
-PRODUCTS = 200
+ESCAPE_LENGTHS = (
+    4.0,
+    1.0,
+    0.25,
+    2.0**-4,
+    2.0**-6,
+    2.0**-8,
+    2.0**-10,
+    2.0**-12,
+)  # as in `ifsl_bench.solvers.coordinates`
+MAX_ESCAPE_PRODUCTS = 200
 
 
-@part
-def width_of(unknowns: int, units: int, ways: int) -> int:
+@helper_jit
+def input_width(n_unknowns: int, units: int, ways: int) -> int:
     """Return D + 1 from the number of unknowns.
 
     The output has N (H + 1) of them, the skip N D and the hidden layer H (D + 1).
 
     Args:
-        unknowns: P.
+        n_unknowns: P.
         units: H.
         ways: N.
     """
-    return (unknowns - ways * units) // (units + ways)
+    return (n_unknowns - ways * units) // (units + ways)
 
 
-@part
-def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
+@helper_jit
+def stack_input_weights(flat: Array, units: int, ways: int, out: Array) -> None:
     """Write W_2, b_2 and W_3 of a flat array to one matrix.
 
     Args:
@@ -55,8 +74,8 @@ def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
         out[units + k, width - 1] = 0.0
 
 
-@part
-def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
+@helper_jit
+def add_input_weights(matrix: Array, units: int, ways: int, flat: Array) -> None:
     """Add a matrix to W_2, b_2 and W_3 in a flat array.
 
     Args:
@@ -75,8 +94,8 @@ def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
             flat[skip + k * (width - 1) + d] += matrix[units + k, d]
 
 
-@part
-def split(output: Array, w: Array, b: Array) -> None:
+@helper_jit
+def split_output_weights(output: Array, w: Array, b: Array) -> None:
     """Write [W b] as W and b.
 
     Args:
@@ -90,8 +109,8 @@ def split(output: Array, w: Array, b: Array) -> None:
         b[k] = output[k, w.shape[1]]
 
 
-@part
-def forward(
+@helper_jit
+def forward_pass(
     act: Array,
     w: Array,
     b: Array,
@@ -101,7 +120,7 @@ def forward(
     f: Array,
     p: Array,
     df: Array,
-    spare: Array,
+    scratch: Array,
 ) -> None:
     """Go from activations to the derivative of the mean cross-entropy in the scores.
 
@@ -115,7 +134,7 @@ def forward(
         f: written to: scores, [N, S].
         p: written to: probabilities, [N+1, S].
         df: written to: the derivative, [N, S].
-        spare: room to compute in, [S].
+        scratch: a workspace, [S].
     """
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     tanh(act[:units].reshape(-1), t.reshape(-1))
@@ -123,12 +142,12 @@ def forward(
     for k in range(ways):
         for i in range(size):
             f[k, i] += act[units + k, i] + b[k]
-    softmax(f, base_logsumexp, p, spare)
-    misfit(p, labels, df, spare)
+    softmax_with_base(f, base_logsumexp, p, scratch)
+    cross_entropy_gradient(p, labels, df, scratch)
 
 
-@part
-def curve(
+@helper_jit
+def apply_loss_hessian(
     moved: Array,
     dw: Array,
     db: Array,
@@ -136,10 +155,10 @@ def curve(
     p: Array,
     df: Array,
     w: Array,
-    room: Array,
+    workspace: Array,
     out: Array,
     output: Array,
-    spare: Array,
+    scratch: Array,
 ) -> None:
     """Apply the Hessian of the mean cross-entropy between activations and [W b].
 
@@ -151,17 +170,17 @@ def curve(
         p: probabilities, [N+1, S].
         df: the derivative in the scores, [N, S].
         w: W, [N, H].
-        room: to compute in, [2 H + 2 N, S]; its last N rows then hold the change of the scores.
+        workspace: [2 H + 2 N, S]; its last N rows then hold the change of the scores.
         out: written to: the result for the activations, [H+N, S].
         output: written to: the result for [W b], [N, H+1].
-        spare: room to compute in, [S].
+        scratch: a workspace, [S].
     """
     units, size, ways = t.shape[0], t.shape[1], df.shape[0]
     dt, back, more, ds = (
-        room[:units],
-        room[units : 2 * units],
-        room[2 * units : 2 * units + ways],
-        room[2 * units + ways :],
+        workspace[:units],
+        workspace[units : 2 * units],
+        workspace[2 * units : 2 * units + ways],
+        workspace[2 * units + ways :],
     )
     flat_t, flat_dt, flat_move = t.reshape(-1), dt.reshape(-1), moved[:units].reshape(-1)
     for i in range(units * size):
@@ -172,7 +191,7 @@ def curve(
         for i in range(size):
             ds[k, i] += more[k, i] + moved[units + k, i] + db[k]
     df2 = out[units:]
-    weigh(p, ds, df2, spare)
+    apply_cross_entropy_hessian(p, ds, df2, scratch)
     first, second = np.empty((ways, units)), np.empty((ways, units))
     np.dot(df2, t.T, first)
     np.dot(df, dt.T, second)
@@ -197,12 +216,12 @@ def curve(
 # The search: z holds B [H, S], beta [N, S] and o [N, H+1], in the metric (K_2, K_3, P_1).
 
 
-@part
-def metric(data: tuple, d: Array, out: Array) -> None:
+@helper_jit
+def apply_metric(data: tuple, d: Array, out: Array) -> None:
     """Write M d.
 
     Args:
-        data: of a search (`evaluate`) or of the Hessian (`apply`); both begin with K_2, K_3, P_1, t, p, df.
+        data: of a search (`evaluate`) or of the Hessian (`apply_operator`); both begin with K_2, K_3, P_1, t, p, df.
         d: dual numbers, flat.
         out: written to, likewise.
     """
@@ -215,28 +234,28 @@ def metric(data: tuple, d: Array, out: Array) -> None:
         out[end + i] = precisions[i] * d[end + i]
 
 
-@part
-def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
+@helper_jit
+def evaluate(space: tuple, z: Array, metric_z: Array, gradient: Array) -> float:
     """Return the value, and write the gradient as a representer in the metric.
 
     Args:
         space: the data of a search.
         z: dual numbers, flat.
-        z_image: M z.
+        metric_z: M z.
         gradient: written to, likewise.
     """
-    _, _, precisions, t, p, df, _, start, centres, base_logsumexp, labels, act, f, w, b, spare, back, output = space
+    _, _, precisions, t, p, df, _, start, centres, base_logsumexp, labels, act, f, w, b, scratch, back, output = space
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     end = (units + ways) * size
     flat, begin = act.reshape(-1), start.reshape(-1)
     for i in range(end):
-        flat[i] = begin[i] + z_image[i]
+        flat[i] = begin[i] + metric_z[i]
     flat = output.reshape(-1)
     for i in range(flat.shape[0]):
         flat[i] = centres[i] + z[end + i]
-    split(output, w, b)
-    forward(act, w, b, base_logsumexp, labels, t, f, p, df, spare)
-    value = cross_entropy(f, base_logsumexp, labels, p) + inner(z, z_image) / 2
+    split_output_weights(output, w, b)
+    forward_pass(act, w, b, base_logsumexp, labels, t, f, p, df, scratch)
+    value = mean_cross_entropy(f, base_logsumexp, labels, p) + inner_product(z, metric_z) / 2
     np.dot(w.T, df, back)
     above, flat_t = back.reshape(-1), t.reshape(-1)
     for i in range(units * size):
@@ -256,8 +275,8 @@ def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
     return value
 
 
-@part
-def norm(space: tuple, gradient: Array) -> float:
+@helper_jit
+def gradient_norm(space: tuple, gradient: Array) -> float:
     """Return the norm of the gradient in the large form.
 
     Args:
@@ -268,7 +287,7 @@ def norm(space: tuple, gradient: Array) -> float:
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     rows, end = units + ways, (units + ways) * size
     duals = gradient[:end].reshape(rows, size)
-    square = inner(gradient[:end], np.dot(duals, gram).reshape(-1))
+    square = inner_product(gradient[:end], np.dot(duals, gram).reshape(-1))
     for k in range(units):
         mass = 0.0
         for i in range(size):
@@ -279,21 +298,23 @@ def norm(space: tuple, gradient: Array) -> float:
     return math.sqrt(max(square, 0.0)) if math.isfinite(square) else math.inf
 
 
-@part
-def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
+@helper_jit
+def apply_operator(net: tuple, d: Array, d_image: Array, out: Array) -> None:
     """Write (1 + C' M) d.
 
     Args:
-        net: the metric's kernels and precisions [N (H+1)], where the Hessian is (t, p, df, W), room.
+        net: the metric's kernels and precisions [N (H+1)], where the Hessian is (t, p, df, W), workspace.
         d: dual numbers, flat.
         d_image: M d.
         out: written to, likewise.
     """
-    _, _, precisions, t, p, df, w, room, moved, output, dw, db, spare = net
+    _, _, precisions, t, p, df, w, workspace, moved, output, dw, db, scratch = net
     units, ways, size = t.shape[0], df.shape[0], df.shape[1]
     end = (units + ways) * size
-    split(d[end:].reshape(ways, units + 1), dw, db)
-    curve(d_image[:end].reshape(units + ways, size), dw, db, t, p, df, w, room, moved, output, spare)
+    split_output_weights(d[end:].reshape(ways, units + 1), dw, db)
+    apply_loss_hessian(
+        d_image[:end].reshape(units + ways, size), dw, db, t, p, df, w, workspace, moved, output, scratch
+    )
     flat, last = moved.reshape(-1), output.reshape(-1)
     for i in range(end):
         out[i] = d[i] + flat[i]
@@ -301,12 +322,12 @@ def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
         out[end + i] = d[end + i] + last[i] / precisions[i]
 
 
-search = lbfgs(metric, evaluate, norm)
-solve_definite, solve_indefinite = krylov_methods(apply, metric)
+search_minimum = make_lbfgs(apply_metric, evaluate, gradient_norm)
+solve_definite, solve_indefinite = make_krylov_methods(apply_operator, apply_metric)
 
 
-@part
-def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Array, Array, Array, Array]:
+@helper_jit
+def kernel_matrices(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Array, Array, Array, Array]:
     """Return K_2, K_3 [S, S], and the inverse precisions [D+1] of one unit's [W_2 b_2] and one class's [W_3 0].
 
     Args:
@@ -322,12 +343,19 @@ def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Arra
         inverse_2[d] = 1.0 / precisions[hidden + d]
     for d in range(width - 1):
         inverse_3[d] = 1.0 / precisions[skip + d]
-    return np.dot(scaled(rows, inverse_2), rows.T), np.dot(scaled(rows, inverse_3), rows.T), inverse_2, inverse_3
+    return (
+        np.dot(scale_columns(rows, inverse_2), rows.T),
+        np.dot(scale_columns(rows, inverse_3), rows.T),
+        inverse_2,
+        inverse_3,
+    )
 
 
-@part
-def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array) -> None:
-    """Write fixed functions of each support row, so that their order plays no part; see `DualSpace.initial`.
+@helper_jit
+def write_start(rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array) -> None:
+    """Write fixed functions of each support row, so that their order plays no part.
+
+    See `DualCoordinates.initial_point`.
 
     Args:
         rows: features with a column of ones, [S, D+1].
@@ -362,35 +390,42 @@ def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Ar
             z[at + k * draws.shape[1] + i] = spread * draws[k, i]
 
 
-@part
-def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: Array) -> bool:
+@helper_jit
+def escape_saddle(space: tuple, net: tuple, z: Array, value: float, draw: Array, workspace: Array) -> bool:
     """Move z to where the objective is lower, if it curves downwards at this stationary point; return whether it did.
 
-    See `ifsl_bench.solvers.coordinates.below`.
+    See `ifsl_bench.solvers.coordinates.escape_saddles`.
 
     Args:
         space: the data of a search.
-        net: the data of the Hessian at z, as `apply` takes them.
+        net: the data of the Hessian at z, as `apply_operator` takes them.
         z: dual numbers of a stationary point, flat; changed.
         value: the objective there.
         draw: the right-hand side of the linear solve, fixed random numbers, flat.
-        room: to compute in, [9, P].
+        workspace: [9, P].
     """
-    z_image, b, b_image, x, x_image, best = room[0], room[1], room[2], room[3], room[4], room[5]
+    z_image, b, b_image, x, x_image, best = (
+        workspace[0],
+        workspace[1],
+        workspace[2],
+        workspace[3],
+        workspace[4],
+        workspace[5],
+    )
     n = z.shape[0]
-    metric(space, z, z_image)
+    apply_metric(space, z, z_image)
     evaluate(space, z, z_image, b)
-    split(space[17], space[13], space[14])  # W, where `evaluate` has left something else
-    put(draw, b)
-    metric(net, b, b_image)
-    _, _, down = solve_definite(net, b, b_image, 1e-3, PRODUCTS, True, x, x_image, room[6:9])
+    split_output_weights(space[17], space[13], space[14])  # W, where `evaluate` has left something else
+    copy_into(draw, b)
+    apply_metric(net, b, b_image)
+    _, _, down = solve_definite(net, b, b_image, 1e-3, MAX_ESCAPE_PRODUCTS, True, x, x_image, workspace[6:9])
     if not down:
         return False
-    d, d_image = room[6], room[7]
-    metric(net, d, d_image)
-    unit = (1 + math.sqrt(max(inner(z, z_image), 0.0))) / math.sqrt(max(inner(d, d_image), TINY))
+    d, d_image = workspace[6], workspace[7]
+    apply_metric(net, d, d_image)
+    unit = (1 + math.sqrt(max(inner_product(z, z_image), 0.0))) / math.sqrt(max(inner_product(d, d_image), TINY))
     lowest, at = value, 0.0
-    for length in LENGTHS:
+    for length in ESCAPE_LENGTHS:
         for sign in (1.0, -1.0):
             t = sign * length * unit
             for i in range(n):
@@ -398,5 +433,5 @@ def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: A
             height = evaluate(space, x, x_image, best)
             if height < lowest:
                 lowest, at = height, t
-    add(z, at, d)
+    add_scaled(z, at, d)
     return lowest < value

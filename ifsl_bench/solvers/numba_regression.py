@@ -7,7 +7,7 @@ stay in the cache, no episode waits for another, and none is changed by its neig
 An episode's arguments are x [S, D], labels [S], base_logsumexp [S], centres [P] and precisions [P] of the unknowns
 V [N, D+1], a flat array of P = N (D+1) numbers. Functions of many episodes have them with a leading dimension E, which
 is 1 where all share the centres, and write to their last arguments. There x, base_logsumexp and centres are of either
-precision, as `numba_softmax.doubled` reads them.
+precision, as `numba_softmax.words_to_float64` reads them.
 """
 
 from __future__ import annotations
@@ -16,49 +16,56 @@ import math
 
 import numpy as np
 
-from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, compiled, part
-from ifsl_bench.solvers.numba_linear import hessian_kernels, krylov_methods
+from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, helper_jit, kernel_jit
+from ifsl_bench.solvers.numba_linear import make_hessian_kernels, make_krylov_methods
 from ifsl_bench.solvers.numba_softmax import (
-    add,
-    add_base_gradient_of,
-    cross_entropy,
-    doubled,
-    inner,
-    largest,
-    misfit,
-    put,
-    rows_of,
-    scaled,
-    softmax,
-    total,
-    weigh,
+    add_fixed_logit_gradient,
+    add_scaled,
+    append_ones,
+    apply_cross_entropy_hessian,
+    copy_into,
+    cross_entropy_gradient,
+    inner_product,
+    max_absolute,
+    mean_cross_entropy,
+    scale_columns,
+    softmax_with_base,
+    sum_elements,
+    words_to_float64,
 )
 
-NEAR = 1e-6  # a tenth of how far a support score may be from its value at the minimum
+SCORE_TOLERANCE = 1e-6  # a tenth of how far a support score may be from its value at the minimum
 
 
-@part
-def _apply(system: tuple, d: Array, image: Array, out: Array) -> None:
-    """Write (1 + M K) d to out, for image = d K, all flat [N S]; the system is K, the probabilities, and room [S]."""
-    _, p, spare = system
+@helper_jit
+def _apply_newton_operator(system: tuple, d: Array, image: Array, out: Array) -> None:
+    """Write (1 + M K) d to out, for image = d K, all flat [N S].
+
+    Args:
+        system: K, the probabilities and a workspace [S].
+        d: [N S].
+        image: d K, [N S].
+        out: written to, [N S].
+    """
+    _, p, scratch = system
     ways, size = p.shape[0] - 1, p.shape[1]
-    weigh(p, image.reshape(ways, size), out.reshape(ways, size), spare)
-    add(out, 1.0, d)
+    apply_cross_entropy_hessian(p, image.reshape(ways, size), out.reshape(ways, size), scratch)
+    add_scaled(out, 1.0, d)
 
 
-@part
-def _metric(system: tuple, d: Array, out: Array) -> None:
+@helper_jit
+def _apply_kernel(system: tuple, d: Array, out: Array) -> None:
     """Write d K to out."""
     k, p, _ = system
     ways, size = p.shape[0] - 1, p.shape[1]
     np.dot(d.reshape(ways, size), k, out.reshape(ways, size))
 
 
-solve_system, _ = krylov_methods(_apply, _metric)
+solve_system, _ = make_krylov_methods(_apply_newton_operator, _apply_kernel)
 
 
-@part
-def search(
+@helper_jit
+def line_search(
     f: Array,
     base_logsumexp: Array,
     labels: Array,
@@ -69,7 +76,7 @@ def search(
     p: Array,
     moved: Array,
     gains: Array,
-    spare: Array,
+    scratch: Array,
 ) -> float:
     """Return a step length where the slope has fallen to a tenth.
 
@@ -83,22 +90,25 @@ def search(
         slope: along d, at the start.
         p: written to: the probabilities after the step, [N+1, S].
         moved: written to: the scores after the step, [N, S].
-        gains: room to compute in, [N+1, S].
-        spare: room to compute in, [2, S].
+        gains: a workspace, [N+1, S].
+        scratch: a workspace, [2, S].
     """
     ways, size = f.shape
-    room, sums = spare[0], spare[1]
+    workspace, sums = scratch[0], scratch[1]
     reach = 0.0
     for i in range(size):
-        room[i], sums[i] = 0.0, 0.0
+        workspace[i], sums[i] = 0.0, 0.0
     for k in range(ways):
         for i in range(size):
-            room[i] = d_image[k, i] if d_image[k, i] > room[i] else room[i]
+            workspace[i] = d_image[k, i] if d_image[k, i] > workspace[i] else workspace[i]
             sums[i] = d_image[k, i] if d_image[k, i] < sums[i] else sums[i]
     for i in range(size):
-        reach = max(reach, room[i] - sums[i])
+        reach = max(reach, workspace[i] - sums[i])
     t = 1.0 if reach < 1 else math.log1p(reach) / reach
-    fixed_slope, fixed_curvature = inner(a.reshape(-1), d_image.reshape(-1)), inner(d.reshape(-1), d_image.reshape(-1))
+    fixed_slope, fixed_curvature = (
+        inner_product(a.reshape(-1), d_image.reshape(-1)),
+        inner_product(d.reshape(-1), d_image.reshape(-1)),
+    )
     # How much further the label's score goes than another: what the labels and the probabilities have in common in the
     # slope is gone before it is added up.
     for i in range(size):
@@ -111,20 +121,20 @@ def search(
         for k in range(ways):
             for i in range(size):
                 moved[k, i] = f[k, i] + t * d_image[k, i]
-        softmax(moved, base_logsumexp, p, room)
+        softmax_with_base(moved, base_logsumexp, p, workspace)
         if trial == 30:
             break
         for i in range(size):
-            sums[i], room[i] = 0.0, 0.0
+            sums[i], workspace[i] = 0.0, 0.0
         for k in range(ways + 1):
             for i in range(size):
                 part = p[k, i] * gains[k, i]
                 sums[i] += part
-                room[i] += part * gains[k, i]
-        g = fixed_slope + t * fixed_curvature - total(sums) / size
+                workspace[i] += part * gains[k, i]
+        g = fixed_slope + t * fixed_curvature - sum_elements(sums) / size
         if abs(g) <= -0.1 * slope and (g * (t - low) <= -g_low * low or t * reach <= 1):
             break
-        h = fixed_curvature + (total(room) - inner(sums, sums)) / size
+        h = fixed_curvature + (sum_elements(workspace) - inner_product(sums, sums)) / size
         if g < 0:
             low, g_low = t, g
         else:
@@ -142,8 +152,8 @@ def search(
     return t
 
 
-@part
-def newton(
+@helper_jit
+def dual_newton(
     k: Array,
     start: Array,
     base_logsumexp: Array,
@@ -175,9 +185,9 @@ def newton(
         Whether they are at the minimum, the steps, and the square of a length that the gradient certainly lost.
     """
     ways, size = start.shape
-    room, cg = np.empty((6, ways, size)), np.empty((3, ways * size))
-    gains, spare = np.empty((ways + 1, size)), np.empty((2, size))
-    r, r_image, s, s_image, moved = room[0], room[1], room[2], room[3], room[4]
+    workspace, cg = np.empty((6, ways, size)), np.empty((3, ways * size))
+    gains, scratch = np.empty((ways + 1, size)), np.empty((2, size))
+    r, r_image, s, s_image, moved = workspace[0], workspace[1], workspace[2], workspace[3], workspace[4]
     flat, flat_image, duals, step, step_image = (
         r.reshape(-1),
         r_image.reshape(-1),
@@ -186,14 +196,14 @@ def newton(
         s_image.reshape(-1),
     )
     minus, minus_image = np.empty(ways * size), np.empty(ways * size)
-    system = (k, p, spare[0])
+    system = (k, p, scratch[0])
     for i in range(ways):
-        put(start[i], f[i])
+        copy_into(start[i], f[i])
     duals[:] = 0.0
-    softmax(f, base_logsumexp, p, spare[0])
-    misfit(p, labels, r, spare[0])
+    softmax_with_base(f, base_logsumexp, p, scratch[0])
+    cross_entropy_gradient(p, labels, r, scratch[0])
     np.dot(r, k, r_image)
-    first = length = best = inner(flat, flat_image)
+    first = length = best = inner_product(flat, flat_image)
     widest, across = 0.0, 0.0
     for i in range(size):
         widest = max(widest, k[i, i])
@@ -202,7 +212,7 @@ def newton(
                 across += k[i, j]
     # A start that is already a solution up to rounding has no gradient to shrink.
     share = tolerance**2 * max(first, EPS**2 * across / size**2)
-    close = NEAR**2 / max(widest, TINY)
+    close = SCORE_TOLERANCE**2 / max(widest, TINY)
     steps = idle = 0
     converged = length <= min(share, close)
     while not converged and steps < max_steps and idle < 3 and math.isfinite(length):
@@ -213,17 +223,19 @@ def newton(
         remainder, _, _ = solve_system(
             system, minus, minus_image, force, inner_steps if steps else 1, False, step, step_image, cg
         )
-        t = search(f, base_logsumexp, labels, a, s, s_image, inner(flat, step_image), p, moved, gains, spare)
+        t = line_search(
+            f, base_logsumexp, labels, a, s, s_image, inner_product(flat, step_image), p, moved, gains, scratch
+        )
         for i in range(ways):
-            put(moved[i], f[i])
-        add(duals, t, step)
-        misfit(p, labels, r, spare[0])
-        add(flat, 1.0, duals)
+            copy_into(moved[i], f[i])
+        add_scaled(duals, t, step)
+        cross_entropy_gradient(p, labels, r, scratch[0])
+        add_scaled(flat, 1.0, duals)
         np.dot(r, k, r_image)
-        length = inner(flat, flat_image)
+        length = inner_product(flat, flat_image)
         steps += 1
-        went = t * largest(step_image)
-        converged = length <= share and (length <= close or (went <= NEAR and remainder <= 0.3))
+        went = t * max_absolute(step_image)
+        converged = length <= share and (length <= close or (went <= SCORE_TOLERANCE and remainder <= 0.3))
         if steps > 8:
             # Rounding may end progress before the tolerance does. (Early on the gradient may grow while L falls.)
             heaviest = 0.0
@@ -238,7 +250,7 @@ def newton(
     return converged, steps, max(1e4 * share, 1e-8 * first)
 
 
-@compiled
+@kernel_jit
 def solve(
     begin: int, end: int, problems: tuple, tolerance: float, max_steps: int, inner_steps: int, out: tuple
 ) -> None:
@@ -247,7 +259,7 @@ def solve(
     Args:
         begin: the first episode.
         end: the one after the last.
-        problems: the arguments of `numba_backend.Problems`.
+        problems: the arguments of `numba_backend.KernelProblems`.
         tolerance: on the gradient in the norm of P^-1, relative to its length at the centres.
         max_steps: Newton steps of each episode.
         inner_steps: conjugate gradient steps in each of them.
@@ -268,19 +280,19 @@ def solve(
     duals, both = np.empty((2 * ways, size)), np.empty((2 * ways, features))
     base_row, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
     for e in range(begin, end):
-        rows = rows_of(x[e], features)
-        np.dot(scaled(rows, inverse), rows.T, k)
-        doubled(centres[e if centres.shape[0] > 1 else 0], there.reshape(-1))
+        rows = append_ones(x[e], features)
+        np.dot(scale_columns(rows, inverse), rows.T, k)
+        words_to_float64(centres[e if centres.shape[0] > 1 else 0], there.reshape(-1))
         np.dot(there, rows.T, start)
-        doubled(base_logsumexp[e], base_row)
-        good, steps[e], goal = newton(k, start, base_row, labels[e], tolerance, max_steps, inner_steps, a, f, p)
+        words_to_float64(base_logsumexp[e], base_row)
+        good, steps[e], goal = dual_newton(k, start, base_row, labels[e], tolerance, max_steps, inner_steps, a, f, p)
         # A search adds its scores up step by step. What counts is where V is, so this looks afresh.
         np.dot(a, k, image)
         for i in range(ways):
             for j in range(size):
                 start[i, j] += image[i, j]
-        softmax(start, base_row, p, two)
-        misfit(p, labels[e], duals[ways:], two)
+        softmax_with_base(start, base_row, p, two)
+        cross_entropy_gradient(p, labels[e], duals[ways:], two)
         for i in range(ways):
             for j in range(size):
                 duals[i, j] = a[i, j]
@@ -298,61 +310,63 @@ def solve(
         for i in range(ways):
             for j in range(size):
                 off, far = max(off, abs(scores[i, j] - f[i, j])), max(far, abs(a[i, j]))
-        loss = cross_entropy(start, base_row, labels[e], p)
-        norm[e], value[e] = math.sqrt(square), loss + inner(a.reshape(-1), image.reshape(-1)) / 2
+        loss = mean_cross_entropy(start, base_row, labels[e], p)
+        norm[e], value[e] = math.sqrt(square), loss + inner_product(a.reshape(-1), image.reshape(-1)) / 2
         # Infinitely off are dual numbers that no minimum has: there |a| = |target - pi / S| <= 1 / S.
-        converged[e] = good and remainder <= goal and off <= 10 * NEAR and far <= 2.0 / size
+        converged[e] = good and remainder <= goal and off <= 10 * SCORE_TOLERANCE and far <= 2.0 / size
 
 
-@part
-def _opened(problems: tuple, e: int, centres: Array) -> tuple:
-    """Return the data of an episode; `hessian_kernels` describes this function and the next ones."""
+@helper_jit
+def _open_episode(problems: tuple, e: int, centres: Array) -> tuple:
+    """Return the data of an episode; `make_hessian_kernels` describes this function and the next ones."""
     x, labels, base_logsumexp, _, precisions, ways = problems
     size = x.shape[1]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
     fixed = np.empty(size)
-    doubled(base_logsumexp[e], fixed)
-    rows, p = rows_of(x[e], precisions.shape[0] // ways), np.empty((ways + 1, size))
+    words_to_float64(base_logsumexp[e], fixed)
+    rows, p = append_ones(x[e], precisions.shape[0] // ways), np.empty((ways + 1, size))
     return rows, fixed, labels[e], centres, precisions, wide, p, np.empty(size)
 
 
-@part
-def _at(data: tuple, v: Array, gradient: Array) -> None:
+@helper_jit
+def _write_gradient(data: tuple, v: Array, gradient: Array) -> None:
     """Write the gradient at v, and the probabilities for what follows."""
-    rows, base_logsumexp, labels, centres, precisions, wide, p, spare = data
+    rows, base_logsumexp, labels, centres, precisions, wide, p, scratch = data
     ways = wide.shape[1]
     shape = (ways, rows.shape[1])
     np.dot(v.reshape(shape), rows.T, wide[0])
-    softmax(wide[0], base_logsumexp, p, spare)
-    misfit(p, labels, wide[1], spare)
+    softmax_with_base(wide[0], base_logsumexp, p, scratch)
+    cross_entropy_gradient(p, labels, wide[1], scratch)
     np.dot(wide[1], rows, gradient.reshape(shape))
     for i in range(v.shape[0]):
         gradient[i] += precisions[i] * (v[i] - centres[i])
 
 
-@part
-def _product(data: tuple, d: Array, out: Array) -> None:
+@helper_jit
+def _write_hessian_product(data: tuple, d: Array, out: Array) -> None:
     """Write the Hessian times d."""
-    rows, _, _, _, precisions, wide, p, spare = data
+    rows, _, _, _, precisions, wide, p, scratch = data
     shape = (wide.shape[1], rows.shape[1])
     np.dot(d.reshape(shape), rows.T, wide[2])
-    weigh(p, wide[2], wide[3], spare)
+    apply_cross_entropy_hessian(p, wide[2], wide[3], scratch)
     np.dot(wide[3], rows, out.reshape(shape))
     for i in range(d.shape[0]):
         out[i] += precisions[i] * d[i]
 
 
-@part
+@helper_jit
 def _add_base_gradient(data: tuple, out: Array) -> None:
-    add_base_gradient_of(data[6], data[5][2], out)
+    add_fixed_logit_gradient(data[6], data[5][2], out)
 
 
-series, curvature, descend, ascend = hessian_kernels("numba_regression", _opened, _at, _product, _add_base_gradient)
+neumann_series, largest_eigenvalue, descend, descend_backward = make_hessian_kernels(
+    "numba_regression", _open_episode, _write_gradient, _write_hessian_product, _add_base_gradient
+)
 
 
-@compiled
-def inverse(
-    begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, most: int, out: tuple
+@kernel_jit
+def solve_hessian(
+    begin: int, end: int, problems: tuple, v: Array, rhs: Array, tolerance: float, max_steps: int, out: tuple
 ) -> None:
     """Solve H u = rhs, H being the Hessian at v.
 
@@ -361,11 +375,11 @@ def inverse(
     Args:
         begin: the first episode.
         end: the one after the last.
-        problems: the arguments of `numba_backend.Problems`.
+        problems: the arguments of `numba_backend.KernelProblems`.
         v: the unknowns, [E, P].
         rhs: [E, P].
         tolerance: on the residual, relative, in the metric of K.
-        most: steps of each episode.
+        max_steps: steps of each episode.
         out: u [E, P]; the residual, as a bound of u's error relative to u in the norm of the precisions; the steps, and
             False, since the problem is convex, [E] each.
     """
@@ -374,27 +388,27 @@ def inverse(
     size, features = x.shape[1], precisions.shape[0] // ways
     count = ways * features
     reciprocal = 1.0 / precisions
-    k, room, slope = np.empty((size, size)), np.empty((5, ways * size)), np.empty(count)
+    k, workspace, slope = np.empty((size, size)), np.empty((5, ways * size)), np.empty(count)
     for e in range(begin, end):
-        data = _opened(problems, e, precisions)  # the centres play no part
-        rows, _, _, _, _, wide, p, spare = data
-        _at(data, v[e], slope)
-        np.dot(scaled(rows, reciprocal[:features]), rows.T, k)
+        data = _open_episode(problems, e, precisions)  # the centres play no part
+        rows, _, _, _, _, wide, p, scratch = data
+        _write_gradient(data, v[e], slope)
+        np.dot(scale_columns(rows, reciprocal[:features]), rows.T, k)
         for i in range(count):
             slope[i] = reciprocal[i] * rhs[e, i]
         np.dot(slope.reshape(ways, features), rows.T, wide[2])
-        weigh(p, wide[2], wide[3], spare)
-        b, b_image, w, w_image = wide[3].reshape(-1), wide[1].reshape(-1), room[0], room[1]
-        system = (k, p, spare)
-        _metric(system, b, b_image)
-        _, steps[e], _ = solve_system(system, b, b_image, tolerance, most, False, w, w_image, room[2:])
+        apply_cross_entropy_hessian(p, wide[2], wide[3], scratch)
+        b, b_image, w, w_image = wide[3].reshape(-1), wide[1].reshape(-1), workspace[0], workspace[1]
+        system = (k, p, scratch)
+        _apply_kernel(system, b, b_image)
+        _, steps[e], _ = solve_system(system, b, b_image, tolerance, max_steps, False, w, w_image, workspace[2:])
         np.dot(w.reshape(ways, size), rows, slope.reshape(ways, features))
         for i in range(count):
             u[e, i] = reciprocal[i] * (rhs[e, i] - slope[i])
         # The residual of H u = rhs bounds u's error.
         np.dot(u[e].reshape(ways, features), rows.T, wide[2])
-        weigh(p, wide[2], wide[3], spare)
-        add(wide[3].reshape(-1), -1.0, w)
+        apply_cross_entropy_hessian(p, wide[2], wide[3], scratch)
+        add_scaled(wide[3].reshape(-1), -1.0, w)
         np.dot(wide[3], rows, slope.reshape(ways, features))
         wrong, own = 0.0, 0.0
         for i in range(count):

@@ -1,7 +1,7 @@
 """Elementary functions of arrays, support rows, and the softmax over novel classes and the fixed one.
 
 The formulas stand in docs/solve.md. S support rows, N novel classes, D features. Probabilities p [N+1, S] have the
-fixed class last. `spare` [S] is room to compute in. Loops are written so that a compiler makes vector instructions.
+fixed class last. `scratch` [S] is a workspace. Loops are written so that a compiler makes vector instructions.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ import math
 
 import numpy as np
 
-from ifsl_bench.solvers.numba_compiling import Array, inlined, power_of_two, summing
+from ifsl_bench.solvers.numba_compiling import Array, inline_jit, power_of_two, reduction_jit
 
-ROUND = 6755399441055744.0  # 1.5 * 2^52: a small number added to it is rounded to a whole one
+ROUNDING_SHIFT = 6755399441055744.0  # 1.5 * 2^52: a small number added to it is rounded to a whole one
 LOG2E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6
 
 
-@inlined
-def put(x: Array, out: Array) -> None:
+@inline_jit
+def copy_into(source: Array, out: Array) -> None:
     """Copy x into out, both flat.
 
     `out[:] = x` would do the same, and have Numba compile the text of an error for arrays of different shapes, which
     takes it four seconds.
 
     Args:
-        x: copied.
+        source: copied.
         out: written to.
     """
-    for i in range(x.shape[0]):
-        out[i] = x[i]
+    for i in range(source.shape[0]):
+        out[i] = source[i]
 
 
-@inlined
-def doubled(words: Array, out: Array) -> None:
+@inline_jit
+def words_to_float64(words: Array, out: Array) -> None:
     """Copy numbers of either precision into out, in double precision; all flat.
 
     Numbers of double precision come as twice as many words of single precision, so that kernels are compiled once and
@@ -44,12 +44,12 @@ def doubled(words: Array, out: Array) -> None:
         out: written to, [P].
     """
     if words.shape[0] == out.shape[0]:
-        put(words, out)
+        copy_into(words, out)
     else:
-        put(words.view(np.float64), out)
+        copy_into(words.view(np.float64), out)
 
 
-@inlined
+@inline_jit
 def exponential(x: float) -> float:
     """Return e^x, to two units in the last place; below -708 it stays at e^-708, above 709 at e^709.
 
@@ -59,8 +59,8 @@ def exponential(x: float) -> float:
         x = 709.0
     if x < -708.0:
         x = -708.0
-    shifted = x * LOG2E + ROUND
-    k = shifted - ROUND
+    shifted = x * LOG2E + ROUNDING_SHIFT
+    k = shifted - ROUNDING_SHIFT
     r = (x - k * LN2_HIGH) - k * LN2_LOW
     p = 1.6059043836821613e-10  # 1 / 13!
     p = p * r + 2.08767569878681e-09
@@ -79,7 +79,7 @@ def exponential(x: float) -> float:
     return p * power_of_two(shifted)
 
 
-@inlined
+@inline_jit
 def tanh(x: Array, out: Array) -> None:
     """Write the hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16.
 
@@ -91,8 +91,8 @@ def tanh(x: Array, out: Array) -> None:
         out[i] = 1.0 - 2.0 / (exponential(2.0 * x[i]) + 1.0)
 
 
-@summing
-def inner(a: Array, b: Array) -> float:
+@reduction_jit
+def inner_product(a: Array, b: Array) -> float:
     """Return the inner product of flat arrays.
 
     Args:
@@ -105,8 +105,8 @@ def inner(a: Array, b: Array) -> float:
     return total
 
 
-@summing
-def total(a: Array) -> float:
+@reduction_jit
+def sum_elements(a: Array) -> float:
     """Return the sum of a flat array."""
     value = 0.0
     for i in range(a.shape[0]):
@@ -114,8 +114,8 @@ def total(a: Array) -> float:
     return value
 
 
-@summing
-def largest(a: Array) -> float:
+@reduction_jit
+def max_absolute(a: Array) -> float:
     """Return the largest absolute value in a flat array; NaN does not count."""
     value = 0.0
     for i in range(a.shape[0]):
@@ -123,8 +123,8 @@ def largest(a: Array) -> float:
     return value
 
 
-@inlined
-def add(a: Array, factor: float, b: Array) -> None:
+@inline_jit
+def add_scaled(a: Array, factor: float, b: Array) -> None:
     """Add factor * b to a, for flat arrays.
 
     Args:
@@ -136,8 +136,8 @@ def add(a: Array, factor: float, b: Array) -> None:
         a[i] += factor * b[i]
 
 
-@inlined
-def rows_of(x: Array, width: int) -> Array:
+@inline_jit
+def append_ones(x: Array, width: int) -> Array:
     """Return x with a column of ones, [S, width] in double precision.
 
     Args:
@@ -147,13 +147,13 @@ def rows_of(x: Array, width: int) -> Array:
     size = x.shape[0]
     out = np.empty((size, width))
     for i in range(size):
-        doubled(x[i], out[i, : width - 1])
+        words_to_float64(x[i], out[i, : width - 1])
         out[i, width - 1] = 1.0
     return out
 
 
-@inlined
-def scaled(x: Array, factors: Array) -> Array:
+@inline_jit
+def scale_columns(x: Array, factors: Array) -> Array:
     """Return x with its columns multiplied by factors.
 
     Args:
@@ -167,40 +167,40 @@ def scaled(x: Array, factors: Array) -> Array:
     return out
 
 
-@inlined
-def softmax(f: Array, base_logsumexp: Array, p: Array, spare: Array) -> None:
+@inline_jit
+def softmax_with_base(f: Array, base_logsumexp: Array, p: Array, scratch: Array) -> None:
     """Write the softmax over the N scores and the fixed class, which comes last.
 
     Args:
         f: scores, [N, S].
         base_logsumexp: the score of the fixed class, [S].
         p: written to, [N+1, S].
-        spare: room to compute in, [S].
+        scratch: a workspace, [S].
     """
     ways, size = f.shape
     for i in range(size):
-        spare[i] = base_logsumexp[i]
+        scratch[i] = base_logsumexp[i]
     for k in range(ways):
         for i in range(size):
-            spare[i] = f[k, i] if f[k, i] > spare[i] else spare[i]
+            scratch[i] = f[k, i] if f[k, i] > scratch[i] else scratch[i]
     for k in range(ways):
         for i in range(size):
-            p[k, i] = exponential(f[k, i] - spare[i])
+            p[k, i] = exponential(f[k, i] - scratch[i])
     for i in range(size):
-        p[ways, i] = exponential(base_logsumexp[i] - spare[i])
-        spare[i] = p[ways, i]
+        p[ways, i] = exponential(base_logsumexp[i] - scratch[i])
+        scratch[i] = p[ways, i]
     for k in range(ways):
         for i in range(size):
-            spare[i] += p[k, i]
+            scratch[i] += p[k, i]
     for i in range(size):
-        spare[i] = 1.0 / spare[i]
+        scratch[i] = 1.0 / scratch[i]
     for k in range(ways + 1):
         for i in range(size):
-            p[k, i] *= spare[i]
+            p[k, i] *= scratch[i]
 
 
-@inlined
-def misfit(p: Array, labels: Array, out: Array, spare: Array) -> None:
+@inline_jit
+def cross_entropy_gradient(p: Array, labels: Array, out: Array, scratch: Array) -> None:
     """Write (pi - y) / S.
 
     A label's own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
@@ -209,44 +209,44 @@ def misfit(p: Array, labels: Array, out: Array, spare: Array) -> None:
         p: probabilities, [N+1, S].
         labels: [S].
         out: written to, [N, S].
-        spare: room to compute in, [S].
+        scratch: a workspace, [S].
     """
     ways, size = out.shape
     share = 1.0 / size
     for i in range(size):
-        spare[i] = p[ways, i]
+        scratch[i] = p[ways, i]
     for k in range(ways):
         for i in range(size):
-            spare[i] += 0.0 if k == labels[i] else p[k, i]
+            scratch[i] += 0.0 if k == labels[i] else p[k, i]
             out[k, i] = p[k, i] * share
     for i in range(size):
-        out[labels[i], i] = -spare[i] * share
+        out[labels[i], i] = -scratch[i] * share
 
 
-@inlined
-def weigh(p: Array, d: Array, out: Array, spare: Array) -> None:
+@inline_jit
+def apply_cross_entropy_hessian(p: Array, d: Array, out: Array, scratch: Array) -> None:
     """Write M d, M being the Hessian of the mean cross-entropy in the scores.
 
     Args:
         p: probabilities, [N+1, S].
         d: [N, S].
         out: written to, [N, S].
-        spare: room to compute in, [S].
+        scratch: a workspace, [S].
     """
     ways, size = d.shape
     share = 1.0 / size
     for i in range(size):
-        spare[i] = p[0, i] * d[0, i]
+        scratch[i] = p[0, i] * d[0, i]
     for k in range(1, ways):
         for i in range(size):
-            spare[i] += p[k, i] * d[k, i]
+            scratch[i] += p[k, i] * d[k, i]
     for k in range(ways):
         for i in range(size):
-            out[k, i] = share * p[k, i] * (d[k, i] - spare[i])
+            out[k, i] = share * p[k, i] * (d[k, i] - scratch[i])
 
 
-@inlined
-def cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> float:
+@inline_jit
+def mean_cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> float:
     """Return the mean cross-entropy over rows.
 
     Args:
@@ -277,8 +277,8 @@ def cross_entropy(f: Array, base_logsumexp: Array, labels: Array, p: Array) -> f
     return loss / size
 
 
-@inlined
-def add_base_gradient_of(p: Array, moved: Array, out: Array) -> None:
+@inline_jit
+def add_fixed_logit_gradient(p: Array, moved: Array, out: Array) -> None:
     """Add what -<u, gradient> changes with the fixed logits.
 
     Args:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers.linear import Operator
-from ifsl_bench.solvers.tree import Tree, column, iterate, leaves, rebuild, tensors, tree_map
+from ifsl_bench.solvers.tree import Tree, expand_like, iterate, leaves, rebuild, tensor_leaves, tree_map
+from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 
 
 class Objective(ABC):
@@ -22,6 +23,16 @@ class Objective(ABC):
 
     Whatever should receive a gradient must be in `args`: a tensor captured by the objective is a constant.
     """
+
+    take = RenamedAttribute("select_episodes")
+    check = RenamedAttribute("check_arguments")
+    unbounded = RenamedAttribute("may_lack_minimum")
+    space = RenamedAttribute("search_coordinates")
+    search = RenamedAttribute("search_minimum")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        rename_attributes(cls)
 
     @abstractmethod
     def value(self, v: Tree, args: Tree) -> Tensor:
@@ -48,7 +59,7 @@ class Objective(ABC):
             value = self.value(point, args)
             if value.dim() != 1:
                 raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
-            slope = derivative([value.sum()], tensors(point), None, create_graph=recorded)
+            slope = derivative([value.sum()], tensor_leaves(point), None, create_graph=recorded)
         return rebuild(v, slope)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
@@ -60,10 +71,10 @@ class Objective(ABC):
         """
         with torch.enable_grad():
             point = tree_map(lambda leaf: leaf.detach().requires_grad_(), v)
-            slope = tensors(self.gradient(point, tree_map(Tensor.detach, args)))
+            slope = tensor_leaves(self.gradient(point, tree_map(Tensor.detach, args)))
 
         def product(d: Tree) -> Tree:
-            return rebuild(v, derivative(slope, tensors(point), tensors(d), retain_graph=True))
+            return rebuild(v, derivative(slope, tensor_leaves(point), tensor_leaves(d), retain_graph=True))
 
         return Operator(product)
 
@@ -84,8 +95,8 @@ class Objective(ABC):
                 if need and leaf is not None
             }
             inputs = [marked.get(i, leaf) for i, leaf in enumerate(flat)]
-            slope = tensors(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
-            grads = derivative(slope, [*marked.values()], [-part for part in tensors(u)])
+            slope = tensor_leaves(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
+            grads = derivative(slope, [*marked.values()], [-part for part in tensor_leaves(u)])
         by_place = dict(zip(marked, grads, strict=True))
         return [by_place.get(i) for i in range(len(flat))]
 
@@ -100,12 +111,12 @@ class Objective(ABC):
         """
 
         def step(v: Tree) -> Tree:
-            pairs = zip(tensors(v), tensors(self.gradient(v, args)), strict=True)
-            return rebuild(v, [old - _scaled(rate, g) for old, g in pairs])
+            pairs = zip(tensor_leaves(v), tensor_leaves(self.gradient(v, args)), strict=True)
+            return rebuild(v, [old - _scale_by_rate(rate, g) for old, g in pairs])
 
         return iterate(step, v, steps)
 
-    def take(self, args: Tree, index: Tensor) -> Tree | None:
+    def select_episodes(self, args: Tree, index: Tensor) -> Tree | None:
         """Return the arguments of some episodes; None where it is unknown which arguments have a dimension E.
 
         Args:
@@ -114,18 +125,18 @@ class Objective(ABC):
         """
         return None
 
-    def check(self, args: Tree) -> None:  # noqa: B027 (nothing to check unless a subclass knows better)
+    def check_arguments(self, args: Tree) -> None:  # noqa: B027 (nothing to check unless a subclass knows better)
         """Raise ValueError for arguments that no solve can make sense of."""
 
-    def unbounded(self, args: Tree) -> bool | Tensor:
+    def may_lack_minimum(self, args: Tree) -> bool | Tensor:
         """Return True where the arguments alone show that there may be no minimum: no episode then counts as converged.
 
         A tensor [] is where the arguments are, so that a device need not wait.
         """
         return False
 
-    def space(self, v0: Tree, args: Tree) -> Any | None:
-        """Return a `Space` of the objective's own to search in; None where it has none.
+    def search_coordinates(self, v0: Tree, args: Tree) -> Any | None:
+        """Return `SearchCoordinates` of the objective's own to search in; None where it has none.
 
         Args:
             v0: the start; None for the objective's own.
@@ -133,7 +144,7 @@ class Objective(ABC):
         """
         return None
 
-    def search(self, solver: Any, args: Tree) -> Any | None:
+    def search_minimum(self, solver: Any, args: Tree) -> Any | None:
         """Return the `Outcome` of the objective's own search; None where it has none.
 
         The search follows the solver's rules and begins at the objective's own start.
@@ -145,8 +156,8 @@ class Objective(ABC):
         return None
 
 
-def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
-    return column(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
+def _scale_by_rate(rate: float | Tensor, g: Tensor) -> Tensor:
+    return expand_like(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
 
 
 class FunctionObjective(Objective):
@@ -209,5 +220,5 @@ def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tenso
         value = objective.value(point, args)
         if value.dim() != 1:
             raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
-        slope = derivative([value.sum()], tensors(point), None)
+        slope = derivative([value.sum()], tensor_leaves(point), None)
     return value.detach(), rebuild(v, slope)

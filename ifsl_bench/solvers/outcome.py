@@ -10,30 +10,40 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import AdjointReport
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
-from ifsl_bench.solvers.tree import Tree, dot, pack, rebuild, tensors
+from ifsl_bench.solvers.tree import Tree, dot, pack, rebuild, tensor_leaves
+from ifsl_bench.utils.deprecated import RenamedAttribute
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A point and how it was reached, episode by episode."""
 
-    v: Tree
+    unknowns: Tree
     converged: Tensor  # [E] bool
     steps: Tensor  # [E]
     gradient_norm: Tensor  # [E], Euclidean, of the large form
     objective: Tensor  # [E]
 
-    def put(self, rows: Tensor, part: Outcome) -> Outcome:
+    v = RenamedAttribute("unknowns")
+    put = RenamedAttribute("replace_episodes")
+
+    def replace_episodes(self, rows: Tensor, part: Outcome) -> Outcome:
         """Return the outcome with some episodes replaced by those in `part`, whose steps come on top.
 
         Args:
             rows: the indices of these episodes.
             part: their outcome.
         """
-        here = [*tensors(self.v), self.converged, self.steps, self.gradient_norm, self.objective]
-        new = [*tensors(part.v), part.converged, part.steps + self.steps[rows], part.gradient_norm, part.objective]
+        here = [*tensor_leaves(self.unknowns), self.converged, self.steps, self.gradient_norm, self.objective]
+        new = [
+            *tensor_leaves(part.unknowns),
+            part.converged,
+            part.steps + self.steps[rows],
+            part.gradient_norm,
+            part.objective,
+        ]
         both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
-        return Outcome(rebuild(self.v, both[:-4]), *both[-4:])
+        return Outcome(rebuild(self.unknowns, both[:-4]), *both[-4:])
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Solver(Protocol):
         """
 
 
-def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps: Tensor) -> Outcome:
+def evaluate_outcome(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps: Tensor) -> Outcome:
     """Return the outcome at v, with value and gradient norm evaluated there.
 
     Args:

@@ -16,31 +16,31 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers import numba_backend
-from ifsl_bench.solvers.linear import ACCURATE, LinearOutcome, Operator, check_options
+from ifsl_bench.solvers.linear import MAX_RELATIVE_RESIDUAL, LinearOutcome, Operator, check_options
 from ifsl_bench.solvers.numba_code_cache import kernels_enabled
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
     TINY,
-    Regression,
+    RegressionArgs,
+    apply_cross_entropy_hessian,
     base_probability,
     cross_entropy,
-    floored,
-    kernel,
-    probabilities,
-    residual,
+    cross_entropy_gradient,
+    floor_precisions,
+    kernel_matrix,
+    novel_probabilities,
     scores,
-    spread,
-    weigh,
+    scores_adjoint,
 )
-from ifsl_bench.solvers.support_checks import NamedPrior, check_arguments
-from ifsl_bench.solvers.tree import Tree, doubled, fixed_draw, patience
+from ifsl_bench.solvers.support_checks import NamedPrior, check_episodes
+from ifsl_bench.solvers.tree import Tree, fixed_normal_draws, steps_between_checks, to_float64
 
-FACTORISED = 256  # dual numbers up to which a device factorises a system
+MAX_FACTORISED_SIZE = 256  # dual numbers up to which a device factorises a system
 
 
 class SoftmaxRegression(Objective):
-    """L above for V [E, N, D+1] (the bias last) and args a `Regression`."""
+    """L above for V [E, N, D+1] (the bias last) and args a `RegressionArgs`."""
 
     def value(self, v: Tree, args: Tree) -> Tensor:
         f = scores(v, args.features)  # [E, N, S]
@@ -48,8 +48,8 @@ class SoftmaxRegression(Objective):
         return cross_entropy(f, args.base_logsumexp, args.labels).mean(1) + penalty / 2
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
-        r = residual(scores(v, args.features), args.base_logsumexp, args.labels)  # [E, N, S]
-        return args.precisions * (v - args.centres) + spread(r, args.features)
+        r = cross_entropy_gradient(scores(v, args.features), args.base_logsumexp, args.labels)  # [E, N, S]
+        return args.precisions * (v - args.centres) + scores_adjoint(r, args.features)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
         return RegressionHessian(v, args)
@@ -64,50 +64,52 @@ class SoftmaxRegression(Objective):
         if needed[0] or needed[2]:
             count = x.shape[1]
             f = scores(v, x)
-            pi, pi_base = probabilities(f, base_logsumexp), base_probability(f, base_logsumexp)
+            pi, pi_base = novel_probabilities(f, base_logsumexp), base_probability(f, base_logsumexp)
             xu = scores(u, x)  # [E, N, S]
             if needed[2]:
                 grads[2] = (xu * pi).sum(1) * pi_base / count
             if needed[0]:
-                moved = weigh(pi, pi / count, xu)
-                grads[0] = -(residual(f, base_logsumexp, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
+                moved = apply_cross_entropy_hessian(pi, pi / count, xu)
+                grads[0] = -(
+                    cross_entropy_gradient(f, base_logsumexp, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1]
+                )
         return grads
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
         if kernels_enabled(args.features):
-            return numba_backend.descend(numba_backend.regressions(args), v, args, rate, steps, slowly)
+            return numba_backend.descend(numba_backend.regression_problems(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
-    def take(self, args: Tree, index: Tensor) -> Tree:
-        return args.take(index)
+    def select_episodes(self, args: Tree, index: Tensor) -> Tree:
+        return args.select_episodes(index)
 
-    def check(self, args: Tree) -> None:
+    def check_arguments(self, args: Tree) -> None:
         x, centres = args.features, args.centres
         ways = centres.shape[-2] if centres.dim() > 1 else 1
         prior = NamedPrior("centres", centres, "precisions", args.precisions, ways, x.shape[2] + 1)
-        check_arguments(x, args.labels, args.base_logsumexp, ways, [prior])
+        check_episodes(x, args.labels, args.base_logsumexp, ways, [prior])
 
-    def unbounded(self, args: Tree) -> Tensor:
+    def may_lack_minimum(self, args: Tree) -> Tensor:
         return args.precisions.min() <= 0
 
 
 class RegressionHessian(Operator):
     """P + X^T M X at v, M [E, N x S, N x S] being the Hessian of the mean cross-entropy in the scores."""
 
-    def __init__(self, v: Tensor, args: Regression) -> None:
+    def __init__(self, v: Tensor, args: RegressionArgs) -> None:
         self.v, self.args = v, args
 
     @cached_property
     def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
         args = self.args
-        pi = probabilities(scores(self.v, args.features), args.base_logsumexp)  # [E, N, S]
+        pi = novel_probabilities(scores(self.v, args.features), args.base_logsumexp)  # [E, N, S]
         shares = pi / pi.shape[2]
         x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
         transposed = x.mT
-        return lambda d: torch.addcmul(weigh(pi, shares, d @ transposed) @ x, args.precisions, d)
+        return lambda d: torch.addcmul(apply_cross_entropy_hessian(pi, shares, d @ transposed) @ x, args.precisions, d)
 
-    def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+    def solve(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
         """Solve for u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs.
 
         By conjugate gradients in the metric of the kernel K, in float64, for kernels of nearly equal rows are as good
@@ -119,54 +121,64 @@ class RegressionHessian(Operator):
             max_steps: for each episode.
         """
         if kernels_enabled(rhs):
-            return numba_backend.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
-        if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
-            return self._factorised(rhs)  # a dozen operations, in place of a dozen for each step
+            return numba_backend.regression_problems(self.args).solve_hessian(
+                self.v, rhs, tolerance or 1e-10, max_steps, MAX_RELATIVE_RESIDUAL
+            )
+        if (
+            steps_between_checks(rhs) > 1
+            and self.args.centres.shape[-2] * self.args.features.shape[1] <= MAX_FACTORISED_SIZE
+        ):
+            return self._solve_by_factorisation(rhs)  # a dozen operations, in place of a dozen for each step
         from ifsl_bench.solvers import dual
 
-        k, inverse_p, pi, b = self._reduced(rhs)
-        w, steps = dual.system(k, pi, b, tolerance or 1e-10, max_steps)
-        return self._checked(rhs, w, pi, inverse_p, steps)
+        k, inverse_p, pi, b = self._reduce_system(rhs)
+        w, steps = dual.solve_newton_system(k, pi, b, tolerance or 1e-10, max_steps)
+        return self._expand_solution(rhs, w, pi, inverse_p, steps)
 
-    def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+    def neumann_series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         if kernels_enabled(rhs):
-            return numba_backend.regressions(self.args).series(self.v, rhs, steps, damping, rate)
-        return super().series(rhs, steps, damping, rate)
+            return numba_backend.regression_problems(self.args).neumann_series(self.v, rhs, steps, damping, rate)
+        return super().neumann_series(rhs, steps, damping, rate)
 
-    def shifted(self, shift: float) -> RegressionHessian:
+    def add_shift(self, shift: float) -> RegressionHessian:
         return RegressionHessian(self.v, self.args._replace(precisions=self.args.precisions + shift))
 
-    def largest(self, like: Tree, steps: int) -> Tensor:
+    def largest_eigenvalue(self, like: Tree, steps: int) -> Tensor:
         if kernels_enabled(like):
-            problems = numba_backend.regressions(self.args)
-            return problems.curvature(self.v, fixed_draw(problems.unknowns), steps)
-        return super().largest(like, steps)
+            problems = numba_backend.regression_problems(self.args)
+            return problems.largest_eigenvalue(self.v, fixed_normal_draws(problems.n_unknowns), steps)
+        return super().largest_eigenvalue(like, steps)
 
-    def _factorised(self, rhs: Tree) -> LinearOutcome:
-        """Solve the system of `inverse` by a factorisation, in float64."""
-        k, inverse_p, pi, b = self._reduced(rhs)
+    def _solve_by_factorisation(self, rhs: Tree) -> LinearOutcome:
+        """Solve the system of `solve` by a factorisation, in float64."""
+        k, inverse_p, pi, b = self._reduce_system(rhs)
         episodes, ways, count = pi.shape
         m = -pi[:, :, None] * pi[:, None] / count  # [E, N, N, S]
         m.diagonal(dim1=1, dim2=2).add_((pi / count).mT)
         mk = (m[..., None] * k[:, None, None]).transpose(2, 3).reshape(episodes, ways * count, ways * count)
         mk.diagonal(dim1=1, dim2=2).add_(1)
         w = torch.linalg.solve_ex(mk, b.flatten(1)[:, :, None])[0].view(episodes, ways, count)
-        return self._checked(rhs, w, pi, inverse_p, torch.zeros_like(b[:, 0, 0]))
+        return self._expand_solution(rhs, w, pi, inverse_p, torch.zeros_like(b[:, 0, 0]))
 
-    def _reduced(self, rhs: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _reduce_system(self, rhs: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
-        v, args, rhs = doubled((self.v, self.args, rhs))
-        x, inverse_p = args.features, 1 / floored(args.precisions)
-        pi = probabilities(scores(v, x), args.base_logsumexp)
-        return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
+        v, args, rhs = to_float64((self.v, self.args, rhs))
+        x, inverse_p = args.features, 1 / floor_precisions(args.precisions)
+        pi = novel_probabilities(scores(v, x), args.base_logsumexp)
+        return (
+            kernel_matrix(x, inverse_p),
+            inverse_p,
+            pi,
+            apply_cross_entropy_hessian(pi, pi / pi.shape[2], scores(inverse_p * rhs, x)),
+        )
 
-    def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
+    def _expand_solution(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
         """Make u of w [E, N, S]; the residual of H u = rhs in the norm of P^-1 bounds u's error in the norm of P."""
         x = self.args.features.double()
-        u = inverse_p * (rhs - spread(w, x))
-        gap = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
+        u = inverse_p * (rhs - scores_adjoint(w, x))
+        gap = scores_adjoint(apply_cross_entropy_hessian(pi, pi / pi.shape[2], scores(u, x)) - w, x)
         share = ((inverse_p * gap.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
-        inaccurate = ~(share <= ACCURATE)
+        inaccurate = ~(share <= MAX_RELATIVE_RESIDUAL)
         return LinearOutcome(u.to(rhs.dtype), share, steps, inaccurate, torch.zeros_like(inaccurate))
 
 
@@ -198,8 +210,8 @@ class DualNewton:
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
         if kernels_enabled(args.features):
             tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
-            problems = numba_backend.regressions(args)
-            return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
+            problems = numba_backend.regression_problems(args)
+            return problems.solve(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
         from ifsl_bench.solvers import dual  # what the kernels do not serve
 
-        return dual.newton(args, self.tolerance, self.max_steps, self.inner_steps)
+        return dual.solve_regressions(args, self.tolerance, self.max_steps, self.inner_steps)

@@ -14,7 +14,7 @@ from torch import Tensor
 TINY = torch.finfo(torch.float64).tiny
 
 
-class Regression(NamedTuple):
+class RegressionArgs(NamedTuple):
     """The arguments of `SoftmaxRegression`. All but `labels` may receive gradients."""
 
     features: Tensor  # [E, S, D]
@@ -23,10 +23,12 @@ class Regression(NamedTuple):
     centres: Tensor  # [N, D+1] or [E, N, D+1], the bias last
     precisions: Tensor  # [D+1]
 
-    def take(self, index: Tensor | slice) -> Regression:
+    def select_episodes(self, index: Tensor | slice) -> RegressionArgs:
         """Return the arguments of some episodes alone."""
         x, labels, base_logsumexp, centres, precisions = self
-        return Regression(x[index], labels[index], base_logsumexp[index], per_episode(centres, index, 3), precisions)
+        return RegressionArgs(
+            x[index], labels[index], base_logsumexp[index], index_episodes(centres, index, 3), precisions
+        )
 
 
 def scores(v: Tensor, x: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def scores(v: Tensor, x: Tensor) -> Tensor:
     return v[..., :-1] @ x.mT + v[..., -1:]
 
 
-def spread(r: Tensor, x: Tensor) -> Tensor:
+def scores_adjoint(r: Tensor, x: Tensor) -> Tensor:
     """Return r X with the column of ones, [E, N, D+1].
 
     Args:
@@ -49,7 +51,7 @@ def spread(r: Tensor, x: Tensor) -> Tensor:
     return torch.cat([r @ x, r.sum(2, keepdim=True)], 2)
 
 
-def kernel(x: Tensor, inverse_p: Tensor) -> Tensor:
+def kernel_matrix(x: Tensor, inverse_p: Tensor) -> Tensor:
     """Return X P^-1 X^T with the column of ones, [E, S, S].
 
     Args:
@@ -65,24 +67,24 @@ def kernel(x: Tensor, inverse_p: Tensor) -> Tensor:
     return k.add_(inverse_p[-1])
 
 
-def floored(precisions: Tensor) -> Tensor:
+def floor_precisions(precisions: Tensor) -> Tensor:
     """Return precisions fit to be divided by; zeros (a flagged solve) become small against the largest."""
     largest = precisions.max()
     least = torch.where(largest > 0, 1e-6 * largest, torch.full_like(largest, 1e-6))
     return torch.where(precisions > 0, precisions, least)
 
 
-def probabilities(f: Tensor, base_logsumexp: Tensor) -> Tensor:
-    """Return `with_base` without the fixed class, [E, N, S].
+def novel_probabilities(f: Tensor, base_logsumexp: Tensor) -> Tensor:
+    """Return `softmax_with_base` without the fixed class, [E, N, S].
 
     Args:
         f: scores, [E, N, S].
         base_logsumexp: the score of the fixed class, [E, S].
     """
-    return with_base(f, base_logsumexp)[:, :-1]
+    return softmax_with_base(f, base_logsumexp)[:, :-1]
 
 
-def misfit(p: Tensor, hot: Tensor) -> Tensor:
+def subtract_probabilities(p: Tensor, hot: Tensor) -> Tensor:
     """Return labels minus probabilities, [E, N, S].
 
     A label's own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
@@ -105,7 +107,7 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
     return labels[:, None] == torch.arange(classes, device=labels.device)[:, None]
 
 
-def with_base(f: Tensor, base_logsumexp: Tensor) -> Tensor:
+def softmax_with_base(f: Tensor, base_logsumexp: Tensor) -> Tensor:
     """Return the softmax over the N scores and the fixed class, which comes last: [E, N+1, S].
 
     Args:
@@ -139,7 +141,7 @@ def cross_entropy(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.softplus(others, threshold=35)
 
 
-def residual(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_gradient(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
     """Return the derivative of the mean cross-entropy in the scores, [E, N, S].
 
     Args:
@@ -147,11 +149,11 @@ def residual(f: Tensor, base_logsumexp: Tensor, labels: Tensor) -> Tensor:
         base_logsumexp: the score of the fixed class, [E, S].
         labels: [E, S].
     """
-    p = with_base(f, base_logsumexp)
-    return misfit(p, one_hot(labels, p.shape[1])) / -f.shape[2]
+    p = softmax_with_base(f, base_logsumexp)
+    return subtract_probabilities(p, one_hot(labels, p.shape[1])) / -f.shape[2]
 
 
-def weigh(pi: Tensor, shares: Tensor, d: Tensor) -> Tensor:
+def apply_cross_entropy_hessian(pi: Tensor, shares: Tensor, d: Tensor) -> Tensor:
     """Return M d, M being the Hessian of the mean cross-entropy in the scores: [E, N, S].
 
     Args:
@@ -162,7 +164,7 @@ def weigh(pi: Tensor, shares: Tensor, d: Tensor) -> Tensor:
     return torch.addcmul(shares * d, shares, (pi * d).sum(1, keepdim=True), value=-1)
 
 
-def per_episode(tensor: Tensor, index: Tensor | slice, dims: int) -> Tensor:
+def index_episodes(tensor: Tensor, index: Tensor | slice, dims: int) -> Tensor:
     """Return tensor[index] where tensor has a dimension E and is not broadcast in it; else tensor.
 
     Args:

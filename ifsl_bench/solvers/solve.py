@@ -14,7 +14,7 @@ from torch import Tensor
 from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver
 from ifsl_bench.solvers.objective import FunctionObjective, Objective
 from ifsl_bench.solvers.outcome import Outcome, Solution, Solver
-from ifsl_bench.solvers.tree import Tree, leaves, rebuild, tensors, tree_map
+from ifsl_bench.solvers.tree import Tree, leaves, rebuild, tensor_leaves, tree_map
 
 
 class Adjoint(Protocol):
@@ -42,18 +42,18 @@ class Implicit:
 
     def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
         flat = leaves(args)
-        run = _Run(objective, solver, self.linear, v0, tree_map(Tensor.detach, args))
+        run = _SolveState(objective, solver, self.linear, v0, tree_map(Tensor.detach, args))
         if not (torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in flat)):
             with torch.no_grad():
-                return _solution(run.solve(), run.report)
+                return _make_solution(run.solve(), run.report)
         if getattr(solver, "unrolls", False) and getattr(solver, "tolerance", None) is None:
             raise ValueError(
                 f"Implicit() needs a stationary point, and {type(solver).__name__} stops after its steps wherever it "
                 f"is: give it a tolerance, or use Unroll()"
             )
-        minimum = _Minimum.apply(run, *flat)
+        minimum = _MinimumFunction.apply(run, *flat)
         assert run.outcome is not None
-        return _solution(replace(run.outcome, v=rebuild(run.outcome.v, minimum)), run.report)
+        return _make_solution(replace(run.outcome, unknowns=rebuild(run.outcome.unknowns, minimum)), run.report)
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Unroll:
                 f"Unroll() needs a solver with a fixed number of differentiable steps, such as GradientDescent, and "
                 f"{type(solver).__name__} is none: use Implicit()"
             )
-        return _solution(solver.run(objective, v0, args), AdjointReport())
+        return _make_solution(solver.run(objective, v0, args), AdjointReport())
 
 
-def _solution(outcome: Outcome, report: AdjointReport) -> Solution:
+def _make_solution(outcome: Outcome, report: AdjointReport) -> Solution:
     norm, value = outcome.gradient_norm.detach(), outcome.objective.detach()
-    return Solution(outcome.v, outcome.converged, outcome.steps, norm, value, report)
+    return Solution(outcome.unknowns, outcome.converged, outcome.steps, norm, value, report)
 
 
 @dataclass
-class _Run:
+class _SolveState:
     """The state that forward and backward share besides tensors."""
 
     objective: Objective
@@ -88,17 +88,17 @@ class _Run:
 
     def solve(self) -> Outcome:
         self.outcome = self.solver.run(self.objective, self.v0, self.args)
-        if (never := self.objective.unbounded(self.args)) is not False:
+        if (never := self.objective.may_lack_minimum(self.args)) is not False:
             self.outcome = replace(self.outcome, converged=self.outcome.converged & ~torch.as_tensor(never))
         return self.outcome
 
 
-class _Minimum(torch.autograd.Function):
+class _MinimumFunction(torch.autograd.Function):
     """The map from args to the minimiser, with the implicit function theorem for a derivative."""
 
     @staticmethod
-    def forward(ctx: Any, run: _Run, *flat: Tensor | None) -> tuple[Tensor, ...]:
-        minimum = tensors(run.solve().v)
+    def forward(ctx: Any, run: _SolveState, *flat: Tensor | None) -> tuple[Tensor, ...]:
+        minimum = tensor_leaves(run.solve().unknowns)
         ctx.run = run
         ctx.save_for_backward(*minimum)
         # What is returned gets this node as its history. The outcome, which the node holds, must not: a ring of the two
@@ -108,28 +108,28 @@ class _Minimum(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        run: _Run = ctx.run
+        run: _SolveState = ctx.run
         assert run.outcome is not None
-        v = rebuild(run.outcome.v, ctx.saved_tensors)
+        v = rebuild(run.outcome.unknowns, ctx.saved_tensors)
         u = run.linear.solve(run.objective.hessian(v, run.args), rebuild(v, cotangents), run.report)
-        run.report.count_all_failed(run.objective.unbounded(run.args))
+        run.report.count_all_failed(run.objective.may_lack_minimum(run.args))
         return (None, *run.objective.pullback(v, run.args, u, list(ctx.needs_input_grad[1:])))
 
 
-_replaced: ContextVar[Callable[[Solver], Solver] | None] = ContextVar("replaced", default=None)
+_solver_replacement: ContextVar[Callable[[Solver], Solver] | None] = ContextVar("replaced", default=None)
 
 
 @contextmanager
-def solvers_replaced(replace: Callable[[Solver], Solver]) -> Iterator[None]:
+def replace_solvers(replace: Callable[[Solver], Solver]) -> Iterator[None]:
     """Have `minimise` run replace(solver) wherever it would search for a minimum, while the context lasts.
 
     So a figure can look at a solve that is part of something larger, at unknowns of its own, without a search.
     """
-    token = _replaced.set(replace)
+    token = _solver_replacement.set(replace)
     try:
         yield
     finally:
-        _replaced.reset(token)
+        _solver_replacement.reset(token)
 
 
 def minimise(
@@ -165,10 +165,10 @@ def minimise(
     """
     problem = objective if isinstance(objective, Objective) else FunctionObjective(objective)
     start = None if v0 is None else tree_map(Tensor.detach, v0)
-    problem.check(tree_map(Tensor.detach, args))
-    if start is not None and any(leaf.dtype not in (torch.float32, torch.float64) for leaf in tensors(start)):
+    problem.check_arguments(tree_map(Tensor.detach, args))
+    if start is not None and any(leaf.dtype not in (torch.float32, torch.float64) for leaf in tensor_leaves(start)):
         raise ValueError("v0 must be float32 or float64: rounding of anything shorter stops a search too early")
     through = adjoint or Implicit()
-    if (replace := _replaced.get()) is not None and isinstance(through, Implicit):
+    if (replace := _solver_replacement.get()) is not None and isinstance(through, Implicit):
         solver = replace(solver)
     return through.apply(problem, solver, start, args)

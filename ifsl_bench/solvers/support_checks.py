@@ -20,7 +20,7 @@ class NamedPrior(NamedTuple):
     columns: int
 
 
-def check_arguments(
+def check_episodes(
     features: Tensor, labels: Tensor, base_logsumexp: Tensor, ways: int, priors: Sequence[NamedPrior]
 ) -> None:
     """Raise ValueError where a support set cannot be learned from, or a prior is no quadratic.
@@ -52,7 +52,7 @@ def check_arguments(
     if features.numel() == 0:
         raise ValueError(f"the support set is empty: features has shape {list(features.shape)}")
     for prior in priors:
-        _check_shapes(prior, features)
+        _check_prior(prior, features)
 
     present = (labels[:, :, None] == torch.arange(ways, device=labels.device)).any(1)  # [E, N]
     bounded = (base_logsumexp < torch.inf) & (labels >= 0) & (labels < ways)
@@ -89,7 +89,7 @@ def check_arguments(
             raise ValueError(f"{prior.precisions_name} must not be negative: the objective would have no minimum")
 
 
-def _check_shapes(prior: NamedPrior, features: Tensor) -> None:
+def _check_prior(prior: NamedPrior, features: Tensor) -> None:
     name, centres, precisions_name, precisions, rows, columns = prior
     episodes = features.shape[0]
     lead, shape = centres.shape[:-2], centres.shape[-2:]

@@ -50,7 +50,7 @@ def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
     return build(like)
 
 
-def side_by_side(trees: Sequence[Tree]) -> Tree:
+def concatenate_trees(trees: Sequence[Tree]) -> Tree:
     """Return trees of one form with leaves [E, N, ...] each, as one with all their columns."""
     columns = zip(*map(leaves, trees), strict=True)
     return rebuild(trees[0], [None if parts[0] is None else torch.cat(parts, 1) for parts in columns])
@@ -66,12 +66,12 @@ def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])
 
 
-def doubled(tree: Tree) -> Tree:
+def to_float64(tree: Tree) -> Tree:
     """Return the tree with its floating-point numbers in double precision."""
     return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
 
 
-def tensors(tree: Tree) -> list[Tensor]:
+def tensor_leaves(tree: Tree) -> list[Tensor]:
     """Return the leaves of a tree of unknowns, in which None has no place."""
     parts = leaves(tree)
     if any(leaf is None for leaf in parts):
@@ -81,7 +81,7 @@ def tensors(tree: Tree) -> list[Tensor]:
 
 def pack(tree: Tree) -> Tensor:
     """Return all leaves of a tree with leading dimension E side by side, [E, P]."""
-    parts = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in tensors(tree)]
+    parts = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in tensor_leaves(tree)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
@@ -92,7 +92,7 @@ def unpack(flat: Tensor, like: Tree) -> Tree:
         flat: [E, P].
         like: a tree with the shapes to cut it into; its own E may differ.
     """
-    shapes = [leaf.shape[1:] for leaf in tensors(like)]
+    shapes = [leaf.shape[1:] for leaf in tensor_leaves(like)]
     parts = flat.split([shape.numel() for shape in shapes], 1)
     return rebuild(like, [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)])
 
@@ -110,7 +110,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a[:, None], b[:, :, None])[:, 0, 0]
 
 
-def column(a: Tensor, like: Tensor) -> Tensor:
+def expand_like(a: Tensor, like: Tensor) -> Tensor:
     """Shape a [E] so that it scales the episodes of like [E, ...].
 
     Args:
@@ -121,7 +121,7 @@ def column(a: Tensor, like: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def fixed_draw(count: int) -> Tensor:
+def fixed_normal_draws(count: int) -> Tensor:
     """Return standard normal numbers [count] in double precision, which are always the same."""
     return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -130,48 +130,50 @@ S = TypeVar("S")
 
 
 @dataclass
-class State:
+class IterationState:
     """The variables that an iteration changes, so that episodes can be taken out and put back.
 
     They are tensors with the leading dimension E, states again, and what all episodes have in common.
     """
 
-    outputs: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
-    common: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common
+    output_fields: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
+    shared_fields: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common
 
-    def select(self, index: Tensor) -> Any:
+    def select_episodes(self, index: Tensor) -> Any:
         """Return the state of the episodes in `index`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(**{n: x if n in self.common else _some(x, index) for n, x in values.items()})
+        return type(self)(
+            **{n: x if n in self.shared_fields else _select_episodes(x, index) for n, x in values.items()}
+        )
 
-    def put(self, index: Tensor, part: Any) -> Any:
-        """Return the state with the `outputs` of some episodes replaced.
+    def replace_episodes(self, index: Tensor, part: Any) -> Any:
+        """Return the state with the `output_fields` of some episodes replaced.
 
         Args:
             index: the episodes.
             part: their state.
         """
-        return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.outputs})
+        return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.output_fields})
 
 
-def _some(x: Any, index: Tensor) -> Any:
-    return x.select(index) if isinstance(x, State) else x.index_select(0, index)
+def _select_episodes(x: Any, index: Tensor) -> Any:
+    return x.select_episodes(index) if isinstance(x, IterationState) else x.index_select(0, index)
 
 
-def chosen(rows: Tensor, count: int) -> Tensor:
+def marked_indices(marks: Tensor, count: int) -> Tensor:
     """Return the indices of marked episodes, [count], without a look at which they are.
 
     Args:
-        rows: the marks, [E] bool.
+        marks: the marks, [E] bool.
         count: how many are marked.
     """
-    return rows.to(torch.uint8).argsort(descending=True, stable=True)[:count]
+    return marks.to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
-def patience(like: Tensor) -> int:
-    """Return the steps between two looks at whether all are done, where those that are stay as they are.
+def steps_between_checks(like: Tensor) -> int:
+    """Return the number of steps between two checks of whether all episodes are done.
 
-    A look costs a CPU nothing, and a device waits.
+    A check costs a CPU nothing, and a device waits.
     """
     return 1 if like.device.type == "cpu" else 8
 
@@ -179,44 +181,44 @@ def patience(like: Tensor) -> int:
 def iterate(
     step: Callable[[S], S],
     state: S,
-    limit: int,
-    settle: Callable[[S], tuple[S, Tensor]] | None = None,
-    take: Callable[[Tensor], Callable[[S], S] | None] | None = None,
-    every: int = 1,
-    first: int = 1,
+    max_steps: int,
+    finish_episodes: Callable[[S], tuple[S, Tensor]] | None = None,
+    select_step: Callable[[Tensor], Callable[[S], S] | None] | None = None,
+    check_every: int = 1,
+    first_check: int = 1,
 ) -> S:
-    """Return the state after `limit` steps, or earlier where no episode has far to go.
+    """Return the state after `max_steps` steps, or earlier where no episode has far to go.
 
-    A look at which episodes are done makes a device wait. So it is taken after `first` steps and then after every
-    `every`, which become more as time goes on: when does not depend on the episodes.
+    A check of which episodes are done makes a device wait. So it is made after `first_check` steps and then after every
+    `check_every`, which become more as time goes on: when does not depend on the episodes.
 
     Args:
         step: one step, from state to state.
         state: the start.
-        limit: how many steps at most.
-        settle: `settle(state)` is a state in which the episodes that are done will stay as they are, and which are not
-            [E].
-        take: for states that are a `State`: episodes then leave the batch once they are half of it. `take(index)` is
-            the step for some of the episodes that there are, or None where they cannot be separated.
-        every: steps between two looks.
-        first: steps before the first look.
+        max_steps: how many steps at most.
+        finish_episodes: `finish_episodes(state)` returns a state in which the episodes that are done will stay as they
+            are, and a mark of the others [E].
+        select_step: for states that are an `IterationState`: episodes then leave the batch once they are half of it.
+            `select_step(index)` returns the step for some of the episodes, or None where they cannot be separated.
+        check_every: steps between two checks.
+        first_check: steps before the first check.
     """
     whole: Any = None  # the last state of all episodes, where only `rows` go on
     rows: Any = None
-    look = first
-    for count in range(1, limit + 1):
+    look = first_check
+    for count in range(1, max_steps + 1):
         state = step(state)
-        if settle is None or (count < look and count < limit):
+        if finish_episodes is None or (count < look and count < max_steps):
             continue
-        look = count + max(every, every * count // 250)
-        state, going = settle(state)
+        look = count + max(check_every, check_every * count // 250)
+        state, going = finish_episodes(state)
         if (count_going := int(going.sum())) == 0:
             break
-        if take is not None and 2 * count_going <= len(going):
-            here = chosen(going, count_going)
-            if (smaller := take(here)) is None:
-                take = None
+        if select_step is not None and 2 * count_going <= len(going):
+            here = marked_indices(going, count_going)
+            if (smaller := select_step(here)) is None:
+                select_step = None
             else:
-                whole, rows = (state, here) if whole is None else (whole.put(rows, state), rows[here])
-                step, state = smaller, state.select(here)  # type: ignore[attr-defined]
-    return state if whole is None else whole.put(rows, state)
+                whole, rows = (state, here) if whole is None else (whole.replace_episodes(rows, state), rows[here])
+                step, state = smaller, state.select_episodes(here)  # type: ignore[attr-defined]
+    return state if whole is None else whole.replace_episodes(rows, state)

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from ifsl_bench.data import datasets
-from ifsl_bench.solvers.numba_code_cache import sources_folder
+from ifsl_bench.solvers.numba_code_cache import code_folder_name
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import DOWNLOAD_PREFIX, PARTIAL_MARK, REMOVED_MARK, Paths, strip_tag
 from ifsl_bench.utils.locks import is_locked, remove_path, try_lock
@@ -140,7 +140,7 @@ def _reason_to_keep(item: CacheItem, now: float) -> str | None:
         return "not made by this version of ifsl-bench"
     if item.kind in PERMANENT_KINDS:
         return "may not be available again"
-    if item.kind == "compiled" and name == sources_folder():
+    if item.kind == "compiled" and name == code_folder_name():
         return "needed by this version"
     if item.kind == "data" and not datasets.is_made_here(name):
         return "made from files of yours: ifsl-bench data remove"

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.solvers import NetworkArgs, Regression, to_prior
+from ifsl_bench.solvers import NetworkArgs, RegressionArgs, to_prior
 
 D, K, N, Q, H = 512, 200, 5, 50, 40
 
@@ -37,9 +37,9 @@ class Episodes:
         self.log_gamma = math.log(gamma) + 0.3 * torch.randn(D + 1, generator=g)
         self.centres = 0.5 * torch.randn(count, N, D + 1, generator=g) / D**0.5
 
-    def regression(self) -> Regression:
+    def regression(self) -> RegressionArgs:
         c, p = to_prior(self.centres, self.log_gamma, 1e-5, N)
-        return Regression(self.features, self.labels, self.base_logits.logsumexp(-1), c, p)
+        return RegressionArgs(self.features, self.labels, self.base_logits.logsumexp(-1), c, p)
 
     def network(self) -> NetworkArgs:
         c1, p1 = to_prior(torch.zeros(N, H + 1), torch.full((H + 1,), math.log(0.01)), 1e-5, N)

@@ -25,14 +25,16 @@ from paper_shapes import D, Episodes, H, K, N, Q
 from scipy.optimize import minimize
 from solve_table import Row, training
 
-from ifsl_bench.solvers import LBFGS, AttractorMLP, DualNewton, Regression, SoftmaxRegression, TanhNetwork, minimise
+from ifsl_bench.solvers import LBFGS, AttractorMLP, DualNewton, RegressionArgs, SoftmaxRegression, TanhNetwork, minimise
 from ifsl_bench.solvers.network import activations
 from ifsl_bench.solvers.softmax import scores
 
 SAME_OPTIMUM = {"ftol": 1e-12, "gtol": 1e-7, "maxiter": 10000, "maxfun": 10000}
 
 
-def scipy_rate(args: Regression, base_logits: torch.Tensor, count: int, **options: float) -> tuple[float, np.ndarray]:
+def scipy_rate(
+    args: RegressionArgs, base_logits: torch.Tensor, count: int, **options: float
+) -> tuple[float, np.ndarray]:
     """Episodes a second of SciPy's L-BFGS, one by one on one thread, and its objectives.
 
     options: SciPy's; with its defaults it stops some 1e-7 above the minimum, with `SAME_OPTIMUM` where we do.
@@ -80,8 +82,11 @@ def test_lr_evaluation(benchmark, shots):
     assert bool(solution.converged.all())
     rate, values = scipy_rate(args, episodes.base_logits, few)
     same, exact = scipy_rate(args, episodes.base_logits, few, **SAME_OPTIMUM)
-    double = Regression(
-        *(a.double() if a.is_floating_point() else a for a in SoftmaxRegression().take(args, torch.arange(few)))
+    double = RegressionArgs(
+        *(
+            a.double() if a.is_floating_point() else a
+            for a in SoftmaxRegression().select_episodes(args, torch.arange(few))
+        )
     )
     ours = SoftmaxRegression().value(solution.value[:few].double(), double).numpy()
     assert (ours <= values + 1e-7).all()
@@ -105,9 +110,9 @@ def test_mlp_evaluation(benchmark, shots):
 
     solution, _ = benchmark.pedantic(evaluate, rounds=3, warmup_rounds=1)
     assert bool(solution.converged.all())
-    space = TanhNetwork(N).space(None, args)
+    space = TanhNetwork(N).search_coordinates(None, args)
     with plain.one_thread():
-        rate, values = plain.scipy_network(args, space.expand(space.initial()), episodes.base_logits, few)
+        rate, values = plain.scipy_network(args, space.to_unknowns(space.initial_point()), episodes.base_logits, few)
     report(
         benchmark, count, mean_steps=float(solution.steps.float().mean()), scipy_episodes_per_second=rate,
         scipy_excess=float((values - solution.objective[:few].double().numpy()).mean()),

@@ -198,7 +198,7 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
         check(stop)
 
     monkeypatch.setattr(numba_episodes, "check_cancelled", slow)
-    monkeypatch.setattr(numba_episodes, "ALONE", 1)  # a block takes 25 times 0.2 s and more
+    monkeypatch.setattr(numba_episodes, "FIRST_CHUNK_EPISODES", 1)  # a block takes 25 times 0.2 s and more
     pressed: list[float] = []
 
     def press() -> None:

@@ -17,7 +17,7 @@ from ifsl_bench.plugin.episode_contract import ContractProbe
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.plugin.rules import EPISODE_RULES, hidden_class_fault
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.solvers import LBFGS, Network, NetworkLearner, measured, ridge_prior, to_prior
+from ifsl_bench.solvers import LBFGS, NetworkLearner, NetworkWeights, evaluate_outcome, ridge_prior, to_prior
 from ifsl_bench.solvers.network import activations
 from ifsl_bench.solvers.tree import tree_map
 from ifsl_bench.utils.errors import UserError
@@ -107,15 +107,15 @@ class Stay(NetworkLearner):
         return self
 
     def run(self, objective, v0, args):
-        return measured(objective, self.point, args, torch.tensor([True]), torch.zeros(1, dtype=torch.long))
+        return evaluate_outcome(objective, self.point, args, torch.tensor([True]), torch.zeros(1, dtype=torch.long))
 
 
-def point(z, learner: str, key: str) -> Tensor | Network:
+def point(z, learner: str, key: str) -> Tensor | NetworkWeights:
     """Stored fast weights: [1, N, D+1] of LR, or those of the network."""
     rows = lambda s: torch.cat([z[f"{key}/w_class_b{s}"], z[f"{key}/b_class_b{s}"][None]]).T[None]  # noqa: E731
     if learner == "lr":
         return rows("")
-    return Network(rows(""), z[f"{key}/w_class_b3"].T[None].contiguous(), rows("2"))
+    return NetworkWeights(rows(""), z[f"{key}/w_class_b3"].T[None].contiguous(), rows("2"))
 
 
 def stay(z) -> Stay:
@@ -129,12 +129,13 @@ def arguments(method, support: Support):
     learner, decay = method.learner, method.weight_decay
     if isinstance(method, Ridge):
         priors = [
-            ridge_prior(1 if part.common else part.rows, part.size, decay, support.features) for part in learner.groups
+            ridge_prior(1 if part.shares_centre else part.rows, part.size, decay, support.features)
+            for part in learner.groups
         ]
     else:
         of_parts = zip(learner.groups, method.centres(support), method.log_gamma, strict=True)
         priors = [to_prior(u, log_gamma, decay, part.rows) for part, u, log_gamma in of_parts]
-    return learner.arguments((support.features, support.labels, support.base_logits.logsumexp(-1)), priors)
+    return learner.make_arguments((support.features, support.labels, support.base_logits.logsumexp(-1)), priors)
 
 
 SOLVED = {torch.float64: 1e-9 * 1000, torch.float32: 1e-3}  # the solver's stop, times the condition of the problems
@@ -262,7 +263,7 @@ def test_statistics_say_how_it_went(learner, converge):
     if converge:
         assert bool((near_stats["gradient_norm"] < 1e-6).all())  # the solver's stop, of gradients up to 100
     if learner == "lr":  # 1.8 over the largest eigenvalue of the Hessian at the start
-        args = method.learner.arguments(
+        args = method.learner.make_arguments(
             (far.features, far.labels, far.base_logits.logsumexp(-1)),
             [(torch.zeros(N, contract.D + 1).double(), 0.4 * method.log_gamma[0].detach().exp() + 1e-5)],
         )
@@ -288,21 +289,21 @@ def test_a_search_that_goes_on_starts_at_the_same_activations_with_no_more_penal
     support, _ = contract.make_episodes(base)
     method = Attractor(base, N, gradient="t-bptt").double()
     args = tree_map(torch.detach, arguments(method, support))
-    net = Network(*(s.expand(contract.E, -1, -1) for s in method.buffers()))
+    net = NetworkWeights(*(s.expand(contract.E, -1, -1) for s in method.buffers()))
     with torch.no_grad():
-        objective, solver = method.learner.onward(args, net, net)
+        objective, solver = method.learner.continue_search(args, net, net)
     assert bool((solver.tolerance > 0).all())
-    space = objective.space(None, args)
-    z = space.initial()
-    start = space.expand(z)
+    space = objective.search_coordinates(None, args)
+    z = space.initial_point()
+    start = space.to_unknowns(z)
     for result, expected in zip(activations(start, support.features), activations(net, support.features), strict=True):
         torch.testing.assert_close(result, expected)
     value = objective.value(start, args)
-    torch.testing.assert_close(value, space.evaluate(z, space.image(z))[0])
+    torch.testing.assert_close(value, space.evaluate(z, space.apply_metric(z))[0])
     assert bool((value < objective.value(net, args)).all())
     # A start in the large form stays as it is.
-    large = objective.space(net, args)
-    for weights, expected in zip(large.expand(large.initial()), net, strict=True):
+    large = objective.search_coordinates(net, args)
+    for weights, expected in zip(large.to_unknowns(large.initial_point()), net, strict=True):
         torch.testing.assert_close(weights, expected)
 
 

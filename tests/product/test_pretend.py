@@ -116,7 +116,7 @@ def check_answers_and_gradients(name: str, options: dict, other: torch.device) -
     theirs = seeded_method(name, options, on(base, other)).to(other)
     theirs.load_state_dict(ours.state_dict())
     answers, gradients = [], []
-    with numba_code_cache.batched():  # the CPU by kernels may find another minimum
+    with numba_code_cache.use_batched_solvers():  # the CPU by kernels may find another minimum
         for method, device in ((ours, CPU), (theirs, other)):
             with torch.no_grad():
                 prediction = method.eval()(on(support, device), on(query, device))
@@ -349,7 +349,7 @@ def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
     add_sessions(here)
     results = []
     for device in (DEVICE, CPU):
-        with accelerator() as counts, numba_code_cache.batched():
+        with accelerator() as counts, numba_code_cache.use_batched_solvers():
             results.append(evaluate_sequences(_prepared(here, "in-sessions"), name, device, counts).columns())
             if device == DEVICE:
                 launches, waits = SEQUENCES[name]

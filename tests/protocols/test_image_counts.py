@@ -73,7 +73,7 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
             counts["calibrated"][e % 2, image] += int(biased.argmax()) == label
     assert any((counts["joint"] < counts["alone"]).any() for counts in expected.values())
     plain = evaluated(method, loader, range(3, 40))
-    with numba_code_cache.batched():
+    with numba_code_cache.use_batched_solvers():
         in_torch = evaluated(method, loader, range(3, 40))
     biased = evaluated(method, loader, range(3, 40), biased=True)
     for name, counts in expected.items():

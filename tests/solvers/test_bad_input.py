@@ -13,7 +13,7 @@ from ifsl_bench.solvers import (
     GradientDescent,
     NetworkArgs,
     Neumann,
-    Regression,
+    RegressionArgs,
     SoftmaxRegression,
     TanhNetwork,
     minimise,
@@ -24,7 +24,7 @@ def regression(features=None, labels=None, base_logsumexp=None, ways=2, precisio
     x = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.2], [0.1, 1.0]]]) if features is None else features
     y = torch.tensor([[0, 1, 0, 1]]) if labels is None else labels
     r = torch.zeros(y.shape) if base_logsumexp is None else base_logsumexp
-    return Regression(x, y, r, torch.zeros(ways, x.shape[-1] + 1), torch.full((x.shape[-1] + 1,), precision))
+    return RegressionArgs(x, y, r, torch.zeros(ways, x.shape[-1] + 1), torch.full((x.shape[-1] + 1,), precision))
 
 
 def network(args):

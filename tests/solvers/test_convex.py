@@ -14,7 +14,7 @@ from ifsl_bench.solvers import (
     DualNewton,
     Implicit,
     Neumann,
-    Regression,
+    RegressionArgs,
     SoftmaxRegression,
     minimise,
     numba_code_cache,
@@ -28,15 +28,15 @@ STOP = 1e-9  # DualNewton's in float64: of the gradient at the centres, in the m
 @pytest.fixture(params=[True, False], ids=["batched", "compiled"])
 def way(request):
     """All at once in torch, as on a device, or one by one by compiled kernels."""
-    with numba_code_cache.batched(request.param):
+    with numba_code_cache.use_batched_solvers(request.param):
         yield
 
 
 @pytest.fixture(params=[1, 8, None], ids=["conjugate gradients", "factorised", "compiled"])
 def adjoint(request, monkeypatch):
     """The ways to a gradient. In torch the adjoint factorises where a look at how far it is costs something."""
-    monkeypatch.setattr(regression, "patience", lambda like: request.param)
-    with numba_code_cache.batched(request.param is not None):
+    monkeypatch.setattr(regression, "steps_between_checks", lambda like: request.param)
+    with numba_code_cache.use_batched_solvers(request.param is not None):
         yield
 
 
@@ -68,7 +68,7 @@ def problem(
     c = 0.1 * normal(episodes, ways, features + 1)
     base_logsumexp = base_logsumexp + lift
     p = decay + 2 * gamma / ways * (0.3 * normal(features + 1)).exp()
-    return Regression(x.to(dtype), labels, base_logsumexp.to(dtype), c.to(dtype), p.to(dtype))
+    return RegressionArgs(x.to(dtype), labels, base_logsumexp.to(dtype), c.to(dtype), p.to(dtype))
 
 
 def scipy_solution(args, index, **options):
@@ -114,7 +114,7 @@ def test_no_worse_than_scipy(shape, dtype):
     solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
     assert bool(solution.converged.all())
     assert int(solution.steps.max()) <= (30 if dtype == torch.float64 else 90)
-    double = Regression(*(a.double() if a.is_floating_point() else a for a in args))
+    double = RegressionArgs(*(a.double() if a.is_floating_point() else a for a in args))
     value = SoftmaxRegression().value(solution.value.double(), double)
     torch.testing.assert_close(solution.objective.double(), value, rtol=1e-4, atol=1e-5)  # float32: logits up to 1,000
     for index in range(value.shape[0]):
@@ -122,9 +122,9 @@ def test_no_worse_than_scipy(shape, dtype):
         # A share of the objective, which may be as small as 1e-6 where nothing pulls.
         assert float(value[index]) <= peer.fun * (1 + (1e-7 if dtype == torch.float64 else 2e-3))
         # SciPy's minimum is only that good; where it is, ours has the same scores.
-        reached = DualNewton(1e-11).run(SoftmaxRegression(), None, SoftmaxRegression().take(double, [index]))
+        reached = DualNewton(1e-11).run(SoftmaxRegression(), None, SoftmaxRegression().select_episodes(double, [index]))
         assert bool(reached.converged)
-        scores = (solution.value[index].double() - reached.v[0])[:, :-1] @ double.features[index].T
+        scores = (solution.value[index].double() - reached.unknowns[0])[:, :-1] @ double.features[index].T
         # By the stop in the metric of the weakest penalty, 1e-6, and rows of norm 50; in float32 by 1e-6 likewise.
         assert float(scores.abs().max()) <= (1e-5 if dtype == torch.float64 else 2e-2)
         if dtype == torch.float64:
@@ -174,7 +174,7 @@ def test_one_episode_at_a_time_gives_the_same_as_a_batch():
     whole = minimise(SoftmaxRegression(), DualNewton(), None, args)
     objective = SoftmaxRegression()
     for index in range(3):
-        alone = minimise(objective, DualNewton(), None, objective.take(args, torch.tensor([index])))
+        alone = minimise(objective, DualNewton(), None, objective.select_episodes(args, torch.tensor([index])))
         torch.testing.assert_close(whole.value[index : index + 1], alone.value, rtol=100 * STOP, atol=STOP)
 
 
@@ -200,7 +200,7 @@ def test_gradcheck_of_the_solved_loss(shape):
 
     def loss(*tensors):
         base_logsumexp = tensors[1] if args.base_logsumexp.requires_grad else args.base_logsumexp
-        return query_loss(Regression(tensors[0], args.labels, base_logsumexp, tensors[-2], tensors[-1]))
+        return query_loss(RegressionArgs(tensors[0], args.labels, base_logsumexp, tensors[-2], tensors[-1]))
 
     # Central differences: the solver's 1e-12 over eps, and eps squared.
     assert torch.autograd.gradcheck(loss, leaves, eps=1e-6, atol=1e-4, rtol=1e-3)
@@ -220,10 +220,10 @@ def test_shared_centres_receive_the_sum_over_episodes():
 def test_conjugate_gradients_and_factorisation_agree_on_hard_problems(name, monkeypatch):
     gradients = []
     for steps in (1, 8):
-        monkeypatch.setattr(regression, "patience", lambda like, steps=steps: steps)
+        monkeypatch.setattr(regression, "steps_between_checks", lambda like, steps=steps: steps)
         args = problem(**SHAPES[name])
         args = args._replace(centres=args.centres.requires_grad_(), precisions=args.precisions.requires_grad_())
-        with numba_code_cache.batched():
+        with numba_code_cache.use_batched_solvers():
             query_loss(args, DualNewton(), ConjugateGradient(1e-12, 5000)).backward()
         gradients.append((args.centres.grad, args.precisions.grad))
     for first, second in zip(*gradients, strict=True):
@@ -239,7 +239,7 @@ def test_exact_gradients_in_single_precision(name):
         exact = [a.float().to(dtype) if a.is_floating_point() else a for a in args]  # the same problem, rounded
         exact[3:] = [a.requires_grad_() for a in exact[3:]]
         solver = DualNewton(1e-12 if dtype == torch.float64 else None)
-        solution = minimise(SoftmaxRegression(), solver, None, Regression(*exact))
+        solution = minimise(SoftmaxRegression(), solver, None, RegressionArgs(*exact))
         solution.value.sin().sum().backward()
         assert solution.adjoint.failed == 0
         gradients.append([a.grad.double() for a in exact[3:]])
@@ -283,7 +283,7 @@ def test_what_has_no_minimum_has_no_exact_gradient():
     objective, g = SoftmaxRegression(), torch.Generator().manual_seed(0)
     x, c = torch.randn(2, 2, 2, generator=g, dtype=torch.float64), torch.zeros(2, 2, 3, dtype=torch.float64)
     labels, base_logsumexp = torch.tensor([[0, 1]] * 2), torch.zeros(2, 2, dtype=torch.float64)
-    args = Regression(x, labels, base_logsumexp, c.requires_grad_(), strength)
+    args = RegressionArgs(x, labels, base_logsumexp, c.requires_grad_(), strength)
     solution = minimise(objective, DualNewton(), None, args)
     assert not bool(solution.converged.any())
     solution.value.sum().backward()

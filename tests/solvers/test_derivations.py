@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ifsl_bench.solvers import NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
-from ifsl_bench.solvers.network_space import DualSpace
-from ifsl_bench.solvers.softmax import kernel, one_hot, probabilities, scores, weigh
+from ifsl_bench.solvers import NetworkArgs, RegressionArgs, SoftmaxRegression, TanhNetwork
+from ifsl_bench.solvers.network_space import DualCoordinates
+from ifsl_bench.solvers.softmax import apply_cross_entropy_hessian, kernel_matrix, novel_probabilities, one_hot, scores
 
 N, S, D, H = 3, 6, 4, 5
 
@@ -19,7 +19,9 @@ LABELS = (torch.arange(S) % N)[None]
 
 
 def regression():
-    return Regression(normal(1, S, D), LABELS, normal(1, S), 0.3 * normal(1, N, D + 1), 0.1 + normal(D + 1).square())
+    return RegressionArgs(
+        normal(1, S, D), LABELS, normal(1, S), 0.3 * normal(1, N, D + 1), 0.1 + normal(D + 1).square()
+    )
 
 
 def network(least=0.1):
@@ -37,13 +39,13 @@ def expand(a, args):
 
 def test_in_dual_numbers_scores_penalty_and_gradient_need_the_kernel_alone():
     args, a = regression(), 0.2 * normal(1, N, S)
-    k, v = kernel(args.features, 1 / args.precisions), expand(a, args)
+    k, v = kernel_matrix(args.features, 1 / args.precisions), expand(a, args)
     x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)
     f = scores(args.centres, args.features) + a @ k
     torch.testing.assert_close(scores(v, args.features), f)
     penalty = (args.precisions * (v - args.centres).square()).sum() / 2
     torch.testing.assert_close(penalty, (a * (a @ k)).sum() / 2)
-    r = a - (one_hot(LABELS, N).double() - probabilities(f, args.base_logsumexp)) / S
+    r = a - (one_hot(LABELS, N).double() - novel_probabilities(f, args.base_logsumexp)) / S
     point = v.clone().requires_grad_()
     (slope,) = torch.autograd.grad(SoftmaxRegression().value(point, args).sum(), point)
     torch.testing.assert_close(r @ x, slope)
@@ -52,30 +54,32 @@ def test_in_dual_numbers_scores_penalty_and_gradient_need_the_kernel_alone():
 
 def test_the_hessian_in_dual_numbers_is_one_plus_m_k():
     args, a, s = regression(), 0.2 * normal(1, N, S), normal(1, N, S)
-    k = kernel(args.features, 1 / args.precisions)
+    k = kernel_matrix(args.features, 1 / args.precisions)
 
     def representer(a):
         f = scores(args.centres, args.features) + a @ k
-        return a - (one_hot(LABELS, N).double() - probabilities(f, args.base_logsumexp)) / S
+        return a - (one_hot(LABELS, N).double() - novel_probabilities(f, args.base_logsumexp)) / S
 
     _, moved = torch.autograd.functional.jvp(representer, a, s)
-    pi = probabilities(scores(args.centres, args.features) + a @ k, args.base_logsumexp)
-    torch.testing.assert_close(moved, s + weigh(pi, pi / S, s @ k))
+    pi = novel_probabilities(scores(args.centres, args.features) + a @ k, args.base_logsumexp)
+    torch.testing.assert_close(moved, s + apply_cross_entropy_hessian(pi, pi / S, s @ k))
 
 
 def test_the_networks_representer_and_its_hessian_in_the_metric():
     args = network()
-    space = DualSpace.of(TanhNetwork(N, H), args)
+    space = DualCoordinates.from_arguments(TanhNetwork(N, H), args)
     size = (H + N) * S + N * (H + 1)
     z, s = 0.3 * normal(1, size), normal(1, size, seed=1)
-    value, g, norm = space.evaluate(z, space.image(z))
+    value, g, norm = space.evaluate(z, space.apply_metric(z))
     objective = TanhNetwork(N, H)
-    large = objective.gradient(space.expand(z), args)
-    torch.testing.assert_close(value, objective.value(space.expand(z), args))
+    large = objective.gradient(space.to_unknowns(z), args)
+    torch.testing.assert_close(value, objective.value(space.to_unknowns(z), args))
     torch.testing.assert_close(norm**2, sum(part.square().sum() for part in large)[None])
     point = z.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(objective.value(space.expand(point), args).sum(), point)
-    torch.testing.assert_close(space.image(g), slope)
-    image = space.image(s)
-    penalty = sum((p * (v - c).square()).sum() for v, c, p in zip(space.expand(s), args[3::2], args[4::2], strict=True))
+    (slope,) = torch.autograd.grad(objective.value(space.to_unknowns(point), args).sum(), point)
+    torch.testing.assert_close(space.apply_metric(g), slope)
+    image = space.apply_metric(s)
+    penalty = sum(
+        (p * (v - c).square()).sum() for v, c, p in zip(space.to_unknowns(s), args[3::2], args[4::2], strict=True)
+    )
     torch.testing.assert_close((s * image).sum(), penalty)

@@ -23,7 +23,7 @@ from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import (
     DualNewton,
     GradientDescent,
-    Regression,
+    RegressionArgs,
     SoftmaxRegression,
     Unroll,
     minimise,
@@ -32,7 +32,7 @@ from ifsl_bench.solvers import (
     numba_regression,
     numba_softmax,
 )
-from ifsl_bench.solvers.numba_compiling import inlined
+from ifsl_bench.solvers.numba_compiling import inline_jit
 from tests.tolerances import rounding
 
 
@@ -51,12 +51,12 @@ def test_exponentials_and_tangents_are_numpys():
     assert least < 1e-307
 
 
-@inlined
+@inline_jit
 def _apply(data, d, d_image, out):
     np.dot(data[0], d_image, out)
 
 
-@inlined
+@inline_jit
 def _metric(data, d, out):
     np.dot(data[1], d, out)
 
@@ -78,7 +78,7 @@ def test_krylov_methods_solve_what_numpy_solves(low):
     a, m, b = system(low)
     exact = np.linalg.solve(a @ m, b)
     x, x_image, room = np.empty_like(b), np.empty_like(b), np.empty((3, len(b)))
-    _, steps, indefinite = numba_linear.krylov_methods(_apply, _metric)[0](
+    _, steps, indefinite = numba_linear.make_krylov_methods(_apply, _metric)[0](
         (a, m), b.copy(), m @ b, 1e-13, 100, True, x, x_image, room
     )
     assert indefinite == (low < 0)
@@ -89,7 +89,7 @@ def test_krylov_methods_solve_what_numpy_solves(low):
     else:
         d = room[0]
         assert d @ m @ a @ m @ d < 0, "the direction along which it curves downwards"
-    numba_linear.krylov_methods(_apply, _metric)[1]((a, m), b.copy(), m @ b, 1e-13, 100, x)
+    numba_linear.make_krylov_methods(_apply, _metric)[1]((a, m), b.copy(), m @ b, 1e-13, 100, x)
     np.testing.assert_allclose(x, exact, rtol=SOLVED)
 
 
@@ -97,7 +97,7 @@ def regression(episodes):
     g = torch.Generator().manual_seed(0)
     x = 3 * torch.randn(episodes, 10, 16, generator=g)
     labels = (torch.arange(10) % 5).expand(episodes, -1)
-    return Regression(x, labels, torch.zeros(episodes, 10), torch.zeros(5, 17), torch.full((17,), 0.01))
+    return RegressionArgs(x, labels, torch.zeros(episodes, 10), torch.zeros(5, 17), torch.full((17,), 0.01))
 
 
 def test_answers_do_not_depend_on_the_threads_or_on_the_neighbours():
@@ -109,11 +109,11 @@ def test_answers_do_not_depend_on_the_threads_or_on_the_neighbours():
             results.append(DualNewton().run(SoftmaxRegression(), None, args))
     finally:
         torch.set_num_threads(before)
-    part = DualNewton().run(SoftmaxRegression(), None, args.take(slice(30, 31)))
+    part = DualNewton().run(SoftmaxRegression(), None, args.select_episodes(slice(30, 31)))
     for result in results:
-        assert torch.equal(result.v, results[0].v)
+        assert torch.equal(result.unknowns, results[0].unknowns)
         assert torch.equal(result.steps, results[0].steps)
-    assert torch.equal(part.v, results[0].v[30:31])
+    assert torch.equal(part.unknowns, results[0].v[30:31])
 
 
 def test_numbers_of_either_precision_are_solved_by_one_code():
@@ -121,9 +121,9 @@ def test_numbers_of_either_precision_are_solved_by_one_code():
     single = regression(4)
     centres = 0.1 + 0.0 * single.centres
     single = single._replace(centres=centres)
-    double = Regression(*(leaf.double() if leaf.is_floating_point() else leaf for leaf in single))
+    double = RegressionArgs(*(leaf.double() if leaf.is_floating_point() else leaf for leaf in single))
     fine = double._replace(features=double.features + 1e-12)
-    results = [DualNewton().run(SoftmaxRegression(), None, args).v for args in (single, double, fine)]
+    results = [DualNewton().run(SoftmaxRegression(), None, args).unknowns for args in (single, double, fine)]
     assert len(numba_regression.solve.overloads) == 1
     assert [v.dtype for v in results] == [torch.float32, torch.float64, torch.float64]
     torch.testing.assert_close(results[0].double(), results[1], rtol=1e-6, atol=1e-7)  # the answer in float32
@@ -167,7 +167,7 @@ def test_a_file_has_code_for_one_processor_and_one_kind_of_arguments(tmp_path):
     cache = numba_code_cache.KernelCache(tmp_path, "tests.double")
     mine, other = (SimpleNamespace(magic_tuple=lambda name=name: ("x86_64", name, "")) for name in ("zen4", "haswell"))
     third = numba_code_cache.KernelCache(tmp_path, "tests.triple")
-    assert cache._path((), mine) != cache._path((), other) != third._path((), mine)
+    assert cache._code_path((), mine) != cache._code_path((), other) != third._code_path((), mine)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
@@ -209,16 +209,16 @@ def test_processes_that_compile_at_once_and_one_that_is_killed(tmp_path):
 def test_code_is_kept_in_the_home(tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
-    monkeypatch.setattr(numba_code_cache, "_folder", None)
-    assert numba_code_cache.code_folder() == tmp_path / "compiled" / numba_code_cache.sources_folder()
+    monkeypatch.setattr(numba_code_cache, "_cache_folder", None)
+    assert numba_code_cache.make_code_folder() == tmp_path / "compiled" / numba_code_cache.code_folder_name()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "chosen"))
-    assert numba_code_cache.code_folder() == tmp_path / "chosen" / numba_code_cache.sources_folder()
+    assert numba_code_cache.make_code_folder() == tmp_path / "chosen" / numba_code_cache.code_folder_name()
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
-    assert numba_code_cache.code_folder() is None
+    assert numba_code_cache.make_code_folder() is None
 
 
 def compile_one(module):
@@ -233,7 +233,7 @@ def compile_one(module):
 
 def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatch):
     messages = []
-    monkeypatch.setattr(numba_code_cache, "_say", messages.append)
+    monkeypatch.setattr(numba_code_cache, "_report", messages.append)
     monkeypatch.setattr(numba_code_cache, "_announced", False)
     compile_one("plugin")
     assert messages == []
@@ -243,7 +243,7 @@ def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatc
     assert "compiling" in messages[0]
     assert "once" in messages[0]
     monkeypatch.setattr(numba_code_cache, "_announced", False)
-    numba_code_cache.announce(False)
+    numba_code_cache.announce_compilation(False)
     assert "in every process" in messages[1]
 
 
@@ -264,9 +264,9 @@ def test_nothing_that_solves_nothing_imports_numba(here, monkeypatch):
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(numba_code_cache, "_folder", None)
+    monkeypatch.setattr(numba_code_cache, "_cache_folder", None)
     monkeypatch.setenv("IFSL_BENCH_HOME", "~nosuchuser/home")
-    assert numba_code_cache.code_folder() is None
+    assert numba_code_cache.make_code_folder() is None
 
 
 @pytest.mark.slow("starts a process that solves")
@@ -325,7 +325,7 @@ def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
 
 
 def test_the_kernels_can_be_switched_off_for_a_while():
-    with numba_code_cache.batched():
+    with numba_code_cache.use_batched_solvers():
         assert not numba_code_cache.kernels_enabled(torch.zeros(1))
     assert numba_code_cache.kernels_enabled(torch.zeros(1))
     assert not numba_code_cache.kernels_enabled(torch.zeros(1, device="meta"))
@@ -380,7 +380,7 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
             np.testing.assert_array_equal(result.margins.base[e], margins[False])
             np.testing.assert_array_equal(result.margins.novel[e], margins[True])
             assert result.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
-    with numba_code_cache.batched():
+    with numba_code_cache.use_batched_solvers():
         torch_result = count_episode_hits("x", prediction, batch, base)
     for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -443,4 +443,6 @@ def test_former_names_warn():
         assert solvers.Memory is solvers.AttractorMLP
     with pytest.deprecated_call(match="groups"):
         assert solvers.learner_of("lr", 5, 3).parts[0].size == 4
+        assert issubclass(solvers.Regression, solvers.RegressionArgs)
+        assert solvers.LinearLearner(5, 3).start()[0].shape == (5, 4)
     assert fold is solvers.to_prior

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.sparse.linalg import minres as scipy_minres
 
-from ifsl_bench.solvers.linear import conjugate_gradient, minres, self_adjoint_solve
+from ifsl_bench.solvers.linear import conjugate_gradient, minres, solve_self_adjoint
 
 SAME = 1e-8  # the residual asked for, 1e-12, or rounding after 60 steps, through matrices of a condition up to 1e4
 
@@ -77,7 +77,7 @@ def test_a_singular_matrix_is_not_taken_for_an_indefinite_one():
 def test_definite_and_indefinite_episodes_of_a_batch_are_all_solved():
     a, b, _ = matrices()
     a[1] = a[1] @ a[1] + torch.eye(30)
-    x, steps, indefinite = self_adjoint_solve(lambda p, _: times(a)(p), lambda r: r, b, b, 1e-12, 300)
+    x, steps, indefinite = solve_self_adjoint(lambda p, _: times(a)(p), lambda r: r, b, b, 1e-12, 300)
     assert indefinite.tolist() == [True, False, True, True]
     torch.testing.assert_close(x, torch.linalg.solve(a, b), rtol=SAME, atol=SAME)
     assert int(steps.min()) > 5

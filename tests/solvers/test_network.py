@@ -12,22 +12,22 @@ from scipy.optimize import minimize
 from ifsl_bench.solvers import (
     LBFGS,
     ConjugateGradient,
-    Converged,
+    ConvergedSolve,
     Implicit,
     LinearLearner,
-    Network,
     NetworkArgs,
     NetworkLearner,
+    NetworkWeights,
     Neumann,
     TanhNetwork,
-    Unrolled,
-    fixed_class,
+    UnrolledSolve,
+    fixed_logsumexp,
     largest_curvature,
     minimise,
     numba_code_cache,
     ridge_prior,
 )
-from ifsl_bench.solvers.lbfgs import LOOK
+from ifsl_bench.solvers.lbfgs import TURNS_BETWEEN_CHECKS
 from ifsl_bench.solvers.tree import pack, unpack
 
 RESIDUAL = 1e-12 * 1000  # what is asked of an inverse in dual numbers, times what the kernels make of it
@@ -37,7 +37,7 @@ UNMOVED = 1e-3  # float32's stop, 1e-5 of the first gradient, over a ridge of 1e
 @pytest.fixture(params=[True, False], ids=["batched", "compiled"])
 def way(request):
     """All at once in torch, as on a device, or one by one by compiled kernels."""
-    with numba_code_cache.batched(request.param):
+    with numba_code_cache.use_batched_solvers(request.param):
         yield "batched" if request.param else "compiled"
 
 
@@ -66,14 +66,14 @@ CASES = [{}, {"base": 0}, {"shared": True}, {"ways": 1}, {"shots": 1}]
 def test_closed_forms_against_autograd(case):
     objective, args = problem(**case)
     v = minimise(objective, LBFGS(1e-2), None, args).value
-    v = Network(*(w + 0.1 for w in v))
+    v = NetworkWeights(*(w + 0.1 for w in v))
     point = [w.clone().requires_grad_() for w in v]
-    expected = torch.autograd.grad(objective.value(Network(*point), args).sum(), point, create_graph=True)
+    expected = torch.autograd.grad(objective.value(NetworkWeights(*point), args).sum(), point, create_graph=True)
     for part, reference in zip(objective.gradient(v, args), expected, strict=True):
         torch.testing.assert_close(part, reference.detach())
     d = [torch.randn_like(w) for w in v]
     products = torch.autograd.grad(expected, point, d)
-    for part, reference in zip(objective.hessian(v, args).product(Network(*d)), products, strict=True):
+    for part, reference in zip(objective.hessian(v, args).product(NetworkWeights(*d)), products, strict=True):
         torch.testing.assert_close(part, reference)
 
 
@@ -84,12 +84,19 @@ def test_a_solution_in_dual_numbers_is_a_stationary_point_of_the_large_form(case
     solution = minimise(objective, LBFGS(1e-10), None, args)
     assert bool(solution.converged.all())
     gradient = pack(objective.gradient(solution.value, args))
-    start = pack(objective.gradient(objective.space(None, args).expand(objective.space(None, args).initial()), args))
+    start = pack(
+        objective.gradient(
+            objective.search_coordinates(None, args).to_unknowns(
+                objective.search_coordinates(None, args).initial_point()
+            ),
+            args,
+        )
+    )
     assert bool((gradient.norm(dim=1) <= 1.01e-10 * start.norm(dim=1) + 1e-14).all())
     # Of a gradient that is 1e-10 of the first, rounding is a percent.
     torch.testing.assert_close(gradient.norm(dim=1), solution.gradient_norm, rtol=1e-2, atol=1e-12)
     torch.testing.assert_close(solution.objective, objective.value(solution.value, args))
-    large = minimise(objective, LBFGS(), Network(*(w + 1e-3 for w in solution.value)), args)
+    large = minimise(objective, LBFGS(), NetworkWeights(*(w + 1e-3 for w in solution.value)), args)
     for part, reference in zip(large.value, solution.value, strict=True):
         torch.testing.assert_close(part, reference, rtol=1e-3, atol=1e-4)  # L-BFGS: 1e-8, over curvatures from 1e-5 on
 
@@ -98,11 +105,11 @@ def test_a_solution_in_dual_numbers_is_a_stationary_point_of_the_large_form(case
 def test_no_worse_than_scipy_from_the_same_start():
     objective, args = problem(ways=5, shots=5, hidden=40, features=64, gamma=0.05, norm=12.0)
     solution = minimise(objective, LBFGS(), None, args)
-    space = objective.space(None, args)
-    start = space.expand(space.initial())
+    space = objective.search_coordinates(None, args)
+    start = space.to_unknowns(space.initial_point())
     for i in range(2):
-        episode = objective.take(args, torch.tensor([i]))
-        like = Network(*(w[i : i + 1] for w in start))
+        episode = objective.select_episodes(args, torch.tensor([i]))
+        like = NetworkWeights(*(w[i : i + 1] for w in start))
 
         def value(flat, episode=episode, like=like):
             v = unpack(torch.as_tensor(flat)[None], like)
@@ -143,9 +150,9 @@ def test_gradcheck_of_the_solved_loss(case):
 def test_the_reduced_inverse_is_the_inverse_of_the_hessian():
     objective, args = problem(ways=5, shots=5, hidden=8, features=20, norm=10.0, gamma=0.05)
     v = minimise(objective, LBFGS(), None, args).value
-    rhs = Network(*(torch.randn_like(w) for w in v))
+    rhs = NetworkWeights(*(torch.randn_like(w) for w in v))
     operator = objective.hessian(v, args)
-    inverse = operator.inverse(rhs, 1e-12, 3000)
+    inverse = operator.solve(rhs, 1e-12, 3000)
     assert not bool(inverse.failed.any())
     for part, reference in zip(operator.product(inverse.value), rhs, strict=True):
         torch.testing.assert_close(part, reference, rtol=RESIDUAL, atol=RESIDUAL)
@@ -156,14 +163,14 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots):
     objective, args = problem(ways=5, shots=shots, hidden=40, features=32, episodes=4, norm=12.0)
     solutions = []
     for every in (True, False):
-        with numba_code_cache.batched(every):
+        with numba_code_cache.use_batched_solvers(every):
             solutions.append(minimise(objective, LBFGS(1e-10), None, args))
     batch, alone = solutions
     assert bool(batch.converged.all())
     assert bool(alone.converged.all())
     # Who is one of many makes a few steps more until somebody looks, and later searches lines in another way: at five
     # shots that may be the way to another minimum, which must not be much the worse.
-    assert int((alone.steps - batch.steps).abs().max()) <= 0.2 * int(alone.steps.max()) + LOOK
+    assert int((alone.steps - batch.steps).abs().max()) <= 0.2 * int(alone.steps.max()) + TURNS_BETWEEN_CHECKS
     if shots == 5:
         assert int((batch.objective <= alone.objective * (1 + 1e-6)).sum()) >= 3
         assert bool((batch.objective <= alone.objective * 1.1).all())
@@ -188,7 +195,7 @@ def test_largest_curvature_at_a_small_start():
     objective, args = problem(norm=12.0, gamma=0.01)
     g = torch.Generator().manual_seed(3)
     sizes = ((3, 5), (3, 6), (4, 7))
-    v = Network(*((0.02 * torch.rand(2, *s, generator=g, dtype=torch.float64) - 0.01) for s in sizes))
+    v = NetworkWeights(*((0.02 * torch.rand(2, *s, generator=g, dtype=torch.float64) - 0.01) for s in sizes))
     curvature = largest_curvature(objective, v, args)
     expected = curvatures(objective, args, v).abs().amax(1)
     torch.testing.assert_close(curvature, expected, rtol=0.05, atol=0)  # what its default of steps comes to
@@ -211,8 +218,8 @@ def test_a_weak_ridge_is_followed_to_its_minimum(decay, dtype):
     solution = minimise(objective, LBFGS(gap=1e-8), None, args)
     assert bool(solution.converged.all())
     double = NetworkArgs(*(a.double() if a.is_floating_point() else a for a in args))
-    start = Network(*(w.double() for w in solution.value))
-    on = minimise(replace(objective, begin=start), LBFGS(1e-2, 9999, gap=1e-13), None, double)
+    start = NetworkWeights(*(w.double() for w in solution.value))
+    on = minimise(replace(objective, start=start), LBFGS(1e-2, 9999, gap=1e-13), None, double)
     assert bool(on.converged.all())
     assert bool((solution.objective.double() <= on.objective * (1 + 1e-4)).all())
 
@@ -222,9 +229,9 @@ def saddles(dtype=torch.float64):
     minimum, which is a saddle of the network where the linear weights have a singular value above 1. The first of three
     pulls is too strong for that."""
     objective, args = weak(1e-3, norm=3.0, dtype=dtype, episodes=3)
-    still = Network(*(torch.zeros(3, rows, size, dtype=dtype) for rows, size in ((5, 21), (5, 32), (20, 33))))
+    still = NetworkWeights(*(torch.zeros(3, rows, size, dtype=dtype) for rows, size in ((5, 21), (5, 32), (20, 33))))
     x = args.features * torch.tensor([8.0, 1.0, 0.7], dtype=dtype)[:, None, None]
-    return replace(objective, begin=still), args._replace(features=x)
+    return replace(objective, start=still), args._replace(features=x)
 
 
 @pytest.mark.usefixtures("way")
@@ -245,9 +252,9 @@ def test_what_escapes_from_saddles_is_a_minimum_and_lower(dtype):
 def test_the_gradient_at_a_saddle_is_the_inverse_all_the_same_and_is_counted():
     objective, args = saddles()
     v = minimise(objective, LBFGS(1e-9), None, args).value
-    rhs = Network(*(torch.randn_like(w) for w in v))
+    rhs = NetworkWeights(*(torch.randn_like(w) for w in v))
     operator = objective.hessian(v, args)
-    inverse = operator.inverse(rhs, 1e-12, 3000)
+    inverse = operator.solve(rhs, 1e-12, 3000)
     assert inverse.indefinite.tolist() == (curvatures(objective, args, v)[:, 0] < 0).tolist()
     assert inverse.indefinite.tolist() == [False, True, True]
     assert not bool(inverse.failed.any())
@@ -263,13 +270,13 @@ def test_saddles_are_left_where_training_asks_for_the_gradient_of_a_minimum(line
 
     class Spy(NetworkLearner):
         def past_saddles(self, solver):
-            escapes.append(super().past_saddles(solver).escapes)
-            return super().past_saddles(solver)
+            escapes.append(super().with_saddle_escapes(solver).escapes)
+            return super().with_saddle_escapes(solver)
 
     _, args = saddles(torch.float32)
     learner, rows = Spy(5, 32, 20), (args.features, args.labels, args.base_logsumexp)
-    priors = [ridge_prior(1 if p.common else p.rows, p.size, 1e-3, args.features) for p in learner.groups]
-    Converged(linear).solve(learner, rows, priors, training=training)
+    priors = [ridge_prior(1 if p.shares_centre else p.rows, p.size, 1e-3, args.features) for p in learner.groups]
+    ConvergedSolve(linear).solve(learner, rows, priors, training=training)
     assert escapes == ([8] if left else [])
 
 
@@ -283,7 +290,7 @@ def loss_in_v(v, x, labels, base_logits, hidden, decay):
 
 
 @pytest.mark.parametrize(("dtype", "hide"), [(torch.float64, 20), (torch.float32, 20), (torch.float32, 100)])
-@pytest.mark.parametrize("meta", [Converged(), Unrolled()], ids=["converged", "t-bptt"])
+@pytest.mark.parametrize("meta", [ConvergedSolve(), UnrolledSolve()], ids=["converged", "t-bptt"])
 def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, way):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(6, 5, 64, generator=g).repeat_interleave(5, 1) + 0.7 * torch.randn(6, 25, 64, generator=g)
@@ -292,14 +299,16 @@ def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, way):
     labels = torch.arange(5).repeat_interleave(5).expand(6, -1)
     base_logits, hidden = x @ base.to(dtype).T, (torch.arange(100) < hide).expand(6, -1)
     learner = NetworkLearner(5, 64)
-    start = [part.to(dtype) for part in learner.start()]
+    start = [part.to(dtype) for part in learner.draw_start()]
     for decay in (1e-12, 1e-14):
-        priors = [ridge_prior(1 if p.common else p.rows, p.size, decay, x) for p in learner.groups]
-        rows = (x, labels, fixed_class(base_logits, hidden))
-        solved = meta.solve(learner, rows, priors, start, training=way == "compiled" and isinstance(meta, Converged))
+        priors = [ridge_prior(1 if p.shares_centre else p.rows, p.size, decay, x) for p in learner.groups]
+        rows = (x, labels, fixed_logsumexp(base_logits, hidden))
+        solved = meta.solve(
+            learner, rows, priors, start, training=way == "compiled" and isinstance(meta, ConvergedSolve)
+        )
         assert not bool(solved.statistics["solver_unconverged"].any())
         assert float(solved.statistics["solver_steps"].mean()) < 120
-        v = Network(*(w.double().requires_grad_() for w in solved.weights))
+        v = NetworkWeights(*(w.double().requires_grad_() for w in solved.weights))
         value = loss_in_v(v, x.double(), labels, base_logits.double(), hidden, decay)
         slope = torch.autograd.grad(value.sum(), v)
         # Of each objective this share at most is still to gain, in the metric of the penalty.
@@ -311,8 +320,8 @@ def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, way):
 def test_what_single_precision_cannot_solve_is_solved_in_double():
     objective, args = weak(1e-3, dtype=torch.float32)
     single_precision = LBFGS(1e-11, gap=1e-14)
-    with numba_code_cache.batched():
-        assert not bool(single_precision._all_at_once(objective.space(None, args)).converged.all())
+    with numba_code_cache.use_batched_solvers():
+        assert not bool(single_precision._solve_batch(objective.search_coordinates(None, args)).converged.all())
     assert bool(single_precision.run(objective, None, args).converged.all())
 
 
@@ -321,8 +330,8 @@ def test_an_answer_does_not_depend_on_how_many_others_there_are(learner, way):
     g = torch.Generator().manual_seed(4)
     x, query = 4 * torch.randn(9, 10, 32, generator=g), 4 * torch.randn(9, 6, 32, generator=g)
     labels, base_logsumexp = (torch.arange(10) % 5).expand(9, -1), 3 * torch.randn(9, 10, generator=g)
-    priors = [ridge_prior(1 if p.common else p.rows, p.size, 1e-3, x) for p in learner.groups]
-    meta = Converged()
+    priors = [ridge_prior(1 if p.shares_centre else p.rows, p.size, 1e-3, x) for p in learner.groups]
+    meta = ConvergedSolve()
     whole = learner.logits(meta.solve(learner, (x, labels, base_logsumexp), priors).weights, query)
     last = learner.logits(meta.solve(learner, (x[7:], labels[7:], base_logsumexp[7:]), priors).weights, query[7:])
     if way == "compiled":  # but for the products that follow the solve

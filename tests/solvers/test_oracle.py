@@ -10,7 +10,7 @@ import pytest
 import torch
 from ifsl_bench.methods.ridge import Ridge
 
-from ifsl_bench.solvers import LBFGS, GradientDescent, Network, SoftmaxRegression, minimise
+from ifsl_bench.solvers import LBFGS, GradientDescent, NetworkWeights, SoftmaxRegression, minimise
 from tests.methods.test_attractors import CLASSES, N, arguments, pieces, point, stored_episode
 from tests.tolerances import rounding
 
@@ -34,7 +34,7 @@ def problem(z, learner, kind):
 
 
 def parts(v):
-    return v if isinstance(v, Network) else [v]
+    return v if isinstance(v, NetworkWeights) else [v]
 
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
@@ -62,7 +62,7 @@ def test_mlp_search_from_beside_the_stored_solution_returns_to_it(oracle):
     objective, args = problem(z, "mlp", "attn")
     generator = torch.Generator().manual_seed(0)
     optimum = point(z, "mlp", "tight/w")
-    near = Network(*(w + 1e-3 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in optimum))
+    near = NetworkWeights(*(w + 1e-3 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in optimum))
     solution = minimise(objective, LBFGS(1e-6), near, args)
     assert bool(solution.converged.all())
     for weight, expected in zip(solution.value, optimum, strict=True):

@@ -16,7 +16,7 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments import workspace as prepared
-from ifsl_bench.solvers.numba_code_cache import sources_folder
+from ifsl_bench.solvers.numba_code_cache import code_folder_name
 from ifsl_bench.store import cache
 from ifsl_bench.store.cache import list_items, select_removable
 from ifsl_bench.utils.errors import UserError
@@ -222,7 +222,7 @@ def test_what_is_not_ours_and_what_is_being_written_stays(prune, root):
 
 def test_compiled_code_of_other_versions_and_what_was_set_aside_goes(prune, root):
     home, whole = root / "home", paths(root)
-    for name in ("0123456789abcdef", sources_folder()):
+    for name in ("0123456789abcdef", code_folder_name()):
         (home / "compiled" / name).mkdir(parents=True)
         (home / "compiled" / name / "checksums.json").write_text("{}")
     aside = home / "trained" / "x-seed0-0123.replaced-0"
@@ -232,7 +232,9 @@ def test_compiled_code_of_other_versions_and_what_was_set_aside_goes(prune, root
     status, out, err = prune("--yes")
     assert (status, err) == (0, "")
     assert "set aside" in out
-    assert [path.name for path in (home / "compiled").iterdir() if not path.name.startswith(".")] == [sources_folder()]
+    assert [path.name for path in (home / "compiled").iterdir() if not path.name.startswith(".")] == [
+        code_folder_name()
+    ]
     assert not aside.exists()
     assert {path for path in paths(root) if not path.startswith("compiled/")} == whole, "where nothing is chosen"
     assert prune("--dry-run")[1].startswith("nothing to remove")

@@ -32,8 +32,8 @@ from ifsl_bench.reporting.figures.style import (
 from ifsl_bench.solvers.attractor_prior import AttractorMLP
 from ifsl_bench.solvers.episode_problems import LinearLearner
 from ifsl_bench.solvers.outcome import Outcome, Solver
-from ifsl_bench.solvers.solve import solvers_replaced
-from ifsl_bench.solvers.tree import Tree, tensors
+from ifsl_bench.solvers.solve import replace_solvers
+from ifsl_bench.solvers.tree import Tree, tensor_leaves
 from ifsl_bench.utils.errors import UserError
 
 EPISODES = 20  # in which a class is looked at, as in the paper
@@ -92,7 +92,7 @@ class _RecordingSolver:
 
     def run(self, objective: Any, v0: Any, args: Any) -> Outcome:
         outcome = self.solver.run(objective, v0, args)
-        self.seen.append(outcome.v)
+        self.seen.append(outcome.unknowns)
         return outcome
 
 
@@ -122,11 +122,11 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
     loader, dataset = context.episode_loader(), context.prepared.dataset
     batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
-    with solvers_replaced(lambda solver: _RecordingSolver(solver, seen)):
+    with replace_solvers(lambda solver: _RecordingSolver(solver, seen)):
         ask_method(method, job.name, batch.support, batch.query)
     if not seen:
         raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
-    fast = tensors(seen[-1])[part][0, :, :size]
+    fast = tensor_leaves(seen[-1])[part][0, :, :size]
     ids = drawn.classes[0].tolist()
     by_way = [[row] for row in centres(batch)[0]]
     classes = loader.sampler.class_draws(min(LOOKED, job.task.evaluation.episodes)).to_array()
