@@ -17,7 +17,7 @@ from ifsl_bench.solvers import fixed_logsumexp
 from ifsl_bench.utils.errors import UserError
 
 
-class Heads(nn.Module):
+class EpisodeHeads(nn.Module):
     """Linear classifiers of E episodes side by side, [E, rows, D] -> [E, rows, N]; E is 1 for the learned initial one.
 
     Initially uniform(-1, 1)/sqrt(D), as PyTorch's linear layers.
@@ -32,7 +32,7 @@ class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
-    def repeat(self, episodes: int) -> None:
+    def repeat_for_episodes(self, episodes: int) -> None:
         """Give each episode a copy; for clones, whose "parameters" are tensors that know where they came from."""
         for name, value in self._parameters.items():
             assert value is not None
@@ -74,9 +74,11 @@ class ANIL(AdditiveClassifier):
         if not 0 < inner_rate < math.inf:
             raise UserError(f"inner_rate must be positive and finite, not {inner_rate}")
         self.inner_steps = inner_steps
-        self.maml = load_learn2learn().algorithms.MAML(Heads(ways, base.weight), lr=inner_rate, first_order=first_order)
+        self.maml = load_learn2learn().algorithms.MAML(
+            EpisodeHeads(ways, base.weight), lr=inner_rate, first_order=first_order
+        )
 
-    def adapted(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:
+    def adapt_heads(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:
         """Return heads adapted to each of the E episodes.
 
         Args:
@@ -96,7 +98,7 @@ class ANIL(AdditiveClassifier):
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         wanted = torch.is_grad_enabled()
         with torch.enable_grad():  # the steps need gradients also where nothing is learned from them
-            heads = self.adapted(support, wanted, earlier)
+            heads = self.adapt_heads(support, wanted, earlier)
         return SessionOutput({"weight": heads.weight, "bias": heads.bias})
 
     def class_logits(self, state: State, query: Query) -> Tensor:

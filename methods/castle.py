@@ -17,7 +17,7 @@ from ifsl_bench.utils.errors import UserError
 ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
 
 
-class _Synthesiser(Method):
+class _ClassifierSynthesis(Method):
     """The parameters that CASTLE and ACASTLE learn: a dictionary, and an attention to it.
 
     Options:
@@ -40,13 +40,15 @@ class _Synthesiser(Method):
         self.dropout, self.temperature = dropout, temperature
         classes, features = base.weight.shape
 
-        def normal(rows: int) -> nn.Parameter:
+        def make_normal_parameter(rows: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(rows, features, dtype=base.weight.dtype) / math.sqrt(features))
 
-        self.to_query, self.to_key, self.to_value, self.to_output = (normal(features) for _ in range(4))  # [D, D]
-        self.dictionary = nn.Parameter(normal(2 * classes).detach() / math.sqrt(classes))  # [2K, D]
+        self.to_query, self.to_key, self.to_value, self.to_output = (
+            make_normal_parameter(features) for _ in range(4)
+        )  # [D, D]
+        self.dictionary = nn.Parameter(make_normal_parameter(2 * classes).detach() / math.sqrt(classes))  # [2K, D]
 
-    def synthesised(self, weight: Tensor, out: Tensor | None) -> Tensor:
+    def synthesise_weights(self, weight: Tensor, out: Tensor | None) -> Tensor:
         """Return unit weights [E, M, D] from weights [E, M, D] that attend to each other and to the dictionary.
 
         Args:
@@ -63,7 +65,7 @@ class _Synthesiser(Method):
         return direction(weight + F.dropout(added, self.dropout, self.training))
 
 
-class Castle(_Synthesiser, AdditiveClassifier):
+class Castle(_ClassifierSynthesis, AdditiveClassifier):
     """A novel class's weight is its support mean plus what attention adds from a learned dictionary.
 
         c_k = p_k + W_o sum_j a_kj W_v m_j,    a_kj = softmax_j(W_q p_k . W_k m_j / sqrt(D))
@@ -91,7 +93,7 @@ class Castle(_Synthesiser, AdditiveClassifier):
     parallel_copies: ClassVar[bool] = True
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        return SessionOutput(self.synthesised(support.class_means(self.ways), None))  # [E, N, D]
+        return SessionOutput(self.synthesise_weights(support.class_means(self.ways), None))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
         return self.class_logits(direction(self.base.weight), query)
@@ -100,7 +102,7 @@ class Castle(_Synthesiser, AdditiveClassifier):
         return products(query.features, state).div_(self.temperature)
 
 
-class ACastle(_Synthesiser):
+class ACastle(_ClassifierSynthesis):
     """The weights of all classes are synthesised in each episode, those of base classes too.
 
     As `Castle`, whose formula, source and differences these are (``_forward_gfsl`` of model/models/acastle.py), but the
@@ -132,4 +134,4 @@ class ACastle(_Synthesiser):
         return Prediction(self._logits(every, F.pad(state["hidden"], (0, novel.shape[1])), query))
 
     def _logits(self, weight: Tensor, out: Tensor | None, query: Query) -> Tensor:
-        return query.features @ self.synthesised(weight, out).mT / self.temperature
+        return query.features @ self.synthesise_weights(weight, out).mT / self.temperature

@@ -12,7 +12,9 @@ from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOut
 from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.utils.errors import UserError
 
-ROWS = 1024  # queries computed at once: their numbers for each class, of which there are ten, stay in the cache
+QUERIES_PER_BLOCK = (
+    1024  # queries computed at once: their numbers for each class, of which there are ten, stay in the cache
+)
 
 
 class CEC(Method):
@@ -58,10 +60,12 @@ class CEC(Method):
         self.temperature = temperature
         size, like = base.weight.shape[1], base.weight.new_zeros(base.weight.shape[1])
 
-        def normal() -> nn.Parameter:
+        def make_normal_parameter() -> nn.Parameter:
             return nn.Parameter(torch.randn(size, size, dtype=base.weight.dtype) / math.sqrt(size))
 
-        self.to_query, self.to_key, self.to_value, self.to_output = (normal() for _ in range(4))  # [D, D]
+        self.to_query, self.to_key, self.to_value, self.to_output = (
+            make_normal_parameter() for _ in range(4)
+        )  # [D, D]
         self.output_bias = nn.Parameter(torch.empty_like(like).uniform_(-1, 1) / math.sqrt(size))
         self.gain, self.bias = nn.Parameter(torch.ones_like(like)), nn.Parameter(like)
 
@@ -80,9 +84,9 @@ class CEC(Method):
         novel = state["means"]
         means = torch.cat([self.base.prototypes.expand(len(novel), -1, -1), novel], 1)  # [E, M, D]
         out = nn.functional.pad(state["hidden"], (0, novel.shape[1]))  # [E, M]
-        few = max(1, ROWS // query.features.shape[1])
+        few = max(1, QUERIES_PER_BLOCK // query.features.shape[1])
         logits = [
-            torch.cat([self.logits(means_of_some, out_of_some, h) for h in queries.split(ROWS, 1)], 1)
+            torch.cat([self.logits(means_of_some, out_of_some, h) for h in queries.split(QUERIES_PER_BLOCK, 1)], 1)
             for means_of_some, out_of_some, queries in zip(
                 *(x.split(few) for x in (means, out, query.features)), strict=True
             )
@@ -116,19 +120,22 @@ class CEC(Method):
         a = scores.softmax(-1) @ values
         c, a, f = (x - x.mean(-1, keepdim=True) for x in (means + a + self.output_bias, a, own_values))
 
-        def squared(weight: Tensor) -> Tensor:
+        def squared_norms(weight: Tensor) -> Tensor:
             """Return sum_d weight_d (c + beta (f - a))_d^2, [E, Q, M]."""
             wc, wa, wf = c * weight, a * weight, f * weight
             mixed = f @ wc.mT - (c * wa).sum(-1).unsqueeze(1)
             apart = (f * wf).sum(-1, keepdim=True) - 2 * f @ wa.mT + (a * wa).sum(-1).unsqueeze(1)
             return (c * wc).sum(-1).unsqueeze(1) + 2 * beta * mixed + beta**2 * apart
 
-        def along(x: Tensor) -> Tensor:
+        def inner_products(x: Tensor) -> Tensor:
             """Return x . (c + beta (f - a)), [E, Q, M], of x [E, Q or 1, D]."""
             return x @ c.mT + beta * ((x * f).sum(-1, keepdim=True) - x @ a.mT)
 
-        deviation = (squared(torch.ones_like(self.gain)) / size + eps).sqrt()
-        product = along(node * self.gain) / deviation + (node @ self.bias).unsqueeze(-1)  # v_0 . v_i
-        square = squared(self.gain**2) / deviation**2 + 2 * along((self.gain * self.bias).expand(1, 1, -1)) / deviation
+        deviation = (squared_norms(torch.ones_like(self.gain)) / size + eps).sqrt()
+        product = inner_products(node * self.gain) / deviation + (node @ self.bias).unsqueeze(-1)  # v_0 . v_i
+        square = (
+            squared_norms(self.gain**2) / deviation**2
+            + 2 * inner_products((self.gain * self.bias).expand(1, 1, -1)) / deviation
+        )
         length = (square + self.bias.square().sum()).clamp_min(1e-16).sqrt()  # |v_i|
         return self.temperature * product / (length * node.norm(dim=-1, keepdim=True).clamp_min(1e-8))

@@ -97,7 +97,7 @@ class LDA(AdditiveClassifier):
             )
         check_squares(base.prototypes, self.name)
         covariance, counts = base.covariance.double(), base.counts.double()
-        means = self.placed(base.prototypes.double())
+        means = self.transform_features(base.prototypes.double())
         if tukey != 1 or per_class:
             if base.images is None:
                 raise UserError(
@@ -105,20 +105,26 @@ class LDA(AdditiveClassifier):
                     "their means"
                 )
             features, labels = (part.to(base.weight.device) for part in base.images())
-            images = [power(features[labels == k].double(), tukey) for k in range(len(means))]
+            images = [tukey_transform(features[labels == k].double(), tukey) for k in range(len(means))]
             if per_class:
                 self.register_buffer("means", means.to(base.weight.dtype), persistent=False)
-                metrics = torch.stack([own_metric(x, shrinkage).to(base.weight.dtype) for x in images])  # [K, D, D]
+                metrics = torch.stack(
+                    [fit_class_metric(x, shrinkage).to(base.weight.dtype) for x in images]
+                )  # [K, D, D]
                 self.register_buffer("metrics", metrics, persistent=False)
                 self.class_bytes = metrics[0].nbytes
                 return
             covariance = sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in images) / counts.sum()
-        shrunk = fecam(covariance, shrinkage) if form == "fecam" else slda(covariance, counts.sum(), shrinkage)
+        shrunk = (
+            shrink_to_correlation(covariance, shrinkage)
+            if form == "fecam"
+            else shrink_by_oas(covariance, counts.sum(), shrinkage)
+        )
         if not bool(shrunk.isfinite().all()):
             raise UserError(
                 "the covariance of the base features has no inverse: some feature never varies, or is not finite"
             )
-        metric = inverse(shrunk)  # L
+        metric = invert_covariance(shrunk)  # L
         excess = 0.5 * (metric * covariance).sum() if form == "corrected" else covariance.new_zeros(())
         centre = means.mean(0)  # taken off everywhere, which changes no distance and keeps digits
         seen, offset = discriminants(means - centre, metric)
@@ -127,21 +133,21 @@ class LDA(AdditiveClassifier):
         for name, value in buffers.items():
             self.register_buffer(name, value.to(base.weight.dtype), persistent=False)
 
-    def placed(self, x: Tensor) -> Tensor:
+    def transform_features(self, x: Tensor) -> Tensor:
         """Return features [..., D] as distances are taken between them."""
-        return direction(power(x, self.tukey)) if self.form == "fecam" else x
+        return direction(tukey_transform(x, self.tukey)) if self.form == "fecam" else x
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         if self.per_class:
-            placed = power(support.features.double(), self.tukey)
+            placed = tukey_transform(support.features.double(), self.tukey)
             own = [
-                own_metric(x[of == n], self.shrinkage)
+                fit_class_metric(x[of == n], self.shrinkage)
                 for x, of in zip(placed, support.labels, strict=True)
                 for n in range(self.ways)
             ]
             metrics = torch.stack(own).to(support.features).unflatten(0, (-1, self.ways))  # [E, N, D, D]
-            return SessionOutput({"means": self.placed(support.class_means(self.ways)), "metrics": metrics})
-        means = self.placed(support.class_means(self.ways)) - self.get_buffer("centre")
+            return SessionOutput({"means": self.transform_features(support.class_means(self.ways)), "metrics": metrics})
+        means = self.transform_features(support.class_means(self.ways)) - self.get_buffer("centre")
         weight, offset = discriminants(means, self.get_buffer("metric"))  # [E, N, D], [E, N]
         images = F.one_hot(support.labels, self.ways).sum(1)  # [E, N]
         return SessionOutput({"weight": weight, "offset": offset + self.get_buffer("excess") / images})
@@ -149,20 +155,22 @@ class LDA(AdditiveClassifier):
     def base_logits(self, query: Query) -> Tensor:
         h = self.transform_query(query).features  # [E, Q, D]
         if self.per_class:
-            return own_logits(h, self.get_buffer("means").unsqueeze(0), self.get_buffer("metrics").unsqueeze(0))
+            return class_metric_logits(
+                h, self.get_buffer("means").unsqueeze(0), self.get_buffer("metrics").unsqueeze(0)
+            )
         return h @ self.get_buffer("seen").T + self.get_buffer("offset")
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         if self.per_class:
-            return own_logits(query.features, state["means"], state["metrics"])
+            return class_metric_logits(query.features, state["means"], state["metrics"])
         return products(query.features, state["weight"]) + state["offset"].unsqueeze(-2)
 
     def transform_query(self, query: Query) -> Query:
-        placed = self.placed(query.features)
+        placed = self.transform_features(query.features)
         return Query(placed if self.per_class else placed - self.get_buffer("centre"), query.base_logits[..., :0])
 
 
-def inverse(shrunk: Tensor) -> Tensor:
+def invert_covariance(shrunk: Tensor) -> Tensor:
     """Return the inverse of a covariance [D, D] in float64.
 
     Where rounding would be most of an inverse it is the pseudo-inverse, as in both papers' code.
@@ -185,7 +193,7 @@ def discriminants(means: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
     return weight, -0.5 * (weight * means).sum(-1)
 
 
-def slda(s: Tensor, images: Tensor, epsilon: float) -> Tensor:
+def shrink_by_oas(s: Tensor, images: Tensor, epsilon: float) -> Tensor:
     """Return a covariance shrunk by the rule of OAS, which needs the number of images, and by epsilon, [D, D].
 
     Args:
@@ -199,7 +207,7 @@ def slda(s: Tensor, images: Tensor, epsilon: float) -> Tensor:
     return (1 - epsilon) * ((1 - share) * s + share * variance * identity) + epsilon * identity
 
 
-def fecam(s: Tensor, gamma: float) -> Tensor:
+def shrink_to_correlation(s: Tensor, gamma: float) -> Tensor:
     """Return the correlation matrix of the shrunk covariance, [D, D].
 
     Args:
@@ -214,7 +222,7 @@ def fecam(s: Tensor, gamma: float) -> Tensor:
     return shrunk / (deviation[:, None] * deviation)
 
 
-def power(x: Tensor, exponent: float) -> Tensor:
+def tukey_transform(x: Tensor, exponent: float) -> Tensor:
     """Return Tukey's transformation x^exponent, of the absolute value where x is negative, with the sign of x.
 
     Args:
@@ -224,7 +232,7 @@ def power(x: Tensor, exponent: float) -> Tensor:
     return x if exponent == 1 else x.sign() * x.abs() ** exponent
 
 
-def own_metric(x: Tensor, gamma: float) -> Tensor:
+def fit_class_metric(x: Tensor, gamma: float) -> Tensor:
     """Return L [D, D] of one class; 1 where its images do not differ.
 
     Args:
@@ -237,15 +245,15 @@ def own_metric(x: Tensor, gamma: float) -> Tensor:
     apart = x - x.mean(0)
     if not bool(apart.any()):
         return torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    shrunk = fecam(apart.T @ apart / (len(x) - 1), gamma)
+    shrunk = shrink_to_correlation(apart.T @ apart / (len(x) - 1), gamma)
     if not bool(shrunk.isfinite().all()):
         raise UserError(
             "the covariance of a class has no inverse: some feature never varies in it; give a shrinkage above 0"
         )
-    return inverse(shrunk)
+    return invert_covariance(shrunk)
 
 
-def own_logits(h: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
+def class_metric_logits(h: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
     """Return -1/2 (h - mu_k)^T L_k (h - mu_k), [E, Q, N].
 
     Args:

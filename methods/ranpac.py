@@ -14,7 +14,7 @@ from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOut
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.utils.errors import UserError
 
-ROWS = 4096  # images projected at once
+IMAGES_PER_BLOCK = 4096  # images projected at once
 
 
 class RanPAC(Method):
@@ -55,7 +55,7 @@ class RanPAC(Method):
         projection = torch.randn(features.shape[1], projections, generator=generator, dtype=torch.float64)
         gram = torch.zeros(projections, projections, dtype=torch.float64)
         sums = torch.zeros(projections, len(base.weight), dtype=torch.float64)
-        for rows, of in zip(features.cpu().split(ROWS), labels.cpu().split(ROWS), strict=True):
+        for rows, of in zip(features.cpu().split(IMAGES_PER_BLOCK), labels.cpu().split(IMAGES_PER_BLOCK), strict=True):
             h = (rows.double() @ projection).relu()
             gram += h.T @ h
             sums += h.T @ F.one_hot(of, len(base.weight)).double()
@@ -63,17 +63,17 @@ class RanPAC(Method):
         buffers = {"projection": projection.to(base.weight.dtype), "gram": gram, "sums": sums}
         for name, value in buffers.items():
             self.register_buffer(name, value.to(base.weight.device), persistent=False)
-        self.register_buffer("seen", solved(gram, sums).to(base.weight), persistent=False)
+        self.register_buffer("seen", solve_ridge(gram, sums).to(base.weight), persistent=False)
 
-    def projected(self, features: Tensor) -> Tensor:
+    def project_features(self, features: Tensor) -> Tensor:
         """Return h, [E, n, M]."""
         return (features @ self.get_buffer("projection")).relu()
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.projected(query.features) @ self.get_buffer("seen")
+        return self.project_features(query.features) @ self.get_buffer("seen")
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
-        h = self.projected(support.features).double()  # [E, S, M]
+        h = self.project_features(support.features).double()  # [E, S, M]
         gram, sums = h.mT @ h, h.mT @ F.one_hot(support.labels, self.ways).double()  # [E, M, M], [E, M, N]
         if isinstance(before, dict):
             gram, sums = before["gram"] + gram, torch.cat([before["sums"], sums], -1)
@@ -82,11 +82,11 @@ class RanPAC(Method):
     def answer(self, state: State, query: Query) -> Prediction:
         assert isinstance(state, dict)
         base = self.get_buffer("sums").expand(len(query.features), -1, -1)
-        weight = solved(self.get_buffer("gram") + state["gram"], torch.cat([base, state["sums"]], -1))
-        return Prediction(self.projected(query.features) @ weight.to(query.features.dtype))
+        weight = solve_ridge(self.get_buffer("gram") + state["gram"], torch.cat([base, state["sums"]], -1))
+        return Prediction(self.project_features(query.features) @ weight.to(query.features.dtype))
 
 
-def solved(gram: Tensor, sums: Tensor) -> Tensor:
+def solve_ridge(gram: Tensor, sums: Tensor) -> Tensor:
     """Return (G + ridge 1)^-1 C, [..., M, K]; NaN where the ridge is too small for G's rounding.
 
     By Cholesky factors: half the work of LU factors, which oneMKL gets wrong for batches of such size on two threads.

@@ -70,7 +70,7 @@ class Subspace(AdditiveClassifier):
             if not 0 < value < math.inf:
                 raise UserError(f"{name} must be positive and finite, not {value}")
         classes, features = base.weight.shape
-        span = basis(base.weight)  # [D, r], r at most the smaller of K and D
+        span = orthonormal_basis(base.weight)  # [D, r], r at most the smaller of K and D
         rank = int((span != 0).any(0).sum())
         if rank == features:
             raise UserError(
@@ -85,7 +85,7 @@ class Subspace(AdditiveClassifier):
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         x, span = support.features, self.get_buffer("span")
         if bool(support.hidden.any()):  # a span for each episode
-            span = basis(self.base.weight.masked_fill(support.hidden.unsqueeze(-1), 0))  # [E, D, r]
+            span = orthonormal_basis(self.base.weight.masked_fill(support.hidden.unsqueeze(-1), 0))  # [E, D, r]
         features, rank = span.shape[-2:]
         strong, inside, decay = self.precisions
         precisions = torch.cat([x.new_full((features,), strong), x.new_full((rank,), inside), x.new_full((1,), decay)])
@@ -100,7 +100,7 @@ class Subspace(AdditiveClassifier):
         return products(query.features, state["weight"], state["bias"].squeeze(-1))
 
 
-def basis(weight: Tensor) -> Tensor:
+def orthonormal_basis(weight: Tensor) -> Tensor:
     """Return an orthonormal basis of the rows of weight [..., K, D], the columns of [..., D, min(K, D)].
 
     Columns beyond the rank are 0.

@@ -14,10 +14,10 @@ from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.solvers import LBFGS, Solution, minimise, solve_statistics
 from ifsl_bench.utils.errors import UserError
 
-Fit = tuple[Tensor, Solution]
+MeanAndSolution = tuple[Tensor, Solution]
 
 
-def objective(v: Tensor, args: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def regression_loss(v: Tensor, args: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Return L(V), [1].
 
     Args:
@@ -60,7 +60,7 @@ class UpperBound(Method):
         if base.images is None:
             raise UserError("upper-bound trains on the images of base/train, and this data set has only their means")
         self.images, self.weight_decay = base.images, weight_decay
-        self.last: tuple[Tensor, Tensor, Fit] | None = None  # images, labels, and what was fitted to them
+        self.last: tuple[Tensor, Tensor, MeanAndSolution] | None = None  # images, labels, and what was fitted to them
 
     def forward(self, support: Support, query: Query) -> Prediction:
         features, labels = (part.to(support.labels.device) for part in self.images())
@@ -68,36 +68,36 @@ class UpperBound(Method):
         for at, (x, novel) in enumerate(zip(support.features, support.labels, strict=True)):  # images differ in number
             shown = ~support.hidden[at]  # [K]
             there, count = shown[labels], int(shown.sum())
-            place = _places(x, novel, self.ways)  # [N]
+            place = _order_classes(x, novel, self.ways)  # [N]
             by_place = place[novel].argsort(stable=True)
             images = torch.cat([features[there].to(x), x[by_place]])
             y = torch.cat([(shown.cumsum(0) - 1)[labels[there]], count + place[novel[by_place]]])
-            mean, solution = self._fit(images, y, count + self.ways)
+            mean, solution = self._fit_classifier(images, y, count + self.ways)
             columns = torch.cat([shown.cumsum(0) - 1, count + place])  # of each class [K + N], where it is shown
-            of_all = with_one(query.features[at] - mean) @ solution.value[0, columns].mT
+            of_all = append_one(query.features[at] - mean) @ solution.value[0, columns].mT
             logits.append(of_all.masked_fill(F.pad(~shown, (0, self.ways)), -torch.inf))
             numbers.append(solve_statistics(solution))
         return Prediction(torch.stack(logits), {name: torch.cat([of[name] for of in numbers]) for name in numbers[0]})
 
-    def _fit(self, images: Tensor, y: Tensor, classes: int) -> Fit:
+    def _fit_classifier(self, images: Tensor, y: Tensor, classes: int) -> MeanAndSolution:
         """Return the mean [D] and the solution [1, C, D + 1] on images [n, D] with labels [n].
 
         Sequences of a list hold the same images in other orders, so these are fitted once.
         """
         if self.last is None or not (torch.equal(self.last[0], images) and torch.equal(self.last[1], y)):
             mean = images.mean(0)
-            args = with_one(images - mean).unsqueeze(0), y.unsqueeze(0), images.new_tensor(self.weight_decay)
+            args = append_one(images - mean).unsqueeze(0), y.unsqueeze(0), images.new_tensor(self.weight_decay)
             v0 = images.new_zeros(1, classes, images.shape[1] + 1)
-            self.last = images, y, (mean, minimise(objective, LBFGS(), v0, args))
+            self.last = images, y, (mean, minimise(regression_loss, LBFGS(), v0, args))
         return self.last[2]
 
 
-def _places(x: Tensor, novel: Tensor, ways: int) -> Tensor:
+def _order_classes(x: Tensor, novel: Tensor, ways: int) -> Tensor:
     """Return the place [N] of each novel class in the order of their sums of features, whatever order they come in."""
     sums = x.new_zeros(ways, dtype=torch.float64).index_add_(0, novel, x.double().sum(1))
     return sums.argsort().argsort()
 
 
-def with_one(x: Tensor) -> Tensor:
+def append_one(x: Tensor) -> Tensor:
     """Return images [n, D] with a constant feature more, [n, D + 1]."""
     return F.pad(x, (0, 1), value=1.0)

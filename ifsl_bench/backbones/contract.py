@@ -1,26 +1,28 @@
 """The interface of a backbone plugin, and backbones by name; their entry point group is ``ifsl_bench.backbones``.
 
 There are two kinds. A subclass of :class:`Backbone` is a network that is pretrained here, on the base classes of each
-task, unless the task names a file of weights. A subclass of :class:`Frozen` knows networks with weights from elsewhere,
-which are used as they are.
+task, unless the task names a file of weights. A subclass of :class:`FrozenBackbone` makes networks with weights from
+elsewhere, which are used as they are.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Pretraining
+from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
-BACKBONES = "ifsl_bench.backbones"
-UNKNOWN = "unknown"  # the images that a network was pretrained on, where its source does not name them
+BACKBONE_GROUP = "ifsl_bench.backbones"
+UNKNOWN_CORPUS = "unknown"  # the images that a network was pretrained on, where its source does not name them
 
 
 class Backbone(nn.Module):
@@ -48,8 +50,8 @@ class BackboneInfo:
         interpolation: "bilinear", "bicubic" or another value of torchvision's ``InterpolationMode``.
         mean, std: of each of three channels, of pixels from 0 to 1.
         corpora: the sets of images that it was pretrained on, as
-            :mod:`ifsl_bench.protocols.tasks.contamination` names them; with :data:`UNKNOWN` among them where more may
-            have been used.
+            :mod:`ifsl_bench.protocols.tasks.contamination` names them; with :data:`UNKNOWN_CORPUS` among them where
+            more may have been used.
         source: the address of its weights; "" where there is none.
         endings: of the names of its files of weights, the likeliest first.
     """
@@ -64,7 +66,7 @@ class BackboneInfo:
     endings: tuple[str, ...] = (".safetensors", ".pth")
 
 
-class Frozen(ABC):
+class FrozenBackbone(ABC):
     """Networks with weights from elsewhere, which are not trained.
 
     A registered name ``zoo`` is one network, or several: ``zoo:MODEL`` calls each method with ``model="MODEL"``, the
@@ -77,6 +79,14 @@ class Frozen(ABC):
 
     requires: ClassVar[Mapping[str, str]] = {}
     libraries: ClassVar[tuple[str, ...]] = ()
+
+    network = RenamedAttribute("make_network")
+    fill = RenamedAttribute("load_weights")
+    fetch = RenamedAttribute("download_weights")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        rename_attributes(cls)
 
     @abstractmethod
     def describe(self, model: str, own_weights: bool = False) -> BackboneInfo:
@@ -91,11 +101,11 @@ class Frozen(ABC):
         """
 
     @abstractmethod
-    def network(self, model: str) -> tuple[nn.Module, int]:
+    def make_network(self, model: str) -> tuple[nn.Module, int]:
         """Make the network with random weights, images [B, 3, H, W] to features [B, D]; return it and D."""
 
     @abstractmethod
-    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
         """Load the network's weights.
 
         Args:
@@ -108,7 +118,7 @@ class Frozen(ABC):
         """
 
     @abstractmethod
-    def fetch(self, model: str, folder: Path) -> Path:
+    def download_weights(self, model: str, folder: Path) -> Path:
         """Download the weights.
 
         Args:
@@ -123,38 +133,41 @@ class Frozen(ABC):
         """
 
 
-def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
+def find_backbone(name: str) -> tuple[type[Backbone] | FrozenBackbone, str]:
     """Find the plugin of a backbone.
 
     Args:
         name: ``NAME``, ``NAME:MODEL``, or ``PACKAGE:NAME`` where several packages register one name.
 
     Returns:
-        The class of a network that is pretrained here, or an instance of a :class:`Frozen`; and MODEL or "".
+        The class of a network that is pretrained here, or an instance of a :class:`FrozenBackbone`; and MODEL or "".
 
     Raises:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
     """
     plugin_name, model = name, ""
-    if not registry.owning_entry_points(BACKBONES, name):
+    if not registry.owning_entry_points(BACKBONE_GROUP, name):
         plugin_name, _, model = name.partition(":")
-        if not registry.owning_entry_points(BACKBONES, plugin_name):
-            raise unknown_name_error("backbone", name, [*registry.registered_entry_points(BACKBONES), NO_BACKBONE])
-    value = registry.get_registered(BACKBONES, "backbone", plugin_name)
-    if isinstance(value, type) and issubclass(value, Frozen):
+        if not registry.owning_entry_points(BACKBONE_GROUP, plugin_name):
+            raise unknown_name_error("backbone", name, [*registry.registered_entry_points(BACKBONE_GROUP), NO_BACKBONE])
+    value = registry.get_registered(BACKBONE_GROUP, "backbone", plugin_name)
+    if isinstance(value, type) and issubclass(value, FrozenBackbone):
         return value(), model
     if isinstance(value, type) and issubclass(value, Backbone):
         if model:
             raise UserError(f"backbone {plugin_name!r} is one network, there is no {name!r}")
         return value, ""
     raise UserError(
-        f"backbone {plugin_name!r} is {value!r}, neither a Backbone nor a Frozen of ifsl_bench.backbones.contract"
+        f"backbone {plugin_name!r} is {value!r}, neither a Backbone nor a FrozenBackbone of "
+        "ifsl_bench.backbones.contract"
     )
 
 
-def descriptions() -> dict[str, str]:
+def describe_backbones() -> dict[str, str]:
     """Return the first line of each registered backbone's docstring, by name; or why it cannot be used."""
-    plugins = {name: registry.load_plugin(BACKBONES, name) for name in registry.registered_entry_points(BACKBONES)}
+    plugins = {
+        name: registry.load_plugin(BACKBONE_GROUP, name) for name in registry.registered_entry_points(BACKBONE_GROUP)
+    }
     texts = {name: plugin.problem or (plugin.value.__doc__ or "").strip() for name, plugin in plugins.items()}
     return {name: text.partition("\n")[0] for name, text in texts.items()}
 
@@ -163,19 +176,19 @@ def is_frozen(spec: Pretraining) -> bool:
     """Return whether a backbone has weights from elsewhere: a file's, or its library's.
 
     Raises:
-        UserError: as :func:`backbone_plugin`.
+        UserError: as :func:`find_backbone`.
     """
-    plugin, _ = _registered(spec)
-    return isinstance(plugin, Frozen) or (plugin is not None and spec.weights is not None)
+    plugin, _ = _find_registered(spec)
+    return isinstance(plugin, FrozenBackbone) or (plugin is not None and spec.weights is not None)
 
 
-def _registered(spec: Pretraining) -> tuple[type[Backbone] | Frozen | None, str]:
-    """Find the plugin as :func:`backbone_plugin` does; None where the data are features."""
-    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else backbone_plugin(spec.backbone)
+def _find_registered(spec: Pretraining) -> tuple[type[Backbone] | FrozenBackbone | None, str]:
+    """Find the plugin as :func:`find_backbone` does; None where the data are features."""
+    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else find_backbone(spec.backbone)
 
 
 def check_backbone(spec: Pretraining) -> BackboneInfo | None:
-    """Check a backbone's options; return the description of a :class:`Frozen` one, None for another.
+    """Check a backbone's options; return the description of a :class:`FrozenBackbone` one, None for another.
 
     Raises:
         UserError: no such backbone; weights for data that are features; centring for a backbone that is pretrained
@@ -185,15 +198,15 @@ def check_backbone(spec: Pretraining) -> BackboneInfo | None:
         raise UserError(
             "pretrained-on says what a file of weights has seen; give it with --weights FILE, or leave this out"
         )
-    plugin, model = _registered(spec)
+    plugin, model = _find_registered(spec)
     if plugin is None and spec.weights is not None:
         raise UserError(f"backbone {spec.backbone!r} is for features and takes no weights; leave them out")
     if spec.centre is not None and not is_frozen(spec):
         raise UserError(f"centre is for frozen backbones, and {spec.backbone!r} is pretrained here; leave it out")
-    return plugin.describe(model, spec.weights is not None) if isinstance(plugin, Frozen) else None
+    return plugin.describe(model, spec.weights is not None) if isinstance(plugin, FrozenBackbone) else None
 
 
-def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
+def pretraining_corpora(spec: Pretraining) -> tuple[str, ...] | None:
     """Return the data that a backbone was pretrained on elsewhere; None for one that is pretrained here.
 
     Of a file of weights these are what the user declares, or unknown.
@@ -207,15 +220,26 @@ def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
     if spec.pretrained_on is not None:
         return tuple(spec.pretrained_on.split(":"))
     named = about.corpora if about else ()
-    more = () if spec.weights is None and named else (UNKNOWN,)
+    more = () if spec.weights is None and named else (UNKNOWN_CORPUS,)
     return tuple(dict.fromkeys([*named, *more]))
 
 
-def libraries_of(spec: Pretraining) -> tuple[str, ...]:
-    """Return the distributions that a :class:`Frozen` backbone depends on; none for another one.
+def required_libraries(spec: Pretraining) -> tuple[str, ...]:
+    """Return the distributions that a :class:`FrozenBackbone` backbone depends on; none for another one.
 
     Raises:
-        UserError: as :func:`backbone_plugin`.
+        UserError: as :func:`find_backbone`.
     """
-    plugin, _ = _registered(spec)
-    return plugin.libraries if isinstance(plugin, Frozen) else ()
+    plugin, _ = _find_registered(spec)
+    return plugin.libraries if isinstance(plugin, FrozenBackbone) else ()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Frozen":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"{__name__}.Frozen is now FrozenBackbone; the old name goes in the next release",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return FrozenBackbone

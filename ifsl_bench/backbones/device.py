@@ -24,8 +24,12 @@ import torch
 from ifsl_bench.utils.errors import UserError
 
 StageType = Literal["data", "pretraining", "features", "meta-training", "evaluation"]
-HOST = torch.device("cpu")
-REASONS = {"pretraining": "batches of images", "features": "batches of images", "evaluation": "many episodes at once"}
+CPU_DEVICE = torch.device("cpu")
+ACCELERATOR_REASONS = {
+    "pretraining": "batches of images",
+    "features": "batches of images",
+    "evaluation": "many episodes at once",
+}
 
 
 class Accelerator:
@@ -82,40 +86,40 @@ class DeviceChoice:
     """A device, and the reason for it."""
 
     device: torch.device
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.device}: {self.why}"
+        return f"{self.device}: {self.reason}"
 
 
-def device_for(
-    stage: StageType, device: torch.device, forced: bool, episodes: int = 0, few: int | None = None
+def choose_stage_device(
+    stage: StageType, device: torch.device, is_forced: bool, n_episodes: int = 0, min_episodes: int | None = None
 ) -> DeviceChoice:
     """Choose the device of a stage.
 
     Args:
         stage: its type.
         device: the one that the user named, or that ``auto`` found.
-        forced: whether the user named it, so that everything but the preparation of data goes there.
-        episodes: of a step of meta-training.
-        few: a step of fewer episodes is faster on the host; None where a step of any number is.
+        is_forced: whether the user named it, so that everything but the preparation of data goes there.
+        n_episodes: of a step of meta-training.
+        min_episodes: a step of fewer episodes is faster on the host; None where a step of any number is.
     """
     if stage == "data":
-        return DeviceChoice(HOST, "files and indices")
-    if forced:
+        return DeviceChoice(CPU_DEVICE, "files and indices")
+    if is_forced:
         return DeviceChoice(device, f"--device {device}")
     if device.type == "cpu":
         return DeviceChoice(device, "no accelerator here")
     if stage == "meta-training":
-        each = f"{episodes} episode{'s' * (episodes != 1)} a step"
-        if few is None:
-            return DeviceChoice(HOST, f"{each}, this method's are faster here")
+        each = f"{n_episodes} episode{'s' * (n_episodes != 1)} a step"
+        if min_episodes is None:
+            return DeviceChoice(CPU_DEVICE, f"{each}, this method's are faster here")
         return (
-            DeviceChoice(HOST, f"{each}, fewer than {few}")
-            if episodes < few
-            else DeviceChoice(device, f"{each}, at least {few}")
+            DeviceChoice(CPU_DEVICE, f"{each}, fewer than {min_episodes}")
+            if n_episodes < min_episodes
+            else DeviceChoice(device, f"{each}, at least {min_episodes}")
         )
-    return DeviceChoice(device, REASONS[stage])
+    return DeviceChoice(device, ACCELERATOR_REASONS[stage])
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -123,7 +127,7 @@ def free_memory(device: torch.device) -> int | None:
     return ACCELERATORS[device.type].free_memory(device) if device.type in ACCELERATORS else None
 
 
-def to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     """Copy tensors of one device to arrays of the same types and shapes, with one wait for all of them."""
     plain = [x.detach() for x in tensors]
     if all(x.device.type == "cpu" for x in plain):
@@ -153,7 +157,7 @@ def keep_freed_memory() -> bool:
     return mallopt is not None and bool(mallopt(m_mmap_max, 0) and mallopt(m_trim_threshold, 2**31 - 1))
 
 
-def give_back_freed_memory() -> None:
+def release_freed_memory() -> None:
     """Return the memory that this process's allocator keeps to the kernel, where it can (glibc), after a stage."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
@@ -186,7 +190,7 @@ class Precision:
         return torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
-def whole_float32() -> AbstractContextManager[None]:
+def disable_tf32() -> AbstractContextManager[None]:
     """Keep all digits of float32 in convolutions: on a GPU PyTorch would let cuDNN round them to TF32, 10 bits."""
     cudnn = torch.backends.cudnn
     return torch.backends.cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, False)

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.backbones.device import whole_float32
-from ifsl_bench.backbones.pretrained import Pretrained
+from ifsl_bench.backbones.device import disable_tf32
+from ifsl_bench.backbones.pretrained import PretrainedBackbone
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.sampling.draws import seed_of
@@ -29,7 +29,7 @@ from ifsl_bench.utils.locks import atomic_folder, get_or_create, hold_lock
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import create_array, open_array, read_checksummed, write_checksummed
 
-BATCH = 256
+BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,17 @@ class FeaturePool:
     features: Tensor
     base_logits: Tensor
     starts: np.ndarray
-    views: int
+    n_views: int
 
     @property
-    def images(self) -> int:
+    def n_images(self) -> int:
         """Number n of images."""
         return int(self.starts[-1])
 
 
-def bank_folder(home: Paths, key: str, pool: str, task: Task, views: int = 1, origin: str = "") -> Path:
+def feature_folder(
+    home: Paths, key: str, pool: str, task: Task, n_views: int = 1, fingerprint_prefix: str = ""
+) -> Path:
     """Return the folder of the features of a pool under a pretraining.
 
     Args:
@@ -64,18 +66,19 @@ def bank_folder(home: Paths, key: str, pool: str, task: Task, views: int = 1, or
         key: see :func:`ifsl_bench.backbones.pretrained.features_key`.
         pool: name of the pool.
         task: defines how views are augmented.
-        views: 1 for the plain images, more for augmented copies.
-        origin: :meth:`ifsl_bench.data.pools.Dataset.origin` of the pool, which tells pools of one name apart.
+        n_views: 1 for the plain images, more for augmented copies.
+        fingerprint_prefix: of the data set that the pool comes from, which tells pools of one name apart; see
+            :meth:`ifsl_bench.data.pools.Dataset.origin`.
     """
-    name = pool.replace("/", "-") + (f"-from-{origin}" if origin else "")
-    if views > 1:
+    name = pool.replace("/", "-") + (f"-from-{fingerprint_prefix}" if fingerprint_prefix else "")
+    if n_views > 1:
         spec = task.pretraining
-        augmented = sha256_json([views, spec.crop_padding, spec.flip])[:6]
-        name = f"{name}-views{views}-{augmented}"
+        augmented = sha256_json([n_views, spec.crop_padding, spec.flip])[:6]
+        name = f"{name}-views{n_views}-{augmented}"
     return home.features / key / name
 
 
-def recorded(folder: Path) -> dict[str, Any]:
+def read_feature_record(folder: Path) -> dict[str, Any]:
     """Return the record of the features in a folder; an empty one where it is missing or damaged."""
     try:
         return read_checksummed(folder / "bank.json")
@@ -87,12 +90,12 @@ def compute_features(
     home: Paths,
     task: Task,
     dataset: Dataset,
-    pretrained: Pretrained,
+    pretrained: PretrainedBackbone,
     name: str,
     device: torch.device,
     reporter: Reporter,
-    views: int = 1,
-    place: str = "",
+    n_views: int = 1,
+    device_description: str = "",
 ) -> np.ndarray:
     """Return the features of a pool, from the cache or computed.
 
@@ -104,9 +107,9 @@ def compute_features(
         name: of the pool.
         device: where to compute.
         reporter: shows how far it is.
-        views: 1 for the plain images; more for that many augmented views of each image (padding, crop, flip as in
+        n_views: 1 for the plain images; more for that many augmented views of each image (padding, crop, flip as in
             pretraining), as the released code augments in meta-training.
-        place: description of the device, for the record.
+        device_description: description of the device, for the record.
 
     Returns:
         float32 [views * n, D], a read-only memory map, checked in full.
@@ -119,22 +122,22 @@ def compute_features(
     if pool.images.ndim == 2:
         dataset.check_images(name)
         return pool.images
-    folder = bank_folder(home, pretrained.features_key, name, task, views, dataset.origin(name))
-    shape = (views * len(pool), pretrained.network.features)
+    folder = feature_folder(home, pretrained.features_key, name, task, n_views, dataset.origin(name))
+    shape = (n_views * len(pool), pretrained.network.features)
 
-    def cached() -> np.ndarray | None:
-        return _cached(folder, shape, pretrained.features_sha256)
+    def read_cached() -> np.ndarray | None:
+        return _open_cached(folder, shape, pretrained.features_sha256)
 
-    def make() -> np.ndarray:
+    def compute() -> np.ndarray:
         if os.path.lexists(folder):
             reporter.warn(f"{folder} holds features of other weights; computing them again")
         dataset.check_images(name)
         with atomic_folder(folder) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
-            title = f"features of {name}" + (f", {views} views" if views > 1 else "")
+            title = f"features of {name}" + (f", {n_views} views" if n_views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:
                 at = 0
-                for block in _forward(task, pretrained, pool, device, views):
+                for block in _compute_batches(task, pretrained, pool, device, n_views):
                     bank[at : at + len(block)] = block
                     at += len(block)
                     stage.advance(len(block))
@@ -144,35 +147,39 @@ def compute_features(
                 "shape": list(shape),
                 "sha256": sha256_file(partial / "features.npy"),
                 "pretraining_sha256": pretrained.features_sha256,
-                "place": place,
+                "place": device_description,
             }
             write_checksummed(partial / "bank.json", entry)
-        features = cached()
+        features = read_cached()
         assert features is not None
         return features
 
-    return get_or_create(folder, cached, make, reporter.warn, "it is computed again")
+    return get_or_create(folder, read_cached, compute, reporter.warn, "it is computed again")
 
 
-def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
+def _compute_batches(
+    task: Task, pretrained: PretrainedBackbone, pool: Pool, device: torch.device, n_views: int
+) -> Iterator[np.ndarray]:
     """Yield features [B, D] of batch after batch, all images in one view after the other.
 
     They are copied one batch late: a device computes the next while the host waits for these.
     """
-    from ifsl_bench.backbones.images import batches, cut, draw_crops
+    from ifsl_bench.backbones.images import apply_crops, draw_crops, load_batches
 
-    starts = range(0, len(pool), BATCH)
-    rows = [np.arange(start, min(start + BATCH, len(pool))) for start in starts]
-    seeds = iter([seed_of("view", pool.name, view, start) for view in range(views) for start in starts])
+    starts = range(0, len(pool), BATCH_SIZE)
+    rows = [np.arange(start, min(start + BATCH_SIZE, len(pool))) for start in starts]
+    seeds = iter([seed_of("view", pool.name, view, start) for view in range(n_views) for start in starts])
 
     def augment(images: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(next(seeds))
-        return cut(images, draw_crops(len(images), task.pretraining.crop_padding, task.pretraining.flip, generator))
+        return apply_crops(
+            images, draw_crops(len(images), task.pretraining.crop_padding, task.pretraining.flip, generator)
+        )
 
     before = None
-    with closing(batches(pool.images, rows * views, device, augment if views > 1 else None)) as loaded:
+    with closing(load_batches(pool.images, rows * n_views, device, augment if n_views > 1 else None)) as loaded:
         for images in loaded:
-            with torch.inference_mode(), whole_float32():
+            with torch.inference_mode(), disable_tf32():
                 features = pretrained.network(pretrained.normalise(images)).float()
             if before is not None:
                 yield before.cpu().numpy()
@@ -181,7 +188,7 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
         yield before.cpu().numpy()
 
 
-def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
+def _open_cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
     """Open the features in a folder; None where there are none, or only other weights' features."""
     if not os.path.lexists(folder):
         return None
@@ -201,7 +208,7 @@ def _cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarra
     return array
 
 
-def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
+def make_base_classifier(pretrained: PretrainedBackbone, moments: ClassMoments) -> Base:
     """Make the base classifier of methods, with statistics of the base classes, on the CPU, in float32.
 
     Args:
@@ -212,12 +219,12 @@ def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
     weight = head.weight.detach().float().cpu()
     bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
     scale = 1.0 if head.scale is None else float(head.scale)
-    statistics = (centred(moments.means, pretrained.mean), moments.counts, moments.covariance)
+    statistics = (subtract_mean(moments.means, pretrained.mean), moments.counts, moments.covariance)
     means, counts, covariance = (torch.from_numpy(x).float() for x in statistics)
     return Base(weight, bias, means, scale, counts, covariance)
 
 
-def centred(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
+def subtract_mean(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
     """Subtract the mean of base/train from features; the type stays.
 
     Args:
@@ -227,7 +234,7 @@ def centred(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
     return features if mean is None else features - mean.astype(features.dtype)
 
 
-def feature_pool(
+def make_feature_pool(
     features: np.ndarray, pool: Pool, base: Base, device: torch.device, mean: np.ndarray | None = None
 ) -> FeaturePool:
     """Make a pool of features with the base logits of all rows; on the CPU they stay a memory map, without a mean.
@@ -237,18 +244,18 @@ def feature_pool(
         pool: of the images.
         base: gives the logits.
         device: where the pool is used.
-        mean: see :func:`centred`.
+        mean: see :func:`subtract_mean`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
-        rows = torch.from_numpy(centred(features, mean)).to(device)
+        rows = torch.from_numpy(subtract_mean(features, mean)).to(device)
     weight, bias = base.weight.to(device), base.bias.to(device)
     logits = torch.cat([F.linear(block, weight, bias) for block in rows.split(1 << 16)])
     return FeaturePool(pool.name, rows, logits, pool.starts, len(features) // len(pool))
 
 
 @dataclass(frozen=True)
-class Moments:
+class ClassMoments:
     """Statistics of the features of a pool's classes.
 
     Attributes:
@@ -263,7 +270,7 @@ class Moments:
     covariance: np.ndarray
 
     @staticmethod
-    def of(features: np.ndarray, starts: np.ndarray) -> Moments:
+    def from_features(features: np.ndarray, starts: np.ndarray) -> ClassMoments:
         """Compute the moments, in float64.
 
         Args:
@@ -277,10 +284,10 @@ class Moments:
         for (a, b), mean in zip(classes, means, strict=True):
             apart = torch.from_numpy(features[a:b] - mean)  # float64
             covariance += (apart.T @ apart).numpy()
-        return Moments(means, counts, covariance / counts.sum())
+        return ClassMoments(means, counts, covariance / counts.sum())
 
 
-def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, reporter: Reporter) -> Moments:
+def compute_class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, reporter: Reporter) -> ClassMoments:
     """Return the moments of features, from the cache or computed.
 
     Args:
@@ -292,7 +299,7 @@ def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, report
     try:
         checksum = str(read_checksummed(folder / "bank.json")["sha256"])
     except FileNotFoundError:
-        return Moments.of(features, starts)
+        return ClassMoments.from_features(features, starts)
     store = CheckpointFolder(folder / "moments")
     try:
         state = store.load()
@@ -300,8 +307,8 @@ def class_moments(folder: Path, features: np.ndarray, starts: np.ndarray, report
         reporter.warn(f"{error}; they are computed again, the old files are {quarantine(store.folder)}")
         state = None
     if state is not None and state.info.get("features_sha256") == checksum:
-        return Moments(**{name: values.numpy() for name, values in state.tensors.items()})
-    moments = Moments.of(features, starts)
+        return ClassMoments(**{name: values.numpy() for name, values in state.tensors.items()})
+    moments = ClassMoments.from_features(features, starts)
     with suppress(UserError), hold_lock(store.folder):  # a folder that is shared to be read
         info = store.info()
         if info is None or info.get("features_sha256") != checksum:  # no other process has saved them

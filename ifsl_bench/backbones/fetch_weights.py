@@ -14,15 +14,15 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
-from ifsl_bench.backbones.pretrained import packaged_file
+from ifsl_bench.backbones.pretrained import find_packaged_file
 from ifsl_bench.utils.errors import UserError, one_line, unknown_name_error
 from ifsl_bench.utils.files import Paths, disk_errors, sha256_file
 from ifsl_bench.utils.locks import hold_lock, unfinished_path
 from ifsl_bench.utils.progress import Reporter
 
-LIST = Path(__file__).with_name("weights.toml")
-TIMEOUT = 30.0  # seconds that a server may be silent
-BLOCK = 1 << 20  # bytes
+WEIGHTS_LIST_FILE = Path(__file__).with_name("weights.toml")
+TIMEOUT_SECONDS = 30.0  # seconds that a server may be silent
+BLOCK_BYTES = 1 << 20  # bytes
 
 
 class ListedFile(msgspec.Struct):
@@ -39,9 +39,9 @@ class WeightsList(msgspec.Struct):
     files: dict[str, ListedFile]
 
 
-def listed_weights() -> WeightsList:
+def read_weights_list() -> WeightsList:
     """Return the list of the weights that are not in the wheel."""
-    return msgspec.toml.decode(LIST.read_bytes(), type=WeightsList)
+    return msgspec.toml.decode(WEIGHTS_LIST_FILE.read_bytes(), type=WeightsList)
 
 
 def fetch_weights(key: str, home: Paths, source: str | None, reporter: Reporter) -> tuple[Path, bool]:
@@ -59,12 +59,12 @@ def fetch_weights(key: str, home: Paths, source: str | None, reporter: Reporter)
     Raises:
         UserError: it is not listed, cannot be had or written, or is another file than the listed one.
     """
-    listed = listed_weights()
+    listed = read_weights_list()
     if key not in listed.files:
         raise unknown_name_error("weights", key, listed.files, see="ifsl-bench weights list")
     target, file, address = home.weights / f"{key}.safetensors", listed.files[key], source or listed.address
     with hold_lock(target, reporter.warn, state=""):
-        here = packaged_file(home, key)
+        here = find_packaged_file(home, key)
         if here is not None and sha256_file(here) == file.sha256:
             return here, False
         if not address:
@@ -92,14 +92,16 @@ def _download(url: str, target: Path, file: ListedFile, reporter: Reporter) -> N
     start = start if start < file.size else 0
     why: object = "the connection broke off"
     try:
-        with urlopen(Request(url, headers={"Range": f"bytes={start}-"} if start else {}), timeout=TIMEOUT) as response:
+        with urlopen(
+            Request(url, headers={"Range": f"bytes={start}-"} if start else {}), timeout=TIMEOUT_SECONDS
+        ) as response:
             if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
                 start = 0  # the server sends the whole file
             length = response.headers.get("Content-Length")
             if length is not None and start + int(length) != file.size:
                 raise UserError(f"{url} has {start + int(length):,} bytes, expected {file.size:,}: it is another file")
             with disk_errors(target), open(partial, "ab" if start else "wb") as out:
-                while block := response.read(min(BLOCK, file.size + 1 - out.tell())):
+                while block := response.read(min(BLOCK_BYTES, file.size + 1 - out.tell())):
                     out.write(block)
                 out.flush()
                 os.fsync(out.fileno())

@@ -23,8 +23,8 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, error_location, unknown_name_error
 from ifsl_bench.utils.text_format import format_value
 
-PASSES = "passes"  # an option of every recipe: the multiple of the task's passes of the backbone
-TOTAL = "total"  # the option of recipes that know how many classes will come
+PASSES_OPTION = "passes"  # an option of every recipe: the multiple of the task's passes of the backbone
+TOTAL_OPTION = "total"  # the option of recipes that know how many classes will come
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,29 @@ class RecipeChoice:
     """
 
     name: str
-    kind: type[Recipe]
+    recipe_class: type[Recipe]
     options: dict[str, Any]
-    passes: float
+    passes_multiple: float
     file: str
 
-    def _spelled(self, name: str) -> str:
-        options = {**self.options, **({PASSES: self.passes} if self.passes != 1 else {})}
+    def _format(self, name: str) -> str:
+        options = {**self.options, **({PASSES_OPTION: self.passes_multiple} if self.passes_multiple != 1 else {})}
         return ".".join([name, *(f"{key}={format_value(value)}" for key, value in options.items())])
 
     @property
     def label(self) -> str:
         """The recipe in the names of rows, as ``closer.beta=1``."""
-        return self._spelled(self.name)
+        return self._format(self.name)
 
     @property
     def reference(self) -> str:
         """The text that :func:`find_recipe` finds the same recipe by."""
-        return self._spelled(self.file or self.name)
+        return self._format(self.file or self.name)
 
     @property
     def knows_classes(self) -> bool:
         """Whether the harness gives the recipe the number of classes that will come."""
-        return self.kind.knows_classes and TOTAL not in self.options
+        return self.recipe_class.knows_classes and TOTAL_OPTION not in self.options
 
     def definition(self, task: Task) -> dict[str, Any]:
         """Return everything of the recipe that determines weights, for JSON.
@@ -72,13 +72,13 @@ class RecipeChoice:
         """
         points = [] if self.file else registry.owning_entry_points(registry.RECIPE_GROUP, self.name)
         own = bool(points) and registry.package_of(points[0]) == registry.OWN_PACKAGE
-        plugin: Any = self.kind  # for mypy, which takes no class of modules for hashable
-        code = {"revision": self.kind.revision, **({} if own else {"source": class_source(plugin, (Recipe,))})}
-        known = {"novel_classes": novel_classes(task)} if self.knows_classes else {}
-        return {"name": self.name, "options": self.options, PASSES: self.passes, **code, **known}
+        plugin: Any = self.recipe_class  # for mypy, which takes no class of modules for hashable
+        code = {"revision": self.recipe_class.revision, **({} if own else {"source": class_source(plugin, (Recipe,))})}
+        known = {"novel_classes": count_novel_classes(task)} if self.knows_classes else {}
+        return {"name": self.name, "options": self.options, PASSES_OPTION: self.passes_multiple, **code, **known}
 
 
-def novel_classes(task: Task) -> int:
+def count_novel_classes(task: Task) -> int:
     """Return the number of novel classes that a model of a task meets beside the base classes."""
     return task.sessions.classes if task.sessions else task.episode.ways
 
@@ -109,15 +109,15 @@ def find_recipe(reference: str) -> RecipeChoice:
     declared, options, passes = options_of(kind), {}, 1.0  # type: ignore[arg-type]  # constructors are alike
     for setting in settings:
         key, _, text = setting.partition("=")
-        kind_of = float if key == PASSES else declared[key].kind if key in declared else None
+        kind_of = float if key == PASSES_OPTION else declared[key].kind if key in declared else None
         if kind_of is None:
-            raise unknown_name_error("option", key, [*declared, PASSES], where=f"of recipe {name!r}")
+            raise unknown_name_error("option", key, [*declared, PASSES_OPTION], where=f"of recipe {name!r}")
         try:
             value = parse_value(kind_of, text)
         except ValueError:
-            shown = "number" if key == PASSES else declared[key].type_text
+            shown = "number" if key == PASSES_OPTION else declared[key].type_text
             raise UserError(f"option {key!r} of recipe {name!r} takes {shown}, not {text!r}") from None
-        if key == PASSES:
+        if key == PASSES_OPTION:
             passes = value
         elif value != declared[key].default:
             options[key] = value
@@ -127,7 +127,7 @@ def find_recipe(reference: str) -> RecipeChoice:
 
 
 @contextmanager
-def recipe_errors(choice: RecipeChoice) -> Iterator[None]:
+def naming_recipe_errors(choice: RecipeChoice) -> Iterator[None]:
     """Re-raise errors of a recipe as :class:`UserError` that names it, and the place in its file."""
     try:
         yield
@@ -136,7 +136,7 @@ def recipe_errors(choice: RecipeChoice) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ValueError) and not choice.file:  # an option or data that a recipe of the suite refuses
             raise UserError(f"recipe {choice.name}: {error}") from error
-        place = error_location(error, among=inspect.getsourcefile(choice.kind) or "")
+        place = error_location(error, among=inspect.getsourcefile(choice.recipe_class) or "")
         raise UserError(f"recipe {choice.name} failed: {place}{type(error).__name__}: {error}") from error
 
 
@@ -154,11 +154,13 @@ def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: i
     """
     options = dict(choice.options)
     if choice.knows_classes:
-        options[TOTAL] = classes + novel
-    with recipe_errors(choice):
-        recipe = choice.kind(backbone, classes, **options)
+        options[TOTAL_OPTION] = classes + novel
+    with naming_recipe_errors(choice):
+        recipe = choice.recipe_class(backbone, classes, **options)
     if not hasattr(recipe, "_parameters") or not hasattr(recipe, "backbone"):
-        raise UserError(f"{choice.kind.__qualname__}.__init__ does not call super().__init__(backbone, classes)")
+        raise UserError(
+            f"{choice.recipe_class.__qualname__}.__init__ does not call super().__init__(backbone, classes)"
+        )
     if not any(parameter.requires_grad for parameter in recipe.parameters()):
         raise UserError(f"recipe {choice.name} has no parameters to train")
     return recipe

@@ -16,20 +16,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.contract import BackboneInfo, Frozen, backbone_plugin, check_backbone, corpora_of
+from ifsl_bench.backbones.contract import (
+    BackboneInfo,
+    FrozenBackbone,
+    check_backbone,
+    find_backbone,
+    pretraining_corpora,
+)
 from ifsl_bench.backbones.device import choose_precision, describe_device
-from ifsl_bench.backbones.features import centred, compute_features
-from ifsl_bench.backbones.heads import accuracies, fit_head, load_head
-from ifsl_bench.backbones.networks import FrozenNetwork, Normalise, channels_last, make_backbone, make_head
+from ifsl_bench.backbones.features import compute_features, subtract_mean
+from ifsl_bench.backbones.heads import fit_head, load_head, measure_accuracies
+from ifsl_bench.backbones.networks import FrozenNetwork, PixelNormalisation, make_backbone, make_head, to_channels_last
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
-    Pretrained,
-    at_chance,
+    PretrainedBackbone,
     features_key,
-    in_percent,
+    format_accuracies,
+    make_chance_warning,
     pretraining_key,
 )
-from ifsl_bench.backbones.weights import ENDINGS, read_tensors
+from ifsl_bench.backbones.weights import WEIGHTS_SUFFIXES, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen_in_pretraining
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
@@ -39,10 +45,10 @@ from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
 from ifsl_bench.utils.locks import get_or_create
 from ifsl_bench.utils.progress import Reporter
 
-MEAN = "features.mean"  # the tensor's name
+MEAN_TENSOR_NAME = "features.mean"  # the tensor's name
 
 
-class Preprocess:
+class FrozenPreprocessing:
     """[B, H, W, C] uint8 -> [B, 3, h, w] float32, where (h, w) is the network's size.
 
     8-bit images are resized with antialiasing, as Pillow does it. Grey images get three equal channels.
@@ -52,26 +58,34 @@ class Preprocess:
         device: where the batches are.
     """
 
-    def __init__(self, about: BackboneInfo, device: torch.device) -> None:
+    def __init__(self, backbone_info: BackboneInfo, device: torch.device) -> None:
         from torchvision.transforms import InterpolationMode  # takes a second, and most commands need none of it
 
-        self.about, self.mode = about, InterpolationMode(about.interpolation)
-        self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (about.mean, about.std))
+        self.backbone_info, self.mode = backbone_info, InterpolationMode(backbone_info.interpolation)
+        self.mean, self.std = (
+            torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (backbone_info.mean, backbone_info.std)
+        )
 
     def __call__(self, batch: Tensor) -> Tensor:
         from torchvision.transforms import functional as F
 
         images = batch.permute(0, 3, 1, 2)
-        resize = self.about.resize
+        resize = self.backbone_info.resize
         size = [resize] if isinstance(resize, int) else list(resize)
-        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.about.size))
+        images = F.center_crop(F.resize(images, size, self.mode, antialias=True), list(self.backbone_info.size))
         # The repeated channels are copied only by the arithmetic.
         return ((images / 255).expand(-1, 3, -1, -1) - self.mean) / self.std
 
 
 def pretrain_frozen(
-    home: Paths, task: Task, dataset: Dataset, head: HeadKind, device: torch.device, reporter: Reporter, place: str = ""
-) -> Pretrained:
+    home: Paths,
+    task: Task,
+    dataset: Dataset,
+    head: HeadKind,
+    device: torch.device,
+    reporter: Reporter,
+    device_description: str = "",
+) -> PretrainedBackbone:
     """Return a frozen backbone and its base classifier, from the cache or fitted.
 
     Args:
@@ -81,7 +95,7 @@ def pretrain_frozen(
         head: "linear" or "cosine".
         device: where to compute.
         reporter: shows how far it is.
-        place: description of the device, for the record of features.
+        device_description: description of the device, for the record of features.
 
     Raises:
         UserError: the weights cannot be downloaded, or do not fit; or the data are no images.
@@ -91,18 +105,18 @@ def pretrain_frozen(
     about = check_backbone(spec)  # None: the network of a registered Backbone
     if about and (len(dataset.shape) != 3 or dataset.shape[2] not in (1, 3)):
         raise UserError(f"{spec.backbone} is for images of one or three channels, not for data {dataset.shape}")
-    normalise = Preprocess(about, device) if about else Normalise(task.dataset, dataset.shape, device)
-    file = weights_file(home, spec, about, reporter)
+    normalise = FrozenPreprocessing(about, device) if about else PixelNormalisation(task.dataset, dataset.shape, device)
+    file = find_weights_file(home, spec, about, reporter)
     digest = sha256_file(file)
     try:
-        network = _filled(spec.backbone, dataset.shape, file, device)
+        network = _load_network(spec.backbone, dataset.shape, file, device)
     except UserError:
         used = any(finished_info(folder, weights=digest) for folder in home.pretrained.glob("*"))
         if spec.weights is not None and not used:  # a copy, which nothing was made with
             file.unlink(missing_ok=True)
         raise
     key, classes = pretraining_key(task, dataset.fingerprint, head, 0), len(dataset.pool("base/train").starts) - 1
-    folder, corpora = home.pretrained / key, corpora_of(spec) or ()
+    folder, corpora = home.pretrained / key, pretraining_corpora(spec) or ()
     facts = {
         "weights": digest,
         "backbone": spec.backbone,
@@ -112,54 +126,55 @@ def pretrain_frozen(
         "centre": spec.centre or CENTRED,
     }
     info = {"tensors": {"sha256": digest}, **facts}
-    bare = Pretrained(key, network, make_head(head, network.features, classes), normalise, info)
+    bare = PretrainedBackbone(key, network, make_head(head, network.features, classes), normalise, info)
 
-    def cached() -> Pretrained | None:
+    def read_cached() -> PretrainedBackbone | None:
         """Read the classifier on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
-        return restored(state) if state and state.info.get("weights") == digest else None
+        return restore(state) if state and state.info.get("weights") == digest else None
 
-    def restored(state: CheckpointState) -> Pretrained:
+    def restore(state: CheckpointState) -> PretrainedBackbone:
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
         classifier = load_head(named, head, network.features, classes, folder).to(device)
-        mean = state.tensors[MEAN].numpy() if MEAN in state.tensors else None
-        warning = at_chance(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images")
+        mean = state.tensors[MEAN_TENSOR_NAME].numpy() if MEAN_TENSOR_NAME in state.tensors else None
+        warning = make_chance_warning(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images")
         if warning:
             reporter.warn(warning)
         return replace(bare, head=classifier, info={**state.info, **facts}, mean=mean)
 
-    def train() -> Pretrained:
-        _announce(about, task, dataset, reporter)
-        tensors, info = _trained(home, task, dataset, bare, head, device, reporter, place)
+    def train() -> PretrainedBackbone:
+        _report_preprocessing(about, task, dataset, reporter)
+        tensors, info = _fit_classifier(home, task, dataset, bare, head, device, reporter, device_description)
         # The checksum of the backbone is one of the tensors: their checksum then tells which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
-        return restored(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
+        return restore(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
 
-    return get_or_create(folder, cached, train, reporter.warn, "it is trained again")
+    return get_or_create(folder, read_cached, train, reporter.warn, "it is trained again")
 
 
-def _filled(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
+def _load_network(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
     """Make the network with the weights of a file."""
-    weights, (plugin, model) = read_tensors(file), backbone_plugin(name)
+    weights, (plugin, model) = read_tensors(file), find_backbone(name)
     with torch.random.fork_rng(devices=[]):
         network = make_backbone(name, shape)
         body = network.body if isinstance(network, FrozenNetwork) else network
         try:
-            if isinstance(plugin, Frozen):
-                plugin.fill(model, body, weights)
+            if isinstance(plugin, FrozenBackbone):
+                plugin.load_weights(model, body, weights)
             else:
-                body.load_state_dict(tensors_of(body, weights))
+                body.load_state_dict(match_tensors(body, weights))
         except Exception as error:  # a library's own, of many kinds
             raise UserError(
                 f"{file.name} holds the weights of another network than {name}: {one_line(str(error)).strip()[:200]}; "
-                f"the network begins with {_first(body.state_dict())}, the file with {_first(weights)}"
+                f"the network begins with {_describe_first_tensor(body.state_dict())}, "
+                f"the file with {_describe_first_tensor(weights)}"
             ) from error
-    frozen = channels_last(FrozenNetwork(body, network.features), device)
+    frozen = to_channels_last(FrozenNetwork(body, network.features), device)
     assert isinstance(frozen, FrozenNetwork)
     return frozen
 
 
-def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def match_tensors(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Find a network's tensors among a file's, where all names may have a prefix such as ``encoder.``.
 
     Args:
@@ -189,65 +204,65 @@ def tensors_of(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
     return taken
 
 
-def _first(tensors: Mapping[str, Tensor]) -> str:
+def _describe_first_tensor(tensors: Mapping[str, Tensor]) -> str:
     name = next(iter(tensors))
     return f"{name} {list(tensors[name].shape)}"
 
 
-def enlarged(about: BackboneInfo, shape: tuple[int, ...]) -> bool:
+def is_enlarged(backbone_info: BackboneInfo, shape: tuple[int, ...]) -> bool:
     """Return whether images have to be enlarged for a network.
 
     Args:
-        about: gives the size that enters the network.
+        backbone_info: gives the size that enters the network.
         shape: (H, W, C) of the images.
     """
-    return min(shape[:2]) < min(about.size)
+    return min(shape[:2]) < min(backbone_info.size)
 
 
-def _announce(about: BackboneInfo | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
+def _report_preprocessing(backbone_info: BackboneInfo | None, task: Task, dataset: Dataset, reporter: Reporter) -> None:
     """Report how the images enter the network."""
     name, data = task.pretraining.backbone, task.dataset
-    if about is None:
+    if backbone_info is None:
         mean, std = list(data.mean), list(data.std)
         reporter.say(f"{name}: images enter as (x / 255 - {mean}) / {std}; the weights should have learned from such")
         return
-    (height, width), (h, w) = dataset.shape[:2], about.size
+    (height, width), (h, w) = dataset.shape[:2], backbone_info.size
     text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
-    if enlarged(about, dataset.shape):
+    if is_enlarged(backbone_info, dataset.shape):
         reporter.warn(f"{text}: enlarged, so that they show less detail than what the network was trained on")
     else:
         reporter.say(text)
 
 
-def _trained(
+def _fit_classifier(
     home: Paths,
     task: Task,
     dataset: Dataset,
-    bare: Pretrained,
+    pretrained: PretrainedBackbone,
     kind: HeadKind,
     device: torch.device,
     reporter: Reporter,
-    place: str,
+    device_description: str,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Fit the base classifier on base/train; return its tensors, with the mean if it is subtracted, and the record."""
     start, spec, pool = time.perf_counter(), task.pretraining, dataset.pool("base/train")
 
-    def features(pool: str) -> np.ndarray:
-        return compute_features(home, task, dataset, bare, pool, device, reporter, 1, place)
+    def features_of_pool(pool: str) -> np.ndarray:
+        return compute_features(home, task, dataset, pretrained, pool, device, reporter, 1, device_description)
 
-    rows = features("base/train")
+    rows = features_of_pool("base/train")
     mean = None if spec.centre == "none" else rows.mean(0, dtype=np.float64).astype(np.float32)
     labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
-    head, solve = fit_head(kind, centred(rows, mean), labels, classes, spec.weight_decay, device)
+    head, solve = fit_head(kind, subtract_mean(rows, mean), labels, classes, spec.weight_decay, device)
     title = f"base classifier on {spec.backbone}, {kind} head"
     if not solve["converged"]:
         reporter.warn(f"{title}: not converged after {solve['steps']} steps, gradient {solve['gradient']:.1e}")
-    accuracy = accuracies(head.cpu(), dataset, lambda name: centred(features(name), mean))
-    reporter.say(f"{title}: {solve['steps']} steps of L-BFGS, {in_percent(accuracy)}")
+    accuracy = measure_accuracies(head.cpu(), dataset, lambda name: subtract_mean(features_of_pool(name), mean))
+    reporter.say(f"{title}: {solve['steps']} steps of L-BFGS, {format_accuracies(accuracy)}")
     bf16 = device.type != "cpu" and choose_precision(device).bf16
     tensors = {f"head.{name}": value.detach() for name, value in head.state_dict().items()}
-    return tensors | ({} if mean is None else {MEAN: torch.from_numpy(mean)}), {
-        "key": bare.key,
+    return tensors | ({} if mean is None else {MEAN_TENSOR_NAME: torch.from_numpy(mean)}), {
+        "key": pretrained.key,
         "finished": True,
         "epoch": 0,
         "seconds": time.perf_counter() - start,
@@ -261,7 +276,7 @@ def _trained(
     }
 
 
-def take_weights(home: Paths, file: Path) -> str:
+def copy_weights_to_home(home: Paths, file: Path) -> str:
     """Copy a file of weights into the home; return the first digits of its checksum, which name it there.
 
     Args:
@@ -279,43 +294,43 @@ def take_weights(home: Paths, file: Path) -> str:
     return digest
 
 
-def weights_file(home: Paths, spec: Pretraining, about: BackboneInfo | None, reporter: Reporter) -> Path:
+def find_weights_file(home: Paths, spec: Pretraining, backbone_info: BackboneInfo | None, reporter: Reporter) -> Path:
     """Find the file of a frozen backbone's weights in the home, or download it.
 
     Args:
         home: where weights are kept.
         spec: names the backbone, and the user's file if there is one.
-        about: the description of a :class:`Frozen` backbone; None for another.
+        backbone_info: the description of a :class:`FrozenBackbone` backbone; None for another.
         reporter: hears of a download.
 
     Raises:
         UserError: it cannot be downloaded; the message names the file and where to put it.
     """
     name = spec.weights or spec.backbone
-    for ending in dict.fromkeys([*(about.endings if about else ()), *ENDINGS]):
+    for ending in dict.fromkeys([*(backbone_info.endings if backbone_info else ()), *WEIGHTS_SUFFIXES]):
         path = home.weights / f"{name}{ending}"
         if os.path.isfile(path):
             return path
-    if spec.weights is not None or about is None:
+    if spec.weights is not None or backbone_info is None:
         raise UserError(
             f"the weights {spec.weights} of {spec.backbone} are not in {home.weights}; give the file once more with "
             f"--weights FILE"
         )
-    plugin, model = backbone_plugin(spec.backbone)
-    assert isinstance(plugin, Frozen)
-    target = home.weights / f"{name}{about.endings[0]}"
-    reporter.say(f"weights of {spec.backbone}: {about.source}")
+    plugin, model = find_backbone(spec.backbone)
+    assert isinstance(plugin, FrozenBackbone)
+    target = home.weights / f"{name}{backbone_info.endings[0]}"
+    reporter.say(f"weights of {spec.backbone}: {backbone_info.source}")
     with disk_errors(home.weights):
         home.weights.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights)
     with scratch as folder:
         try:
-            got = plugin.fetch(model, Path(folder))
+            got = plugin.download_weights(model, Path(folder))
         except Exception as error:
             why = one_line(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
             raise UserError(
-                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {about.source or 'them'} "
-                f"elsewhere, and put it at {target}"
+                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get "
+                f"{backbone_info.source or 'them'} elsewhere, and put it at {target}"
             ) from error
         write_bytes(target, got.read_bytes())
     return target

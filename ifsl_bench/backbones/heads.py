@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.backbones.networks import CosineHead, LinearHead, PrecomputedFeatures, make_head
-from ifsl_bench.backbones.pretrained import RECIPE_FIELDS, Pretrained, in_percent, pretraining_key
+from ifsl_bench.backbones.pretrained import RECIPE_FIELDS, PretrainedBackbone, format_accuracies, pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState
@@ -25,8 +25,8 @@ from ifsl_bench.utils.progress import Reporter
 
 MAX_STEPS = 1000
 TOLERANCE = 1e-5  # of the largest entry of the gradient, in the coordinates of the solve
-ROWS = 1 << 14  # that are multiplied at once
-TEMPERATURE = 10.0  # of cosine similarities, where the solve begins
+ROWS_PER_BLOCK = 1 << 14  # that are multiplied at once
+INITIAL_TEMPERATURE = 10.0  # of cosine similarities, where the solve begins
 
 
 def fit_head(
@@ -63,7 +63,7 @@ def fit_head(
     else:
         rows = unit(rows)
         sums = rows.new_zeros(classes, width).index_add_(0, targets, rows)
-        start = np.append(unit(sums).double().cpu().numpy().ravel(), TEMPERATURE)
+        start = np.append(unit(sums).double().cpu().numpy().ravel(), INITIAL_TEMPERATURE)
 
     def logits(v: Tensor, x: Tensor) -> Tensor:
         """Return logits from weights and biases [K (D + 1)], or from weights and one temperature [K D + 1]."""
@@ -72,10 +72,10 @@ def fit_head(
             return F.linear(x, w[:, :-1], w[:, -1])
         return v[-1] * F.linear(x, unit(v[:-1].reshape(classes, -1)))
 
-    def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
         v = torch.from_numpy(flat).to(device).requires_grad_(True)
         total = 0.0
-        for x, y in zip(rows.split(ROWS), targets.split(ROWS), strict=True):
+        for x, y in zip(rows.split(ROWS_PER_BLOCK), targets.split(ROWS_PER_BLOCK), strict=True):
             loss = F.cross_entropy(logits(v, x), y, reduction="sum") / len(rows)
             loss.backward()
             total += float(loss.detach())
@@ -91,7 +91,7 @@ def fit_head(
         return total, gradient
 
     options = {"maxiter": MAX_STEPS, "maxfun": 2 * MAX_STEPS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": 20}
-    fit = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    fit = minimize(loss_and_gradient, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     best = torch.from_numpy(fit.x)
     head = make_head(kind, width, classes)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def fit_head(
     return head, {"steps": int(fit.nit), "gradient": slope, "converged": slope <= TOLERANCE, "loss": float(fit.fun)}
 
 
-def accuracies(
+def measure_accuracies(
     head: LinearHead | CosineHead, dataset: Dataset, features: Callable[[str], np.ndarray]
 ) -> dict[str, float]:
     """Return the share of images labelled right in base/val and base/test, as far as the data set has them.
@@ -126,12 +126,12 @@ def accuracies(
 
 
 def load_head(
-    state: Mapping[str, Tensor], kind: str, width: int, classes: int, folder: Path
+    tensors: Mapping[str, Tensor], kind: str, width: int, classes: int, folder: Path
 ) -> LinearHead | CosineHead:
     """Make a frozen classifier of stored tensors.
 
     Args:
-        state: its tensors, by name.
+        tensors: its tensors, by name.
         kind: "linear" or "cosine".
         width: number D of features.
         classes: number K of classes.
@@ -142,7 +142,7 @@ def load_head(
     """
     head = make_head(kind, width, classes)
     try:
-        head.load_state_dict(state)
+        head.load_state_dict(tensors)
     except RuntimeError as error:
         raise CorruptFile(f"{folder}: the classifier does not fit the network: {error}") from error
     return head.requires_grad_(False)
@@ -155,11 +155,11 @@ def fit_cosine_head(
     home: Paths,
     task: Task,
     dataset: Dataset,
-    linear: Pretrained,
+    linear: PretrainedBackbone,
     features: Callable[[str], np.ndarray],
     seed: int,
     reporter: Reporter,
-) -> Pretrained:
+) -> PretrainedBackbone:
     """Return the cosine classifier on the features of the linear pretraining, from the cache or fitted.
 
     It minimises cross-entropy on base/train, see :func:`fit_head`. Where base/train has but the means of its classes,
@@ -182,21 +182,21 @@ def fit_cosine_head(
     key = pretraining_key(task, dataset.fingerprint, "cosine", seed)
     folder = home.pretrained / key
 
-    def cached() -> Pretrained | None:
+    def read_cached() -> PretrainedBackbone | None:
         """Read the classifier that was fitted on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
-        return restored(state) if state and state.info.get("features_sha256") == linear.sha256 else None
+        return restore(state) if state and state.info.get("features_sha256") == linear.sha256 else None
 
-    def restored(state: CheckpointState) -> Pretrained:
+    def restore(state: CheckpointState) -> PretrainedBackbone:
         head = load_head(state.tensors, "cosine", linear.network.features, len(linear.head.weight), folder)
-        return Pretrained(key, linear.network, head, linear.normalise, state.info, linear.mean)
+        return PretrainedBackbone(key, linear.network, head, linear.normalise, state.info, linear.mean)
 
-    def fit() -> Pretrained:
+    def fit() -> PretrainedBackbone:
         start, precision = time.perf_counter(), linear.info["precision"]
         if isinstance(linear.network, PrecomputedFeatures):
             head: LinearHead | CosineHead
             solve: dict[str, Any] = {}
-            head = _head_of_means(linear.network, features("base/val"), dataset.pool("base/val").labels)
+            head = _fit_head_of_means(linear.network, features("base/val"), dataset.pool("base/val").labels)
             how = "cosine head of means"
         else:
             labels, decay = dataset.pool("base/train").labels.astype(np.int64), task.pretraining.weight_decay
@@ -213,20 +213,20 @@ def fit_cosine_head(
             "epoch": 0,
             "seconds": linear.info["seconds"] + time.perf_counter() - start,
             "precision": f"{precision}; {how}",
-            "accuracy": accuracies(head, dataset, features),
+            "accuracy": measure_accuracies(head, dataset, features),
             "solve": solve,
             "key": key,
             "features_sha256": linear.sha256,
             "features": linear.key,
         }
-        reporter.say(f"cosine head on the backbone of the linear one: {in_percent(info['accuracy'])}")
+        reporter.say(f"cosine head on the backbone of the linear one: {format_accuracies(info['accuracy'])}")
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}
-        return restored(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, info)))
+        return restore(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, info)))
 
-    return get_or_create(folder, cached, fit, reporter.warn, "it is fitted again")
+    return get_or_create(folder, read_cached, fit, reporter.warn, "it is fitted again")
 
 
-def _head_of_means(network: PrecomputedFeatures, rows: np.ndarray, labels: np.ndarray) -> CosineHead:
+def _fit_head_of_means(network: PrecomputedFeatures, rows: np.ndarray, labels: np.ndarray) -> CosineHead:
     """Return the directions of the class means, with the temperature that suits half of the images [n, D], [n]."""
     from scipy.optimize import minimize_scalar
 
@@ -239,7 +239,7 @@ def _head_of_means(network: PrecomputedFeatures, rows: np.ndarray, labels: np.nd
     def loss(log_scale: float) -> float:
         return float(F.cross_entropy(np.exp(log_scale) * cosines, targets))
 
-    best = minimize_scalar(loss, bracket=(np.log(TEMPERATURE / 3), np.log(3 * TEMPERATURE)))
+    best = minimize_scalar(loss, bracket=(np.log(INITIAL_TEMPERATURE / 3), np.log(3 * INITIAL_TEMPERATURE)))
     head = CosineHead(network.features, len(means))
     with torch.no_grad():
         head.weight.copy_(means)

@@ -21,12 +21,12 @@ from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import Pretraining
 
-SHARE = 0.5  # of a device's free memory that the images may take; the rest is for what the network computes
-BLOCK = 8192  # images that are copied at once, where the whole pool goes to a device
+MAX_MEMORY_SHARE = 0.5  # of a device's free memory that the images may take; the rest is for what the network computes
+IMAGES_PER_COPY = 8192  # images that are copied at once, where the whole pool goes to a device
 Batches = Generator[tuple[Tensor, Tensor]]  # images [B, C, H, W] or features [B, D], and labels [B], on the device
 
 
-def batches(
+def load_batches(
     images: np.ndarray,
     rows: Iterable[np.ndarray],
     device: torch.device,
@@ -78,7 +78,7 @@ def draw_crops(count: int, padding: int, flip: bool, generator: torch.Generator)
     return torch.cat([offsets, mirrored[None].long()])
 
 
-def cut(batch: Tensor, crops: Tensor) -> Tensor:
+def apply_crops(batch: Tensor, crops: Tensor) -> Tensor:
     """Cut crops as large as the images out of the images and the black around them.
 
     Args:
@@ -102,8 +102,8 @@ def cut(batch: Tensor, crops: Tensor) -> Tensor:
     return torch.from_numpy(out)
 
 
-def cut_on_device(pool: Tensor, rows: Tensor, crops: Tensor) -> Tensor:
-    """Cut the crops of :func:`cut` out of a pool's images, in one gather, on any device and without a wait.
+def apply_crops_on_device(pool: Tensor, rows: Tensor, crops: Tensor) -> Tensor:
+    """Cut the crops of :func:`apply_crops` out of a pool's images, in one gather, on any device and without a wait.
 
     Args:
         pool: [n, H, W, C] uint8.
@@ -127,7 +127,7 @@ def cut_on_device(pool: Tensor, rows: Tensor, crops: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochPlan:
     """The images of each step of an epoch.
 
     Attributes:
@@ -139,7 +139,7 @@ class Epoch:
     crops: list[Tensor] | None
 
 
-def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int, steps: int) -> Epoch:
+def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int, steps: int) -> EpochPlan:
     """Draw the first batches of an epoch: a permutation of the pool's images, and a crop of each.
 
     Args:
@@ -153,27 +153,27 @@ def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int,
     order = np.random.Generator(np.random.PCG64(seed_of("order", seed, epoch))).permutation(len(pool))
     rows = [order[i * batch : (i + 1) * batch] for i in range(steps)]
     if pool.images.ndim != 4 or not (spec.crop_padding or spec.flip):
-        return Epoch(rows, None)
+        return EpochPlan(rows, None)
     generator = torch.Generator().manual_seed(seed_of("crops", seed, epoch))
-    return Epoch(rows, [draw_crops(batch, spec.crop_padding, spec.flip, generator) for _ in range(steps)])
+    return EpochPlan(rows, [draw_crops(batch, spec.crop_padding, spec.flip, generator) for _ in range(steps)])
 
 
-class HostFeed:
+class HostBatchLoader:
     """Feeds a network on the CPU: a thread gathers and augments the next batch from the map."""
 
     def __init__(self, pool: Pool, normalise: Callable[[Tensor], Tensor]) -> None:
         self.pool, self.normalise = pool, normalise
 
-    def batches(self, epoch: Epoch) -> Batches:
+    def load_batches(self, epoch: EpochPlan) -> Batches:
         """Yield the batches in order; close it, so that its thread ends."""
         crops = iter(epoch.crops or [])
-        augment = None if epoch.crops is None else lambda images: cut(images, next(crops))
-        with closing(batches(self.pool.images, epoch.rows, torch.device("cpu"), augment)) as loaded:
+        augment = None if epoch.crops is None else lambda images: apply_crops(images, next(crops))
+        with closing(load_batches(self.pool.images, epoch.rows, torch.device("cpu"), augment)) as loaded:
             for rows, images in zip(epoch.rows, loaded, strict=True):
                 yield self.normalise(images), torch.from_numpy(self.pool.labels[rows])
 
 
-class DeviceFeed:
+class DeviceBatchLoader:
     """Feeds a network on an accelerator, which gathers, crops and normalises; rows and crops are copied once an epoch.
 
     Args:
@@ -186,9 +186,9 @@ class DeviceFeed:
 
     def __init__(self, pool: Pool, normalise: Callable[[Tensor], Tensor], device: torch.device, resident: bool) -> None:
         self.pool, self.normalise, self.device = pool, normalise, device
-        self.images = _copy_pool(pool.images, device) if resident else None  # [n, H, W, C], or [n, D]
+        self.images = _copy_pool_to_device(pool.images, device) if resident else None  # [n, H, W, C], or [n, D]
 
-    def batches(self, epoch: Epoch) -> Batches:
+    def load_batches(self, epoch: EpochPlan) -> Batches:
         """Yield the batches in order; close it, so that its thread ends."""
         rows = np.concatenate(epoch.rows)
         drawn = torch.from_numpy(np.stack([rows, self.pool.labels[rows]]))
@@ -196,18 +196,20 @@ class DeviceFeed:
         parts = plan.split([len(rows) for rows in epoch.rows], 1)
         if self.images is not None:
             for part in parts:
-                yield self._prepare(self.images, part[0], part)
+                yield self._gather_batch(self.images, part[0], part)
             return
-        with closing(batches(self.pool.images, epoch.rows, self.device)) as loaded:
+        with closing(load_batches(self.pool.images, epoch.rows, self.device)) as loaded:
             for part, images in zip(parts, loaded, strict=True):
-                yield self._prepare(images, torch.arange(len(images), device=self.device), part)
+                yield self._gather_batch(images, torch.arange(len(images), device=self.device), part)
 
-    def _prepare(self, images: Tensor, rows: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = cut_on_device(images, rows, part[2:]) if len(part) > 2 else images[rows]
+    def _gather_batch(self, images: Tensor, rows: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = apply_crops_on_device(images, rows, part[2:]) if len(part) > 2 else images[rows]
         return self.normalise(chosen), part[1]
 
 
-def make_feed(pool: Pool, normalise: Callable[[Tensor], Tensor], device: torch.device) -> HostFeed | DeviceFeed:
+def make_batch_loader(
+    pool: Pool, normalise: Callable[[Tensor], Tensor], device: torch.device
+) -> HostBatchLoader | DeviceBatchLoader:
     """Make what brings the images of a pool to a network.
 
     Args:
@@ -216,25 +218,25 @@ def make_feed(pool: Pool, normalise: Callable[[Tensor], Tensor], device: torch.d
         device: where the network is.
     """
     if device.type == "cpu":
-        return HostFeed(pool, normalise)
-    return DeviceFeed(pool, normalise, device, fits(len(pool) * pool.images[:1].nbytes, device))
+        return HostBatchLoader(pool, normalise)
+    return DeviceBatchLoader(pool, normalise, device, fits_on_device(len(pool) * pool.images[:1].nbytes, device))
 
 
-def fits(size: int, device: torch.device) -> bool:
-    """Return whether a pool may be kept on a device: it takes at most :data:`SHARE` of the free memory.
+def fits_on_device(size: int, device: torch.device) -> bool:
+    """Return whether a pool may be kept on a device: it takes at most :data:`MAX_MEMORY_SHARE` of the free memory.
 
     Args:
         size: of the pool in bytes.
         device: where the pool would be.
     """
     free = free_memory(device)
-    return free is None or size <= SHARE * free
+    return free is None or size <= MAX_MEMORY_SHARE * free
 
 
-def _copy_pool(images: np.ndarray, device: torch.device) -> Tensor:
+def _copy_pool_to_device(images: np.ndarray, device: torch.device) -> Tensor:
     """Copy a pool's images to the device, block by block: in main memory they may not fit."""
     whole = torch.empty(tuple(images.shape), dtype=torch.from_numpy(np.array(images[:1])).dtype, device=device)
-    for start in range(0, len(images), BLOCK):
-        block = torch.from_numpy(np.array(images[start : start + BLOCK]))  # a copy: maps are read-only
+    for start in range(0, len(images), IMAGES_PER_COPY):
+        block = torch.from_numpy(np.array(images[start : start + IMAGES_PER_COPY]))  # a copy: maps are read-only
         whole[start : start + len(block)] = block.to(device)
     return whole

@@ -17,30 +17,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin
+from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone
 from ifsl_bench.backbones.device import choose_precision
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, DataSpec
 from ifsl_bench.utils.cosine import unit
 from ifsl_bench.utils.errors import UserError
 
-Norm = Callable[[int], nn.Module]
+NormFactory = Callable[[int], nn.Module]
 
 
-def _convolutions(inner: int, outer: int, count: int, norm: Norm) -> nn.Sequential:
+def _stack_convolutions(in_channels: int, out_channels: int, count: int, norm: NormFactory) -> nn.Sequential:
     """3x3 convolutions with a norm each, and an activation between two."""
     layers: list[nn.Module] = []
-    for width in (inner, *[outer] * (count - 1)):
-        layers += [nn.Conv2d(width, outer, 3, padding=1, bias=False), norm(outer), nn.LeakyReLU(0.1)]
+    for width in (in_channels, *[out_channels] * (count - 1)):
+        layers += [nn.Conv2d(width, out_channels, 3, padding=1, bias=False), norm(out_channels), nn.LeakyReLU(0.1)]
     return nn.Sequential(*layers[:-1])
 
 
-class _Block(nn.Module):
+class _PooledBlock(nn.Module):
     """1x1 shortcut + 3x3 convolutions, no activation after the sum, 2x2 max-pool that rounds up."""
 
-    def __init__(self, inner: int, outer: int, convolutions: int, norm: Norm) -> None:
+    def __init__(self, in_channels: int, out_channels: int, convolutions: int, norm: NormFactory) -> None:
         super().__init__()
-        self.shortcut = nn.Conv2d(inner, outer, 1, bias=False)
-        self.body = _convolutions(inner, outer, convolutions, norm)
+        self.shortcut = nn.Conv2d(in_channels, out_channels, 1, bias=False)
+        self.body = _stack_convolutions(in_channels, out_channels, convolutions, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
@@ -56,17 +56,17 @@ class ResNet10(Backbone):
         norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=norm_momentum)
         self.stem = nn.Sequential(nn.Conv2d(channels, 64, 5, padding=2, bias=False), norm(64), nn.LeakyReLU(0.1))
         widths = (64, 64, 96, 128, 256)
-        self.blocks = nn.Sequential(*(_Block(a, b, 3, norm) for a, b in itertools.pairwise(widths)))
+        self.blocks = nn.Sequential(*(_PooledBlock(a, b, 3, norm) for a, b in itertools.pairwise(widths)))
         self.norm = norm(256)
         self.mix = nn.Conv2d(256, 384, 1, bias=False)
         self.mix_norm = norm(384)
         self.out = nn.Linear(384, 512)
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _apply_stem(self, x: Tensor) -> Tensor:
         """Prepare images for the blocks."""
         return self.stem(x)
 
-    def _leave(self, x: Tensor) -> Tensor:
+    def _maps_to_features(self, x: Tensor) -> Tensor:
         """Turn what the blocks give into features."""
         x = self.mix(F.relu(self.norm(x.mean((2, 3), keepdim=True))))
         x = F.relu(self.mix_norm(F.dropout(x, 0.1, self.training))).flatten(1)
@@ -74,10 +74,10 @@ class ResNet10(Backbone):
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return in_stages(self._enter, [[block] for block in self.blocks], self._leave)
+        return split_into_stages(self._apply_stem, [[block] for block in self.blocks], self._maps_to_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._leave(self.blocks(self._enter(x)))
+        return self._maps_to_features(self.blocks(self._apply_stem(x)))
 
 
 class ResNet10StemPool(ResNet10):
@@ -86,47 +86,49 @@ class ResNet10StemPool(ResNet10):
     Not the paper's network; for CPUs, 3.5 times as fast. Parameters are the same in number and shape.
     """
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _apply_stem(self, x: Tensor) -> Tensor:
         return F.max_pool2d(self.stem(x), 2, ceil_mode=True)
 
 
-def _average(x: Tensor) -> Tensor:
+def _average_pixels(x: Tensor) -> Tensor:
     """Average maps [B, C, H, W] over their pixels, [B, C]."""
     return x.mean((2, 3))
 
 
-def in_stages(
-    enter: Callable[[Tensor], Tensor], layers: Sequence[Iterable[nn.Module]], leave: Callable[[Tensor], Tensor]
+def split_into_stages(
+    stem: Callable[[Tensor], Tensor],
+    layers: Sequence[Iterable[nn.Module]],
+    maps_to_features: Callable[[Tensor], Tensor],
 ) -> list[Callable[[Tensor], Tensor]]:
     """Return one function for each layer of a network; the first begins with the images, the last ends with features.
 
     Args:
-        enter: what comes before the first layer.
+        stem: what comes before the first layer.
         layers: the modules of each layer, which follow one another.
-        leave: what comes behind the last layer.
+        maps_to_features: what comes behind the last layer.
     """
 
-    def stage(number: int) -> Callable[[Tensor], Tensor]:
+    def make_stage(number: int) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
-            x = enter(x) if number == 0 else x
+            x = stem(x) if number == 0 else x
             for module in layers[number]:
                 x = module(x)
-            return leave(x) if number == len(layers) - 1 else x
+            return maps_to_features(x) if number == len(layers) - 1 else x
 
         return run
 
-    return [stage(number) for number in range(len(layers))]
+    return [make_stage(number) for number in range(len(layers))]
 
 
-class _Block12(nn.Module):
+class _ResNet12Block(nn.Module):
     """Three 3x3 convolutions, a normalised 1x1 shortcut, an activation after the sum, 2x2 max-pool that rounds down."""
 
-    def __init__(self, inner: int, outer: int, norm: Norm) -> None:
+    def __init__(self, in_channels: int, out_channels: int, norm: NormFactory) -> None:
         super().__init__()
-        self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, bias=False), norm(outer))
-        self.conv1, self.bn1 = nn.Conv2d(inner, outer, 3, padding=1, bias=False), norm(outer)
-        self.conv2, self.bn2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False), norm(outer)
-        self.conv3, self.bn3 = nn.Conv2d(outer, outer, 3, padding=1, bias=False), norm(outer)
+        self.downsample = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, bias=False), norm(out_channels))
+        self.conv1, self.bn1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False), norm(out_channels)
+        self.conv2, self.bn2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False), norm(out_channels)
+        self.conv3, self.bn3 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False), norm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.leaky_relu(self.bn1(self.conv1(x)), 0.1)
@@ -147,43 +149,43 @@ class ResNet12(Backbone):
         norm = partial(nn.BatchNorm2d, momentum=norm_momentum)
         widths = (channels, 64, 160, 320, 640)
         for i, (inner, outer) in enumerate(itertools.pairwise(widths), 1):
-            self.add_module(f"layer{i}", nn.Sequential(_Block12(inner, outer, norm)))
+            self.add_module(f"layer{i}", nn.Sequential(_ResNet12Block(inner, outer, norm)))
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return in_stages(nn.Identity(), [[layer] for layer in self.children()], _average)
+        return split_into_stages(nn.Identity(), [[layer] for layer in self.children()], _average_pixels)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.children():
             x = layer(x)
-        return _average(x)
+        return _average_pixels(x)
 
 
-def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+def _pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     """Pad so that the output has ceil(size / stride) pixels, the odd pixel after (TensorFlow's SAME)."""
 
-    def sides(size: int) -> tuple[int, int]:
+    def padding_before_and_after(size: int) -> tuple[int, int]:
         total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
         return total // 2, total - total // 2
 
-    top, bottom = sides(x.shape[2])
-    left, right = sides(x.shape[3])
+    top, bottom = padding_before_and_after(x.shape[2])
+    left, right = padding_before_and_after(x.shape[3])
     return F.pad(x, (left, right, top, bottom), value=value)
 
 
-class _BasicBlock(nn.Module):
+class _GroupNormBlock(nn.Module):
     """Two 3x3 convolutions with GroupNorm; the shortcut has no parameters (average pool, channels padded by zeros)."""
 
-    def __init__(self, inner: int, outer: int, stride: int, last: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int, is_last: bool) -> None:
         super().__init__()
-        self.stride, self.grown, self.last = stride, outer - inner, last
-        self.conv1 = nn.Conv2d(inner, outer, 3, stride, bias=False)
-        self.norm1 = nn.GroupNorm(32, outer, eps=1e-6)
-        self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(32, outer, eps=1e-6)
+        self.stride, self.grown, self.last = stride, out_channels - in_channels, is_last
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, bias=False)
+        self.norm1 = nn.GroupNorm(32, out_channels, eps=1e-6)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(32, out_channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(_same_padding(x, 3, self.stride))))
+        y = F.relu(self.norm1(self.conv1(_pad_same(x, 3, self.stride))))
         y = self.norm2(self.conv2(y))
         if self.stride > 1:
             x = F.avg_pool2d(x, self.stride, ceil_mode=True)
@@ -202,69 +204,76 @@ class ResNet18GN(Backbone):
         self.stem = nn.Conv2d(channels, 64, 5, padding=2, bias=False)
         self.norm = nn.GroupNorm(32, 64, eps=1e-6)
         widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
-        blocks = [_BasicBlock(a, b, 1 + (a < b), last=i == 7) for i, (a, b) in enumerate(itertools.pairwise(widths))]
+        blocks = [
+            _GroupNormBlock(a, b, 1 + (a < b), is_last=i == 7) for i, (a, b) in enumerate(itertools.pairwise(widths))
+        ]
         self.blocks = nn.Sequential(*blocks)
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _apply_stem(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(x)))
-        return F.max_pool2d(_same_padding(x, 3, 2, value=-torch.inf), 3, 2)
+        return F.max_pool2d(_pad_same(x, 3, 2, value=-torch.inf), 3, 2)
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return in_stages(self._enter, [self.blocks[i : i + 2] for i in range(0, 8, 2)], _average)
+        return split_into_stages(self._apply_stem, [self.blocks[i : i + 2] for i in range(0, 8, 2)], _average_pixels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _average(self.blocks(self._enter(x)))
+        return _average_pixels(self.blocks(self._apply_stem(x)))
 
 
-class _PlainBlock(nn.Module):
+class _BatchNormBlock(nn.Module):
     """Two 3x3 convolutions with batch norm; a 1x1 convolution with batch norm where the shortcut changes shape."""
 
-    def __init__(self, inner: int, outer: int, stride: int, momentum: float) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int, momentum: float) -> None:
         super().__init__()
         self.conv1, self.bn1 = (
-            nn.Conv2d(inner, outer, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outer, momentum=momentum),
+            nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out_channels, momentum=momentum),
         )
-        self.conv2, self.bn2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False), nn.BatchNorm2d(outer, momentum=momentum)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(out_channels, momentum=momentum),
+        )
         self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or inner != outer:
-            norm = nn.BatchNorm2d(outer, momentum=momentum)
-            self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), norm)
+        if stride != 1 or in_channels != out_channels:
+            norm = nn.BatchNorm2d(out_channels, momentum=momentum)
+            self.downsample = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), norm)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         return F.relu(y + self.downsample(x))
 
 
-class _PlainResNet(Backbone):
+class _BatchNormResNet(Backbone):
     """A stem, then layers of blocks of two convolutions, each layer but the first with half the pixels."""
 
     widths: ClassVar[tuple[int, ...]]
-    blocks: ClassVar[int]  # of a layer
-    kernel: ClassVar[int] = 3  # of the stem; 7 halves the pixels and pools, too
+    blocks_per_layer: ClassVar[int]  # of a layer
+    stem_kernel_size: ClassVar[int] = 3  # of the stem; 7 halves the pixels and pools, too
 
     def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
         super().__init__()
         self.features = self.widths[-1]
-        stride = 2 if self.kernel == 7 else 1
-        self.conv1 = nn.Conv2d(channels, self.widths[0], self.kernel, stride, self.kernel // 2, bias=False)
+        stride = 2 if self.stem_kernel_size == 7 else 1
+        self.conv1 = nn.Conv2d(
+            channels, self.widths[0], self.stem_kernel_size, stride, self.stem_kernel_size // 2, bias=False
+        )
         self.bn1 = nn.BatchNorm2d(self.widths[0], momentum=norm_momentum)
         inner = self.widths[0]
         for i, width in enumerate(self.widths):
-            blocks = [_PlainBlock(inner, width, 2 if i else 1, norm_momentum)]
-            blocks += [_PlainBlock(width, width, 1, norm_momentum) for _ in range(self.blocks - 1)]
+            blocks = [_BatchNormBlock(inner, width, 2 if i else 1, norm_momentum)]
+            blocks += [_BatchNormBlock(width, width, 1, norm_momentum) for _ in range(self.blocks_per_layer - 1)]
             self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
             inner = width
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _apply_stem(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
-        return F.max_pool2d(x, 3, 2, 1) if self.kernel == 7 else x
+        return F.max_pool2d(x, 3, 2, 1) if self.stem_kernel_size == 7 else x
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
         layers = [[getattr(self, f"layer{i + 1}")] for i in range(len(self.widths))]
-        return in_stages(self._enter, layers, _average)
+        return split_into_stages(self._apply_stem, layers, _average_pixels)
 
     def forward(self, x: Tensor) -> Tensor:
         for stage in self.stages:
@@ -272,25 +281,25 @@ class _PlainResNet(Backbone):
         return x
 
 
-class ResNet20(_PlainResNet):
+class ResNet20(_BatchNormResNet):
     """The CIFAR network of He et al. (CVPR 2016) as few-shot class-incremental papers have it: 64 features.
 
     Shortcuts that change shape are 1x1 convolutions; 271,824 parameters with 3 input channels.
     """
 
-    widths, blocks = (16, 32, 64), 3
+    widths, blocks_per_layer = (16, 32, 64), 3
 
 
-class ResNet18(_PlainResNet):
+class ResNet18(_BatchNormResNet):
     """ResNet-18 with a 7x7 stem and pooling: 512 features, 11,176,512 parameters with 3 input channels."""
 
-    widths, blocks, kernel = (64, 128, 256, 512), 2, 7
+    widths, blocks_per_layer, stem_kernel_size = (64, 128, 256, 512), 2, 7
 
 
-class ResNet18Stem3(_PlainResNet):
+class ResNet18Stem3(_BatchNormResNet):
     """ResNet-18 with a 3x3 stem that keeps all pixels, for small images: 512 features, 11,168,832 parameters."""
 
-    widths, blocks = (64, 128, 256, 512), 2
+    widths, blocks_per_layer = (64, 128, 256, 512), 2
 
 
 class ResNetSmall(Backbone):
@@ -306,23 +315,23 @@ class ResNetSmall(Backbone):
         norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=norm_momentum)
         self.stem = nn.Sequential(nn.Conv2d(channels, 32, 5, 2, padding=2, bias=False), norm(32), nn.LeakyReLU(0.1))
         widths = (32, 48, 96, 192)
-        self.blocks = nn.Sequential(*(_Block(a, b, 2, norm) for a, b in itertools.pairwise(widths)))
+        self.blocks = nn.Sequential(*(_PooledBlock(a, b, 2, norm) for a, b in itertools.pairwise(widths)))
         self.norm = norm(192)
         self.out = nn.Linear(192 * 4, self.features)
 
-    def _leave(self, x: Tensor) -> Tensor:
+    def _maps_to_features(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(x))
         return self.out(F.adaptive_avg_pool2d(x, 2).flatten(1))
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return in_stages(self.stem, [[block] for block in self.blocks], self._leave)
+        return split_into_stages(self.stem, [[block] for block in self.blocks], self._maps_to_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._leave(self.blocks(self.stem(x)))
+        return self._maps_to_features(self.blocks(self.stem(x)))
 
 
-class Identity(Backbone):
+class IdentityBackbone(Backbone):
     """The features of a data set that has no images, unchanged."""
 
     def __init__(self, features: int) -> None:
@@ -340,7 +349,7 @@ class PrecomputedFeatures(Backbone):
     there: mean and number of the images of each class, and the covariance within the classes.
     """
 
-    MOMENTS = ("means", "counts", "covariance")
+    MOMENT_NAMES = ("means", "counts", "covariance")
     row: Tensor
     scale: Tensor
     offset: Tensor
@@ -405,16 +414,16 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
         if len(shape) != 3 or shape[0] != 2 or shape[2] != 1:
             raise UserError(f"pretraining.backbone {name!r} is for features that come with the package")
         return PrecomputedFeatures(shape[1])
-    kind, model = (None, "") if name == NO_BACKBONE else backbone_plugin(name)
+    kind, model = (None, "") if name == NO_BACKBONE else find_backbone(name)
     if (name == NO_BACKBONE) != (len(shape) == 1):
         holds = "features" if len(shape) == 1 else "images"
         raise UserError(
             f"the data are {holds}, and pretraining.backbone is {name!r}: 'none' is for features, and only it"
         )
     if kind is None:
-        return Identity(shape[0])
-    if isinstance(kind, Frozen):
-        return FrozenNetwork(*kind.network(model))
+        return IdentityBackbone(shape[0])
+    if isinstance(kind, FrozenBackbone):
+        return FrozenNetwork(*kind.make_network(model))
     network = kind(channels=shape[-1], norm_momentum=norm_momentum)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
@@ -427,7 +436,7 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
     return network
 
 
-def channels_last(network: Backbone, device: torch.device) -> Backbone:
+def to_channels_last(network: Backbone, device: torch.device) -> Backbone:
     """Move a network to a device, its convolutions in the memory layout that is fast on CPUs and GPUs alike.
 
     Args:
@@ -484,7 +493,7 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
     return LinearHead(features, classes) if kind == "linear" else CosineHead(features, classes)
 
 
-class Normalise:
+class PixelNormalisation:
     """``(x / 255 - mean) / std`` per channel, [B, H, W, C] uint8 -> [B, C, H, W] float32; features pass unchanged.
 
     Args:

@@ -13,7 +13,7 @@ from ifsl_bench.plugin.registry import RECIPE_GROUP, registered_entry_points
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import disk_errors
 
-RECIPE = '''\
+RECIPE_TEMPLATE = '''\
 """$name: supervised contrastive learning, to be changed. How such a file works: docs/recipes.md of ifsl_bench."""
 
 import torch
@@ -29,7 +29,7 @@ class $kind(Recipe):
     """Two views of each image; features of one class are drawn together. The projector is dropped at test."""
 
     views = (STRONG, STRONG)
-    dropped = ("projector",)
+    training_only = ("projector",)
 
     def __init__(self, backbone, classes, *, temperature: float = 0.2):  # --recipe $file.temperature=0.1
         super().__init__(backbone, classes)
@@ -47,7 +47,7 @@ class $kind(Recipe):
 '''
 
 
-def new_recipe(name: str) -> Path:
+def write_recipe_file(name: str) -> Path:
     """Write a recipe that runs at once into the current folder, and return its file.
 
     Args:
@@ -67,5 +67,5 @@ def new_recipe(name: str) -> Path:
     if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place
         raise UserError(f"recipes new: there is a Python module {module!r}; choose another name")
     with disk_errors(path, "cd"), open(path, "x", encoding="utf-8") as written:
-        written.write(Template(RECIPE).substitute(name=name, kind=kind, file=path))
+        written.write(Template(RECIPE_TEMPLATE).substitute(name=name, kind=kind, file=path))
     return path

@@ -14,9 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.contract import Backbone, Frozen, backbone_plugin, is_frozen
-from ifsl_bench.backbones.networks import CosineHead, LinearHead, Normalise, channels_last, make_backbone, make_head
-from ifsl_bench.backbones.recipe import Embedding, Recipe
+from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone, is_frozen
+from ifsl_bench.backbones.networks import (
+    CosineHead,
+    LinearHead,
+    PixelNormalisation,
+    make_backbone,
+    make_head,
+    to_channels_last,
+)
+from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, Task
@@ -29,14 +36,16 @@ from ifsl_bench.utils.serialization import check_kinds
 HeadKind = Literal["linear", "cosine"]
 RECIPE_FIELDS = ("recipe", "steps", "passes", "knows_classes")  # recorded of backbones that a recipe trained
 FROZEN_FIELDS = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # recorded of frozen backbones
-VERSION = 2  # raised when training starts to give other weights from equal settings
+TRAINING_VERSION = 2  # raised when training starts to give other weights from equal settings
 # Folders of files that come with the package, see :mod:`ifsl_bench.backbones.weights`; only a clone has the second.
-PACKAGED = (Path(__file__).parent / "weights", Path(str(resources.files("ifsl_bench.results"))) / "weights")
-DISABLED = "trained-here.json"  # in the folder of a pretraining that is trained although it comes with the package
-DEVIATIONS = 2.0  # standard deviations by which a classifier has to be better than guessing
+PACKAGED_FOLDERS = (Path(__file__).parent / "weights", Path(str(resources.files("ifsl_bench.results"))) / "weights")
+DISABLED_MARKER = (
+    "trained-here.json"  # in the folder of a pretraining that is trained although it comes with the package
+)
+CHANCE_DEVIATIONS = 2.0  # standard deviations by which a classifier has to be better than guessing
 
 
-class NotIncluded(UserError):
+class HeadNotIncludedError(UserError):
     """Raised for features that come with base classifiers, where a task needs another one."""
 
     def __init__(self, task: Task) -> None:
@@ -47,7 +56,7 @@ class NotIncluded(UserError):
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainedBackbone:
     """A finished pretraining.
 
     Attributes:
@@ -82,7 +91,7 @@ class Pretrained:
         """Checksum of what its features depend on; see :func:`features_checksum`."""
         return features_checksum(self.info)
 
-    def entry(self) -> dict[str, Any]:
+    def result_entry(self) -> dict[str, Any]:
         """Return the pretraining's entry in a result; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
         recorded = ("precision", "device", "rounded", *FROZEN_FIELDS, *RECIPE_FIELDS)
@@ -101,13 +110,13 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
         head: "linear" or "cosine".
         seed: of training; a task may have one pretraining for all of them.
     """
-    inputs = definition(task, fingerprint, head, seed)
+    inputs = define_pretraining(task, fingerprint, head, seed)
     trained_by = f"+{inputs['trained_by']['name']}" if "trained_by" in inputs else ""
-    name = f"{_data(task)}-{task.pretraining.backbone}{trained_by}-{head}"
+    name = f"{_format_data_name(task)}-{task.pretraining.backbone}{trained_by}-{head}"
     return f"{name}-seed{inputs['seed']}-{sha256_json(inputs)[:12]}"
 
 
-def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[str, Any]:
+def define_pretraining(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[str, Any]:
     """Return everything that determines the weights, for JSON.
 
     Args:
@@ -117,7 +126,7 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         seed: of training.
     """
     inputs: dict[str, Any] = {
-        "recipe": VERSION,
+        "recipe": TRAINING_VERSION,
         "data": fingerprint,
         "images": [task.dataset.mean, task.dataset.std],
         "pretraining": task.pretraining.definition(),
@@ -166,20 +175,20 @@ def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str
         return pretraining_key(task, fingerprint, "linear" if shares_linear_backbone(task, head) else head, seed)
     inputs: dict[str, Any] = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights}
     inputs["of"] = task.base_classes
-    if not isinstance(backbone_plugin(spec.backbone)[0], Frozen):
+    if not isinstance(find_backbone(spec.backbone)[0], FrozenBackbone):
         inputs["images"] = [task.dataset.mean, task.dataset.std]
     if task.base_order is not None:
         inputs["base_order"] = task.base_order
-    return f"{_data(task)}-{spec.backbone}-{sha256_json(inputs)[:12]}"
+    return f"{_format_data_name(task)}-{spec.backbone}-{sha256_json(inputs)[:12]}"
 
 
-def _data(task: Task) -> str:
+def _format_data_name(task: Task) -> str:
     """Return the data set of a pretraining and the changes of its base classes, as names have them."""
     changes = (("base-classes", task.base_classes), ("base-order", task.base_order))
     return task.dataset.name + "".join(f"+{key}={value}" for key, value in changes if value is not None)
 
 
-class Checkpoint:
+class PretrainingCheckpoint:
     """The network and the base classifier of a pretraining: with initial weights, until :meth:`restore`.
 
     Args:
@@ -208,13 +217,13 @@ class Checkpoint:
             network = make_backbone(task.pretraining.backbone, dataset.shape, task.pretraining.norm_momentum)
             classes = len(dataset.manifest["pools"]["base/train"]["classes"])
             if task.recipe_reference is not None:
-                network = embedding_of(task, network, dataset.shape, classes)
+                network = make_recipe_backbone(task, network, dataset.shape, classes)
             self.head = make_head(head, network.features, classes).to(device)
-        self.network = channels_last(network, device)
-        self.normalise = Normalise(task.dataset, dataset.shape, device)
+        self.network = to_channels_last(network, device)
+        self.normalise = PixelNormalisation(task.dataset, dataset.shape, device)
 
     @property
-    def held_out(self) -> list[str]:
+    def held_out_pools(self) -> list[str]:
         """Names of the pools on which the accuracy is measured."""
         return [name for name in ("base/val", "base/test") if self.dataset.has(name)]
 
@@ -228,14 +237,14 @@ class Checkpoint:
         state = self.store.load()
         if state is None:
             return
-        self._check(state.info)
+        self._check_info(state.info)
         self.info = state.info
         try:
-            self.load(state.tensors)
+            self.load_tensors(state.tensors)
         except (RuntimeError, KeyError) as error:
             raise CorruptFile(f"{self.folder} does not fit the network: {error}") from error
 
-    def _check(self, info: dict[str, Any]) -> None:
+    def _check_info(self, info: dict[str, Any]) -> None:
         """Raise :class:`CorruptFile` where a state is not of this pretraining."""
         path, number = self.store.json, (int, float)
         kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
@@ -244,31 +253,31 @@ class Checkpoint:
             raise CorruptFile(f"{path} is of another pretraining: {info['key']}, seed {info['seed']}")
         if info["finished"]:
             check_kinds(path, info, {"accuracy": dict})
-            check_kinds(path, info["accuracy"], dict.fromkeys(self.held_out, number))
+            check_kinds(path, info["accuracy"], dict.fromkeys(self.held_out_pools, number))
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Load the weights of network and head from stored tensors, by name."""
         own = self.network.state_dict()
         for prefix, module in (("network.", self.network), ("head.", self.head)):
             part = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-            if module is self.network and isinstance(module, Embedding) and self.info.get("finished"):
-                part |= {name: own[name] for name in own if module.drops(name)}
+            if module is self.network and isinstance(module, RecipeBackbone) and self.info.get("finished"):
+                part |= {name: own[name] for name in own if module.is_training_only(name)}
             module.load_state_dict(part)
 
-    def finished(self, reporter: Reporter) -> Pretrained:
+    def freeze(self, reporter: Reporter) -> PretrainedBackbone:
         """Freeze network and head and return them; warn of a base classifier that is no better than chance."""
         self.network.eval().requires_grad_(False)
         self.head.requires_grad_(False)
-        warning = at_chance(self.info["accuracy"], self.dataset)
+        warning = make_chance_warning(self.info["accuracy"], self.dataset)
         if warning:
             reporter.warn(warning)
         info = self.info
-        if isinstance(self.network, Embedding):
-            info = {**info, **recipe_facts(self.task, self.network.recipe)}
-        return Pretrained(self.folder.name, self.network, self.head, self.normalise, info)
+        if isinstance(self.network, RecipeBackbone):
+            info = {**info, **make_recipe_record(self.task, self.network.recipe)}
+        return PretrainedBackbone(self.folder.name, self.network, self.head, self.normalise, info)
 
 
-def embedding_of(task: Task, network: Backbone, shape: tuple[int, ...], classes: int) -> Embedding:
+def make_recipe_backbone(task: Task, network: Backbone, shape: tuple[int, ...], classes: int) -> RecipeBackbone:
     """Make the recipe of a task on a network, and return it as what turns images into features.
 
     Args:
@@ -280,18 +289,18 @@ def embedding_of(task: Task, network: Backbone, shape: tuple[int, ...], classes:
     Raises:
         UserError: the data are features, or as of :func:`ifsl_bench.backbones.find_recipe.make_recipe`.
     """
-    from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, novel_classes, recipe_errors
+    from ifsl_bench.backbones.find_recipe import count_novel_classes, find_recipe, make_recipe, naming_recipe_errors
 
     assert task.recipe_reference is not None
     if len(shape) != 3 or task.pretraining.backbone == INCLUDED:
         raise UserError(f"recipe {task.recipe_reference} trains on images, and the data of {task.name} are features")
     choice = find_recipe(task.recipe_reference)
-    recipe = make_recipe(choice, network, classes, novel_classes(task))
-    with recipe_errors(choice):
-        return Embedding(recipe, (shape[2], *shape[:2]))
+    recipe = make_recipe(choice, network, classes, count_novel_classes(task))
+    with naming_recipe_errors(choice):
+        return RecipeBackbone(recipe, (shape[2], *shape[:2]))
 
 
-def budget(task: Task, recipe: Recipe) -> tuple[int, float]:
+def steps_and_passes(task: Task, recipe: Recipe) -> tuple[int, float]:
     """Return the number of steps of a training, and the passes of the backbone that a step takes for each image.
 
     All recipes have the passes of the task's own steps, or the multiple that their option ``passes`` names.
@@ -302,12 +311,12 @@ def budget(task: Task, recipe: Recipe) -> tuple[int, float]:
     """
     from ifsl_bench.backbones.find_recipe import find_recipe
 
-    each = recipe.passes_of_step
-    multiple = 1.0 if task.recipe_reference is None else find_recipe(task.recipe_reference).passes
+    each = recipe.passes_per_step
+    multiple = 1.0 if task.recipe_reference is None else find_recipe(task.recipe_reference).passes_multiple
     return max(1, round(task.pretraining.steps * multiple / each)), each
 
 
-def recipe_facts(task: Task, recipe: Recipe) -> dict[str, Any]:
+def make_recipe_record(task: Task, recipe: Recipe) -> dict[str, Any]:
     """Return what a result records of the recipe that trained its backbone.
 
     Args:
@@ -317,13 +326,13 @@ def recipe_facts(task: Task, recipe: Recipe) -> dict[str, Any]:
     from ifsl_bench.backbones.find_recipe import find_recipe
 
     assert task.recipe_reference is not None
-    choice, (steps, each) = find_recipe(task.recipe_reference), budget(task, recipe)
+    choice, (steps, each) = find_recipe(task.recipe_reference), steps_and_passes(task, recipe)
     return {"recipe": choice.label, "steps": steps, "passes": each, "knows_classes": choice.knows_classes}
 
 
 def open_pretrained(
     home: Paths, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device, reporter: Reporter
-) -> Pretrained | None:
+) -> PretrainedBackbone | None:
     """Open a finished pretraining of the home; return None where there is none, or where it is damaged.
 
     It takes no lock, which a read-only folder does not grant.
@@ -341,46 +350,46 @@ def open_pretrained(
         UserError: a file may not be read, or the images do not suit the task's mean and std.
     """
     folder = home.pretrained / pretraining_key(task, dataset.fingerprint, head, seed)
-    stored = Checkpoint(folder, task, dataset, head, task.pretraining_seed(seed), device)
+    stored = PretrainingCheckpoint(folder, task, dataset, head, task.pretraining_seed(seed), device)
     try:
         stored.restore()
     except CorruptFile:
         return None
-    return stored.finished(reporter) if stored.info.get("finished") else None
+    return stored.freeze(reporter) if stored.info.get("finished") else None
 
 
-def packaged_file(home: Paths, key: str) -> Path | None:
+def find_packaged_file(home: Paths, key: str) -> Path | None:
     """Return the file of a pretraining that comes with the package, or was fetched; None where there is none.
 
     Args:
         home: where fetched files are.
         key: of the pretraining.
     """
-    paths = (folder / f"{key}.safetensors" for folder in (home.weights, *PACKAGED))
+    paths = (folder / f"{key}.safetensors" for folder in (home.weights, *PACKAGED_FOLDERS))
     return next((path for path in paths if path.is_file()), None)
 
 
-def is_begun(home: Paths, key: str) -> bool:
+def has_pretraining(home: Paths, key: str) -> bool:
     """Return whether a home has anything of a pretraining.
 
     Args:
         home: where pretrainings are kept.
         key: of the pretraining.
     """
-    return any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED))
+    return any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED_MARKER))
 
 
-def is_offered(home: Paths, key: str) -> bool:
+def is_package_used(home: Paths, key: str) -> bool:
     """Return whether the package has the weights of a pretraining, and the home has nothing of it.
 
     Args:
         home: where pretrainings are kept.
         key: of the pretraining.
     """
-    return packaged_file(home, key) is not None and not is_begun(home, key)
+    return find_packaged_file(home, key) is not None and not has_pretraining(home, key)
 
 
-def pretrained_sha256(home: Paths, key: str) -> str | None:
+def read_weights_sha256(home: Paths, key: str) -> str | None:
     """Return the checksum of the weights of a finished pretraining in the cache; None where there is none.
 
     It is None, too, of a head on the backbone of another pretraining that has other weights by now.
@@ -390,12 +399,12 @@ def pretrained_sha256(home: Paths, key: str) -> str | None:
         key: of the pretraining.
     """
     info = finished_info(home.pretrained / key)
-    if info and "features_sha256" in info and pretrained_sha256(home, info["features"]) != info["features_sha256"]:
+    if info and "features_sha256" in info and read_weights_sha256(home, info["features"]) != info["features_sha256"]:
         return None
     return str(info["tensors"]["sha256"]) if info else None
 
 
-def features_sha256(home: Paths, key: str) -> str | None:
+def read_features_sha256(home: Paths, key: str) -> str | None:
     """Return :func:`features_checksum` of a finished pretraining in the cache; None where there is none.
 
     Args:
@@ -415,12 +424,12 @@ def features_checksum(info: Mapping[str, Any]) -> str:
     return str(info.get("weights") or info.get("features_sha256") or own)
 
 
-def in_percent(accuracy: Mapping[str, float]) -> str:
+def format_accuracies(accuracy: Mapping[str, float]) -> str:
     """Format the accuracies in pools for a message."""
     return ", ".join(f"{pool} {100 * share:.2f}%" for pool, share in accuracy.items())
 
 
-def at_chance(
+def make_chance_warning(
     accuracy: Mapping[str, float], dataset: Dataset, then: str = "steps and rate of [pretraining]"
 ) -> str | None:
     """Return a warning of a base classifier that is no better than one that always guesses the commonest class.
@@ -431,7 +440,7 @@ def at_chance(
         then: what the user should look at after the images.
 
     Returns:
-        A sentence; None where it is better in all pools together, by :data:`DEVIATIONS` standard deviations.
+        A sentence; None where it is better in all pools together, by :data:`CHANCE_DEVIATIONS` standard deviations.
     """
     hits = guessed = variance = 0.0
     for name, share in accuracy.items():
@@ -440,11 +449,11 @@ def at_chance(
         hits += share * len(pool)
         guessed += chance * len(pool)
         variance += chance * (1 - chance) * len(pool)
-    if not accuracy or hits > guessed + DEVIATIONS * math.sqrt(variance):
+    if not accuracy or hits > guessed + CHANCE_DEVIATIONS * math.sqrt(variance):
         return None
     classes = len(dataset.manifest["pools"]["base/train"]["classes"])
     first = f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if dataset.has_images else "Look at"
     return (
-        f"the base classifier is at chance ({in_percent(accuracy)}, of {classes} classes): what it and its backbone "
-        f"have learned does not hold for other images, and no method on them means anything. {first} {then}"
+        f"the base classifier is at chance ({format_accuracies(accuracy)}, of {classes} classes): what it and its "
+        f"backbone have learned does not hold for other images, and no method on them means anything. {first} {then}"
     )

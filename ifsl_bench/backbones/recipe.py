@@ -1,8 +1,9 @@
 """The contract of a recipe: how a backbone is trained on the base classes. The harness owns data, loop and checkpoints.
 
 A recipe is a module with a loss. Its parameters are trained, and everything that a resumed training needs is in its
-``state_dict()``: parameters, and buffers such as a queue of keys. All random numbers come from :attr:`At.random`, which
-the harness seeds anew for each step, so that a training that was killed goes on with the same bits.
+``state_dict()``: parameters, and buffers such as a queue of keys. All random numbers come from
+:attr:`TrainingStep.random`, which the harness seeds anew for each step, so that a training that was killed goes on with
+the same bits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.networks import LinearHead
+from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 
 
 @dataclass(frozen=True)
@@ -47,28 +49,32 @@ class View:
 
 
 @dataclass(frozen=True)
-class At:
-    """Where in the training a step is.
+class TrainingStep:
+    """A step of the training: its number, its random numbers and the values to log.
 
     Attributes:
         step: the number of the step, from 0.
         steps: the number of steps of the training.
         epoch: the number of the epoch, from 0.
         random: the source of random numbers of the step; it depends on the seed of the training and on the step alone.
-        looks: whether the loss is read and shown after this step; a measure that is only shown need not be computed in
-            others.
-        shown: detached scalars to show beside the terms of the loss, such as an accuracy.
+        is_logged: whether the loss is read and shown after this step; a measure that is only shown need not be computed
+            in others.
+        logged_values: detached scalars to show beside the terms of the loss, such as an accuracy.
     """
 
     step: int
     steps: int
     epoch: int
     random: np.random.Generator
-    looks: bool = True
-    shown: dict[str, Tensor] = field(default_factory=dict)
+    is_logged: bool = True
+    logged_values: dict[str, Tensor] = field(default_factory=dict)
+
+    looks = RenamedAttribute("is_logged")
+    shown = RenamedAttribute("logged_values")
+    done = RenamedAttribute("progress")
 
     @property
-    def done(self) -> float:
+    def progress(self) -> float:
         """The share of the training that is done, from 0 to 1."""
         return self.step / max(1, self.steps)
 
@@ -101,7 +107,7 @@ class Recipe(nn.Module):
         passes: the passes of the backbone that a step takes for each image of a batch, where they are not the number of
             views (a view with half of the side is a quarter of a pass). All recipes have the same number of passes in
             the whole training, so that one that takes more in a step has fewer epochs.
-        dropped: the names of modules and buffers that the finished backbone does not need.
+        training_only: the names of modules and buffers that the finished backbone does not need.
         revision: raised when the recipe begins to give other weights.
 
     Args:
@@ -121,15 +127,23 @@ class Recipe(nn.Module):
     views: ClassVar[Sequence[View]] = (View(),)
     knows_classes: ClassVar[bool] = False
     passes: ClassVar[float | None] = None
-    dropped: ClassVar[Sequence[str]] = ()
+    training_only: ClassVar[Sequence[str]] = ()
     revision: ClassVar[int] = 1
+
+    dropped = RenamedAttribute("training_only")
+    passes_of_step = RenamedAttribute("passes_per_step")
+    groups = RenamedAttribute("parameter_groups")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        rename_attributes(cls)
 
     def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__()
         self.backbone, self.classes = backbone, classes
         self.autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # the harness sets the precision
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
         """Return the terms of the loss of a batch, scalars that are summed.
 
         Args:
@@ -147,18 +161,18 @@ class Recipe(nn.Module):
         """
         with self.autocast():
             features = self.backbone(images)
-        return at_least_single(features)
+        return to_single_or_double(features)
 
     @property
-    def passes_of_step(self) -> float:
+    def passes_per_step(self) -> float:
         """The passes of the backbone in a step for each image of a batch."""
         return float(sum(view.side**2 for view in self.views) if self.passes is None else self.passes)
 
-    def groups(self) -> list[ParameterGroup]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Return the parameters to train; by default all that require gradients, alike."""
         return [ParameterGroup([parameter for parameter in self.parameters() if parameter.requires_grad])]
 
-    def after_step(self, at: At) -> None:
+    def after_step(self, at: TrainingStep) -> None:
         """Follow a step of the optimiser, with a momentum encoder for example; its state is in buffers."""
 
     def embed(self, images: Tensor) -> Tensor:
@@ -177,12 +191,12 @@ class Recipe(nn.Module):
         return None
 
 
-def at_least_single(x: Tensor) -> Tensor:
+def to_single_or_double(x: Tensor) -> Tensor:
     """Return a tensor in single precision where autocast made it half, so that losses are computed in that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class Embedding(Backbone):
+class RecipeBackbone(Backbone):
     """The finished backbone of a recipe: images [B, C, H, W] to what the recipe embeds them as [B, D'].
 
     Args:
@@ -196,9 +210,9 @@ class Embedding(Backbone):
         with torch.no_grad():
             self.features = int(recipe.embed(torch.zeros(2, *shape, device=next(recipe.parameters()).device)).shape[1])
 
-    def drops(self, name: str) -> bool:
+    def is_training_only(self, name: str) -> bool:
         """Return whether a tensor of the state is of no use after the training."""
-        return name.removeprefix("recipe.").startswith(tuple(self.recipe.dropped))
+        return name.removeprefix("recipe.").startswith(tuple(self.recipe.training_only))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.recipe.embed(x)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbones.find_recipe import RecipeChoice, make_recipe
+from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
 from ifsl_bench.backbones.networks import ResNetSmall
-from ifsl_bench.backbones.recipe import At, Embedding, Recipe
-from ifsl_bench.backbones.views import apply_view, draw_view
+from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone, TrainingStep
 from ifsl_bench.utils.errors import UserError, error_location
 
 CLASSES, NOVEL, IMAGES, SIZE, STEPS = 6, 4, 24, 32, 10
 
 
-class Broken(Exception):
+class RuleViolation(Exception):
     """A rule that does not hold, in words."""
 
 
@@ -35,8 +35,8 @@ def check_recipe(choice: RecipeChoice) -> list[tuple[str, str | None]]:
     for words, rule in RULES.items():
         broken: str | None = None
         try:
-            rule(small_recipe(choice))
-        except (Broken, UserError) as error:
+            rule(make_small_recipe(choice))
+        except (RuleViolation, UserError) as error:
             broken = str(error)
         except Exception as error:
             broken = f"{error_location(error)}{type(error).__name__}: {error}"
@@ -44,7 +44,7 @@ def check_recipe(choice: RecipeChoice) -> list[tuple[str, str | None]]:
     return results
 
 
-def small_recipe(choice: RecipeChoice) -> Recipe:
+def make_small_recipe(choice: RecipeChoice) -> Recipe:
     """Make a recipe for a small network and six classes.
 
     Raises:
@@ -56,109 +56,114 @@ def small_recipe(choice: RecipeChoice) -> Recipe:
         return make_recipe(choice, backbone, CLASSES, NOVEL).train()
 
 
-def _images(recipe: Recipe, count: int = IMAGES, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+def _make_views(recipe: Recipe, count: int = IMAGES, seed: int = 0) -> tuple[list[Tensor], Tensor]:
     """Make views of images, and their labels."""
     random = np.random.default_rng(seed)
     images = torch.from_numpy(random.integers(0, 256, (count, SIZE, SIZE, 3), np.uint8))
-    seen = [apply_view(images, view, draw_view(view, count, 2, True, random)) for view in recipe.views]
+    seen = [apply_augmentation(images, view, draw_augmentation(view, count, 2, True, random)) for view in recipe.views]
     return [(x.float() / 255 - 0.5).permute(0, 3, 1, 2) for x in seen], torch.arange(count) % CLASSES
 
 
-def _at(step: int) -> At:
-    return At(step, STEPS, 0, np.random.default_rng(step))
+def _make_step(step: int) -> TrainingStep:
+    return TrainingStep(step, STEPS, 0, np.random.default_rng(step))
 
 
-def _loss(recipe: Recipe, views: list[Tensor], labels: Tensor, step: int) -> Tensor:
+def _compute_loss(recipe: Recipe, views: list[Tensor], labels: Tensor, step: int) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(step)
-        terms = recipe.loss(views, labels, _at(step))
+        terms = recipe.loss(views, labels, _make_step(step))
     if not isinstance(terms, dict) or not terms:
-        raise Broken(f"loss() returned {terms!r:.80}, expected a dict of scalars")
+        raise RuleViolation(f"loss() returned {terms!r:.80}, expected a dict of scalars")
     for name, term in terms.items():
         if not isinstance(term, Tensor) or term.dim():
-            raise Broken(f"term {name!r} is {term!r:.60}, no scalar tensor")
+            raise RuleViolation(f"term {name!r} is {term!r:.60}, no scalar tensor")
         if not bool(torch.isfinite(term)):
-            raise Broken(f"term {name!r} is {float(term.detach()):g}")
+            raise RuleViolation(f"term {name!r} is {float(term.detach()):g}")
     return torch.stack([term.float() for term in terms.values()]).sum()
 
 
-def _trains(recipe: Recipe) -> None:
+def _check_training(recipe: Recipe) -> None:
     """The loss is a dict of finite scalars in every step, and moves the backbone."""
-    optimiser = torch.optim.SGD([{"params": list(group.parameters)} for group in recipe.groups()], 1e-3)
+    optimiser = torch.optim.SGD([{"params": list(group.parameters)} for group in recipe.parameter_groups()], 1e-3)
     before = copy.deepcopy(recipe.backbone.state_dict())
     for step in range(STEPS):
-        views, labels = _images(recipe, seed=step)
-        loss = _loss(recipe, views, labels, step)
+        views, labels = _make_views(recipe, seed=step)
+        loss = _compute_loss(recipe, views, labels, step)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        recipe.after_step(_at(step))
+        recipe.after_step(_make_step(step))
     moved = [name for name, x in recipe.backbone.named_parameters() if not torch.equal(x, before[name])]
     if not moved:
-        raise Broken("after ten steps no parameter of the backbone has changed")
+        raise RuleViolation("after ten steps no parameter of the backbone has changed")
 
 
-def _repeats(recipe: Recipe) -> None:
+def _check_repeatability(recipe: Recipe) -> None:
     """The same images and random numbers give the same loss."""
-    views, labels = _images(recipe)
+    views, labels = _make_views(recipe)
     twin = copy.deepcopy(recipe)
-    first, second = (float(_loss(r, views, labels, 5).detach()) for r in (recipe, twin))
+    first, second = (float(_compute_loss(r, views, labels, 5).detach()) for r in (recipe, twin))
     if first != second:
-        raise Broken(f"{first!r} and {second!r}: take random numbers from at.random")
+        raise RuleViolation(f"{first!r} and {second!r}: take random numbers from at.random")
 
 
-def _resumes(recipe: Recipe) -> None:
+def _check_resumption(recipe: Recipe) -> None:
     """The state of the recipe is whole: a copy that loads it gives the same loss."""
-    views, labels = _images(recipe)
+    views, labels = _make_views(recipe)
     twin = copy.deepcopy(recipe)
-    _loss(recipe, views, labels, 0)
-    recipe.after_step(_at(0))
+    _compute_loss(recipe, views, labels, 0)
+    recipe.after_step(_make_step(0))
     twin.load_state_dict(recipe.state_dict())
-    first, second = (float(_loss(r, views, labels, 5).detach()) for r in (recipe, twin))
+    first, second = (float(_compute_loss(r, views, labels, 5).detach()) for r in (recipe, twin))
     if first != second:
-        raise Broken(f"{first!r} and {second!r}: keep what a resumed training needs in parameters and buffers")
+        raise RuleViolation(f"{first!r} and {second!r}: keep what a resumed training needs in parameters and buffers")
 
 
-def _embeds(recipe: Recipe) -> None:
+def _check_features(recipe: Recipe) -> None:
     """Features are finite, one row an image, and do not depend on the other images of the batch."""
     recipe.eval()
-    images, _ = _images(recipe)
+    images, _ = _make_views(recipe)
     images = [x for x in images if x.shape[-1] == SIZE]
     with torch.inference_mode():
         whole = recipe.embed(images[0])
         if whole.dim() != 2 or len(whole) != IMAGES:
-            raise Broken(f"embed() of {IMAGES} images returned a tensor {list(whole.shape)}, expected [{IMAGES}, D]")
+            raise RuleViolation(
+                f"embed() of {IMAGES} images returned a tensor {list(whole.shape)}, expected [{IMAGES}, D]"
+            )
         if not bool(torch.isfinite(whole).all()):
-            raise Broken("embed() returned numbers that are not finite")
+            raise RuleViolation("embed() returned numbers that are not finite")
         halves = torch.cat([recipe.embed(half) for half in images[0].chunk(2)])
     if not torch.allclose(whole, halves, rtol=1e-3, atol=1e-4):  # products of other sizes round differently
-        raise Broken("the features of an image change with the other images of its batch")
+        raise RuleViolation("the features of an image change with the other images of its batch")
 
 
-def _drops(recipe: Recipe) -> None:
+def _check_training_only(recipe: Recipe) -> None:
     """The features do not need what the recipe drops, and the classifier fits them."""
     recipe.eval()
-    images, _ = _images(recipe)
+    images, _ = _make_views(recipe)
     images = [x for x in images if x.shape[-1] == SIZE]
-    embedding = Embedding(recipe, images[0].shape[1:])
+    embedding = RecipeBackbone(recipe, images[0].shape[1:])
     names = [name for name, _ in recipe.named_children()] + [name for name, _ in recipe.named_parameters(recurse=False)]
     names += [name for name, _ in recipe.named_buffers(recurse=False)]
-    if unknown := sorted(set(recipe.dropped) - set(names)):
-        raise Broken(f"dropped names {unknown[0]!r}, which the recipe does not have")
+    if unknown := sorted(set(recipe.training_only) - set(names)):
+        raise RuleViolation(f"dropped names {unknown[0]!r}, which the recipe does not have")
     twin = copy.deepcopy(embedding)
     with torch.no_grad():
         for name, value in twin.state_dict().items():
-            if twin.drops(name) and value.is_floating_point():
+            if twin.is_training_only(name) and value.is_floating_point():
                 value.fill_(torch.nan)
         same = torch.equal(embedding(images[0]), twin(images[0]))
     if not same:
-        raise Broken("the features depend on what is dropped")
+        raise RuleViolation("the features depend on what is dropped")
     head = recipe.classifier()
     if head is not None and head.weight.shape != (CLASSES, embedding.features):
         shape = [CLASSES, embedding.features]
-        raise Broken(f"the classifier's weight is {list(head.weight.shape)}, expected {shape} for {CLASSES} classes")
+        raise RuleViolation(
+            f"the classifier's weight is {list(head.weight.shape)}, expected {shape} for {CLASSES} classes"
+        )
 
 
 RULES: dict[str, Callable[[Recipe], None]] = {
-    str(rule.__doc__).rstrip("."): rule for rule in (_trains, _repeats, _resumes, _embeds, _drops)
+    str(rule.__doc__).rstrip("."): rule
+    for rule in (_check_training, _check_repeatability, _check_resumption, _check_features, _check_training_only)
 }

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
+from ifsl_bench.backbones.contract import UNKNOWN_CORPUS, BackboneInfo, FrozenBackbone
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 # Parts of timm's tags that name images, and those that name a way of training. Others, such as a teacher's name, may
 # stand for further images.
-IMAGES = {
+CORPUS_OF_TAG = {
     "in1k": "imagenet-1k", "in12k": "imagenet-12k", "in21k": "imagenet-21k", "inw21k": "imagenet-21k",
     "in22k": "imagenet-21k", "lvd142m": "lvd-142m", "lvd1689m": "lvd-1689m", "sat493m": "sat-493m",
     "laion2b": "laion-2b", "laion400m": "laion-400m", "merged2b": "merged-2b", "m30m": "merged-30m",
@@ -27,26 +27,26 @@ IMAGES = {
     "datacomp1b": "datacomp-1b", "datacompxl": "datacomp-1b", "dfn2b": "dfn-2b", "dfn5b": "dfn-5b",
     "metaclip": "metaclip", "jft": "jft-300m", "ig1b": "instagram", "swag": "instagram", "seer": "instagram",
 }  # fmt: skip
-TRAINING = re.compile(
+TRAINING_TAG = re.compile(
     "ft|[abc][123]h?|ah|am|ap|aa|bt|ch|ra[234]?|augreg2?|tv2?|tf|b[12]k|d[12]h?|sw|sbb2?|fcmae|mae|gluon|deit|rsb|"
     "timm|orig|[ers][0-9]+b?|[0-9]+e?p?|nv|lamb|rmsp|racm|cvnets|ix|clip|dinov3|2pt5b|400m|ns"
 )
 # Tags that name only a way of training without labels: it was on ImageNet-1k.
-UNLABELLED = {"dino": "imagenet-1k", "fcmae": "imagenet-1k", "mae": "imagenet-1k"}
+UNLABELLED_CORPUS_OF_METHOD = {"dino": "imagenet-1k", "fcmae": "imagenet-1k", "mae": "imagenet-1k"}
 # Families that learned to predict the features of another network, DALL-E's or CLIP's: its images count too, and the
 # tags do not name them.
-DISTILLED = ("beit", "eva")
+DISTILLED_MODELS = ("beit", "eva")
 
 
-class Timm(Frozen):
+class Timm(FrozenBackbone):
     """``timm:MODEL.TAG``: timm's models, frozen, with the resize, crop and normalisation of their own configuration."""
 
     requires: ClassVar = {"timm": 'pip install "ifsl_bench[backbones]"'}
     libraries = ("timm",)
 
     def describe(self, model: str, own_weights: bool = False) -> BackboneInfo:
-        _check(model, own_weights)
-        configuration = _configuration(model)
+        _check_model(model, own_weights)
+        configuration = _find_configuration(model)
         (_, height, width), crop = configuration["input_size"], configuration.get("crop_pct") or 1.0
         mode = configuration.get("crop_mode") or "center"
         if mode not in ("center", "squash") and crop != 1:
@@ -60,18 +60,18 @@ class Timm(Frozen):
             interpolation=configuration["interpolation"],
             mean=tuple(configuration["mean"]),
             std=tuple(configuration["std"]),
-            corpora=corpora(model),
-            source=_address(configuration),
+            corpora=corpora_of_tag(model),
+            source=_format_source(configuration),
             endings=(".safetensors", ".bin", ".pth"),
         )
 
-    def network(self, model: str) -> tuple[nn.Module, int]:
+    def make_network(self, model: str) -> tuple[nn.Module, int]:
         import timm
 
         network: Any = timm.create_model(model, pretrained=False, num_classes=0)
         return network, int(getattr(network, "head_hidden_size", None) or network.num_features)
 
-    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
         import timm
 
         # timm renames the tensors of older files, and leaves out the classifier; both while it makes a network.
@@ -80,7 +80,7 @@ class Timm(Frozen):
         states = []
         for seed in (0, 1):
             torch.manual_seed(seed)
-            with _silent():
+            with _silence_timm():
                 filled = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(overlay))
             states.append(filled.state_dict())
         lacking = [name for name, value in states[0].items() if not torch.equal(value, states[1][name])]
@@ -88,12 +88,12 @@ class Timm(Frozen):
             raise ValueError(f"{len(lacking)} tensors are not in it, such as {lacking[0]}")
         network.load_state_dict(states[0])
 
-    def fetch(self, model: str, folder: Path) -> Path:
+    def download_weights(self, model: str, folder: Path) -> Path:
         from urllib.request import Request, urlopen
 
         from huggingface_hub import hf_hub_download
 
-        configuration = _configuration(model)
+        configuration = _find_configuration(model)
         if not configuration.get("hf_hub_id"):
             raise OSError("it is not on the Hugging Face hub")
         repository, file = configuration["hf_hub_id"], configuration.get("hf_hub_filename") or "model.safetensors"
@@ -101,12 +101,12 @@ class Timm(Frozen):
             return Path(hf_hub_download(repository, file, local_files_only=True))
         except OSError:
             # One request of our own first: without a network the library tries for 23 s.
-            with urlopen(Request(_address(configuration), method="HEAD"), timeout=10):
+            with urlopen(Request(_format_source(configuration), method="HEAD"), timeout=10):
                 return Path(hf_hub_download(repository, file))
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _silence_timm() -> Iterator[None]:
     """Keep timm from listing every tensor that has no place."""
     logger = logging.getLogger("timm")
     level = logger.level
@@ -117,20 +117,22 @@ def _silent() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def corpora(model: str) -> tuple[str, ...]:
+def corpora_of_tag(model: str) -> tuple[str, ...]:
     """Return the sets of images that the tag of MODEL.TAG names, with "unknown" where it may not name all."""
     plain, _, tag = model.partition(".")
-    if tag in UNLABELLED:
-        return (UNLABELLED[tag],)
+    if tag in UNLABELLED_CORPUS_OF_METHOD:
+        return (UNLABELLED_CORPUS_OF_METHOD[tag],)
     parts = tag.split("_")
-    named, rest = [IMAGES[p] for p in parts if p in IMAGES], [p for p in parts if p not in IMAGES]
-    whole = bool(named) and all(TRAINING.fullmatch(part) for part in rest) and not plain.startswith(DISTILLED)
+    named, rest = [CORPUS_OF_TAG[p] for p in parts if p in CORPUS_OF_TAG], [p for p in parts if p not in CORPUS_OF_TAG]
+    whole = (
+        bool(named) and all(TRAINING_TAG.fullmatch(part) for part in rest) and not plain.startswith(DISTILLED_MODELS)
+    )
     if "clip" in rest and all(name.startswith("imagenet") for name in named):
         whole = False  # CLIP learns from captions, which ImageNet lacks
-    return tuple(dict.fromkeys([*named, *([] if whole else [UNKNOWN])]))
+    return tuple(dict.fromkeys([*named, *([] if whole else [UNKNOWN_CORPUS])]))
 
 
-def _check(model: str, own_weights: bool) -> None:
+def _check_model(model: str, own_weights: bool) -> None:
     """Raise :class:`UserError` for names that timm lacks, and for one without a tag unless the user gives weights."""
     import timm
 
@@ -146,14 +148,14 @@ def _check(model: str, own_weights: bool) -> None:
 
 
 @lru_cache(maxsize=64)
-def _configuration(model: str) -> dict[str, Any]:
+def _find_configuration(model: str) -> dict[str, Any]:
     from timm.models import get_pretrained_cfg
 
     configuration = get_pretrained_cfg(model)
     return dict(configuration.to_dict()) if configuration else {}
 
 
-def _address(configuration: Mapping[str, Any]) -> str:
+def _format_source(configuration: Mapping[str, Any]) -> str:
     if configuration.get("hf_hub_id"):
         from huggingface_hub import hf_hub_url
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.contract import UNKNOWN, BackboneInfo, Frozen
+from ifsl_bench.backbones.contract import UNKNOWN_CORPUS, BackboneInfo, FrozenBackbone
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
-OWN_TRAINING = "IMAGENET1K_V"  # other weights begin with those from elsewhere, as SWAG's do
+OWN_TRAINING_PREFIX = "IMAGENET1K_V"  # other weights begin with those from elsewhere, as SWAG's do
 
 
-class Torchvision(Frozen):
+class Torchvision(FrozenBackbone):
     """``torchvision:MODEL.WEIGHTS``: torchvision's models, frozen, without the last linear layer of each.
 
     Resize, crop and normalisation come with the weights.
@@ -24,7 +24,7 @@ class Torchvision(Frozen):
     libraries = ("torchvision",)
 
     def describe(self, model: str, own_weights: bool = False) -> BackboneInfo:
-        weights = _weights(model, own_weights)
+        weights = _find_weights(model, own_weights)
         seen = weights.transforms()
         (side,), resize = seen.crop_size, list(seen.resize_size)
         return BackboneInfo(
@@ -33,21 +33,21 @@ class Torchvision(Frozen):
             interpolation=seen.interpolation.value,
             mean=tuple(seen.mean),
             std=tuple(seen.std),
-            corpora=("imagenet-1k",) if model.partition(".")[2].startswith(OWN_TRAINING) else (UNKNOWN,),
+            corpora=("imagenet-1k",) if model.partition(".")[2].startswith(OWN_TRAINING_PREFIX) else (UNKNOWN_CORPUS,),
             source=weights.url,
             endings=(".pth", ".safetensors"),
         )
 
-    def network(self, model: str) -> tuple[nn.Module, int]:
-        network, last = _network(model)
+    def make_network(self, model: str) -> tuple[nn.Module, int]:
+        network, last = _make_network(model)
         width = network.get_submodule(last).in_features
         assert isinstance(width, int)
         parent, _, name = last.rpartition(".")
         setattr(network.get_submodule(parent), name, nn.Identity())
         return network, width
 
-    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        _, last = _network(model)
+    def load_weights(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        _, last = _make_network(model)
         wanted = network.state_dict().keys()
         body = {k: v for k, v in weights.items() if not k.startswith(f"{last}.")}
         lacking, odd = wanted - body.keys(), body.keys() - wanted
@@ -55,10 +55,10 @@ class Torchvision(Frozen):
             raise ValueError(f"{len(lacking)} tensors are missing and {len(odd)} have no place: {[*lacking, *odd][:3]}")
         network.load_state_dict(body)
 
-    def fetch(self, model: str, folder: Path) -> Path:
+    def download_weights(self, model: str, folder: Path) -> Path:
         from urllib.request import urlopen
 
-        url = _weights(model, False).url
+        url = _find_weights(model, False).url
         with urlopen(url, timeout=10):
             path = folder / url.rpartition("/")[2]
             digest = path.stem.rpartition("-")[2]  # the name ends in the first digits of the checksum
@@ -66,7 +66,7 @@ class Torchvision(Frozen):
         return path
 
 
-def _weights(model: str, own_weights: bool) -> Any:
+def _find_weights(model: str, own_weights: bool) -> Any:
     """Find the weights in torchvision's list; of a name without weights, for a user's own file, the default ones."""
     import torchvision.models as zoo
 
@@ -87,7 +87,7 @@ def _weights(model: str, own_weights: bool) -> Any:
     return entries[tag] if tag else entries["DEFAULT"]
 
 
-def _network(model: str) -> tuple[nn.Module, str]:
+def _make_network(model: str) -> tuple[nn.Module, str]:
     """Make a network with random weights, and name its last linear layer, which is the classifier."""
     import torchvision.models as zoo
 

@@ -1,8 +1,8 @@
 """Pretraining on base/train: network and base classifier are trained together by cross-entropy, then frozen for good.
 
 The parts of the training are apart: :func:`~ifsl_bench.backbones.images.draw_epoch` draws the batches and their
-augmentation, the recipe's loss is minimised, :attr:`Trainer.optimiser` and the task's schedule say how, and
-:meth:`Trainer.train` is the loop, with a checkpoint after each epoch.
+augmentation, the recipe's loss is minimised, :attr:`PretrainingTrainer.optimiser` and the task's schedule say how, and
+:meth:`PretrainingTrainer.train` is the loop, with a checkpoint after each epoch.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.device import Precision, choose_precision, describe_device, whole_float32
-from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, recipe_errors
+from ifsl_bench.backbones.device import Precision, choose_precision, describe_device, disable_tf32
+from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, naming_recipe_errors
 from ifsl_bench.backbones.heads import fit_head
-from ifsl_bench.backbones.images import DeviceFeed, HostFeed, batches, draw_epoch, make_feed
+from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
+from ifsl_bench.backbones.images import DeviceBatchLoader, HostBatchLoader, draw_epoch, load_batches, make_batch_loader
 from ifsl_bench.backbones.networks import LinearHead
 from ifsl_bench.backbones.pretrained import (
-    Checkpoint,
     HeadKind,
-    NotIncluded,
-    Pretrained,
-    budget,
-    in_percent,
+    HeadNotIncludedError,
+    PretrainedBackbone,
+    PretrainingCheckpoint,
+    format_accuracies,
     open_pretrained,
     pretraining_key,
+    steps_and_passes,
 )
-from ifsl_bench.backbones.recipe import At, Embedding, ParameterGroup, Recipe, View
-from ifsl_bench.backbones.views import apply_view, draw_view
+from ifsl_bench.backbones.recipe import ParameterGroup, Recipe, RecipeBackbone, TrainingStep, View
 from ifsl_bench.backbones.weights import install_packaged
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocols.sampling.draws import seed_of
@@ -44,22 +44,22 @@ from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import LEARNING_RATE, Reporter
 
-ROUNDED = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
+STORED_DTYPE = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
 LOG_EVERY = 10  # steps from one look at the loss to the next, since a look waits for the device
 
 
-class Trainer(Checkpoint):
-    """A pretraining in progress; arguments as of :class:`~ifsl_bench.backbones.pretrained.Checkpoint`."""
+class PretrainingTrainer(PretrainingCheckpoint):
+    """A pretraining in progress; arguments as of :class:`~ifsl_bench.backbones.pretrained.PretrainingCheckpoint`."""
 
     def __init__(
         self, folder: Path, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device
     ) -> None:
         super().__init__(folder, task, dataset, head, seed, device)
-        self.recipe = self._recipe()
-        self.steps, self.passes = budget(task, self.recipe)
+        self.recipe = self._make_recipe()
+        self.steps, self.passes = steps_and_passes(task, self.recipe)
         spec = task.pretraining.stretched(self.steps)
         self.schedule, self.decay = spec.schedule, spec.weight_decay
-        self.groups = [part for group in self.recipe.groups() for part in self._divided(group)]
+        self.groups = [part for group in self.recipe.parameter_groups() for part in self._divide_by_decay(group)]
         self.parameters = [parameter for group in self.groups for parameter in group.parameters]
         precision = choose_precision(device)
         self.info = {
@@ -76,16 +76,16 @@ class Trainer(Checkpoint):
             **({"recipe": find_recipe(task.recipe_reference).label} if task.recipe_reference else {}),
         }
 
-    def _recipe(self) -> Recipe:
+    def _make_recipe(self) -> Recipe:
         """Return the recipe to train by; of plain cross-entropy it has the network and the head of this checkpoint."""
-        if isinstance(self.network, Embedding):
+        if isinstance(self.network, RecipeBackbone):
             return self.network.recipe
         with torch.random.fork_rng(devices=[]):
             plain = make_recipe(find_recipe(PLAIN_RECIPE), self.network, len(self.head.weight), 0)
         plain.head = self.head
         return plain
 
-    def _divided(self, group: ParameterGroup) -> list[ParameterGroup]:
+    def _divide_by_decay(self, group: ParameterGroup) -> list[ParameterGroup]:
         """Divide a group by weight decay: one without a decay of its own has the task's, of matrices and larger."""
         if group.decay is not None:
             return [group]
@@ -104,24 +104,26 @@ class Trainer(Checkpoint):
         fused = True if self.device.type == "cuda" else None
         return torch.optim.SGD(groups, 0.0, self.task.pretraining.momentum, fused=fused)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load the weights of network and head, and the optimiser's momentum, as :meth:`_tensors` names them."""
-        super().load(tensors)
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Load the weights of network and head, and the optimiser's momentum, as :meth:`_state_tensors` names them."""
+        super().load_tensors(tensors)
         for i, parameter in enumerate(self.parameters):
             if f"momentum.{i}" in tensors:  # in the parameter's own layout, which fused steps need
                 buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{i}"])
                 self.optimiser.state[parameter]["momentum_buffer"] = buffer
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _state_tensors(self) -> dict[str, Tensor]:
         tensors = {f"network.{k}": v for k, v in self.network.state_dict().items()}
         tensors |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
         if self.info["finished"]:
             for part, module in (("network", self.network), ("head", self.head)):
                 for name, value in module.named_parameters():
-                    tensors[f"{part}.{name}"] = value.detach().to(ROUNDED)  # exact: they were rounded before
-            if isinstance(self.network, Embedding):
-                drops = self.network.drops
-                tensors = {name: x for name, x in tensors.items() if not drops(name.removeprefix("network."))}
+                    tensors[f"{part}.{name}"] = value.detach().to(STORED_DTYPE)  # exact: they were rounded before
+            if isinstance(self.network, RecipeBackbone):
+                is_training_only = self.network.is_training_only
+                tensors = {
+                    name: x for name, x in tensors.items() if not is_training_only(name.removeprefix("network."))
+                }
         else:
             for i, parameter in enumerate(self.parameters):
                 buffer = self.optimiser.state[parameter].get("momentum_buffer")
@@ -130,26 +132,26 @@ class Trainer(Checkpoint):
         return tensors
 
     def _save(self) -> None:
-        self.info = self.store.save(self._tensors(), self.info)
+        self.info = self.store.save(self._state_tensors(), self.info)
 
-    def train(self, reporter: Reporter, compiled: bool = False) -> None:
+    def train(self, reporter: Reporter, use_compile: bool = False) -> None:
         """Train to the end, from where it is.
 
         Args:
             reporter: shows loss, accuracy and learning rate.
-            compiled: let torch.compile make the network's kernels.
+            use_compile: let torch.compile make the network's kernels.
 
         Raises:
             UserError: the loss became infinite or NaN, or a file may not be read or written.
             CorruptFile: the images are not what was written.
         """
         spec = self.task.pretraining
-        for name in ("base/train", *self.held_out):
+        for name in ("base/train", *self.held_out_pools):
             self.dataset.check_images(name)
         pool, recipe = self.dataset.pool("base/train"), self.recipe
         batch, steps_per_epoch = spec.epoch(len(pool))
-        feed = self._begin()
-        if compiled:
+        feed = self._start_training()
+        if use_compile:
             recipe.backbone.compile()
         if self.info["processes"][-1:] != [1]:  # earlier versions also trained in several
             self.info["processes"] = [*self.info["processes"], 1]
@@ -165,63 +167,63 @@ class Trainer(Checkpoint):
                 with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                     torch.manual_seed(seed_of("dropout", self.seed, epoch))
                     # The thread that gathers images ends with the epoch, however that ends.
-                    with closing(self._batches(feed, epoch, batch, steps)) as loaded:
+                    with closing(self._load_batches(feed, epoch, batch, steps)) as loaded:
                         for at, views, labels in loaded:
-                            stage.advance(1, **self._step(views, labels, at))
+                            stage.advance(1, **self._train_step(views, labels, at))
                 done += steps_per_epoch
                 self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
                 if done < self.steps:
                     self._save()
         recipe.eval()
         recipe.autocast = nullcontext
-        self._round()
+        self._round_parameters()
         if self.task.recipe_reference is not None:
             self._fit_head()
-        accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self.held_out}
-        reporter.say(f"{title}: accuracy {in_percent(accuracy)}")
+        accuracy = {name: self._measure_accuracy(self.dataset.pool(name), batch) for name in self.held_out_pools}
+        reporter.say(f"{title}: accuracy {format_accuracies(accuracy)}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
-        self.info["rounded"] = str(ROUNDED).removeprefix("torch.")
+        self.info["rounded"] = str(STORED_DTYPE).removeprefix("torch.")
         self._save()
 
     @property
-    def _plain(self) -> bool:
+    def _has_plain_views(self) -> bool:
         """Whether the feed cuts and normalises the images, which is faster than views that are drawn here."""
         return tuple(self.recipe.views) == (View(),)
 
-    def _begin(self) -> HostFeed | DeviceFeed:
+    def _start_training(self) -> HostBatchLoader | DeviceBatchLoader:
         """Set the recipe to training, and return what brings the images."""
         precision = Precision(self.info["bf16"], "")
         self.recipe.autocast = lambda: precision.autocast(self.device)
         self.recipe.train()
-        normalise = self.normalise if self._plain else lambda images: images
-        return make_feed(self.dataset.pool("base/train"), normalise, self.device)
+        normalise = self.normalise if self._has_plain_views else lambda images: images
+        return make_batch_loader(self.dataset.pool("base/train"), normalise, self.device)
 
-    def _batches(
-        self, feed: HostFeed | DeviceFeed, epoch: int, batch: int, steps: int
-    ) -> Generator[tuple[At, list[Tensor], Tensor]]:
+    def _load_batches(
+        self, feed: HostBatchLoader | DeviceBatchLoader, epoch: int, batch: int, steps: int
+    ) -> Generator[tuple[TrainingStep, list[Tensor], Tensor]]:
         """Yield the steps of an epoch: where it is, the views [B, C, h, w] and the labels [B]."""
         pool, spec = self.dataset.pool("base/train"), self.task.pretraining
         first = epoch * spec.epoch(len(pool))[1]
         drawn = draw_epoch(pool, spec, self.seed, epoch, batch, steps)
-        if not self._plain:
+        if not self._has_plain_views:
             drawn = replace(drawn, crops=None)
         colours = np.random.Generator(np.random.PCG64(seed_of("views", self.seed, epoch)))
-        with closing(feed.batches(drawn)) as loaded:
+        with closing(feed.load_batches(drawn)) as loaded:
             for step, (images, labels) in enumerate(loaded, first):
-                views = [images] if self._plain else []
-                for view in self.recipe.views if not self._plain else ():
-                    values = draw_view(view, len(images), spec.crop_padding, spec.flip, colours).to(self.device)
-                    views.append(self.normalise(apply_view(images, view, values)))
+                views = [images] if self._has_plain_views else []
+                for view in self.recipe.views if not self._has_plain_views else ():
+                    values = draw_augmentation(view, len(images), spec.crop_padding, spec.flip, colours).to(self.device)
+                    views.append(self.normalise(apply_augmentation(images, view, values)))
                 random = np.random.Generator(np.random.PCG64(seed_of("recipe", self.seed, step)))
                 looks = step % LOG_EVERY == 0 or step == self.steps - 1
-                yield At(step, self.steps, epoch, random, looks), views, labels
+                yield TrainingStep(step, self.steps, epoch, random, looks), views, labels
 
-    def _step(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, float]:
+    def _train_step(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, float]:
         """Train on a batch; loss and accuracy are read from the device only now and then."""
         rate = self.schedule.rate_at(at.step, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["factor"]
-        with recipe_errors(find_recipe(self.task.recipe_reference or PLAIN_RECIPE)):
+        with naming_recipe_errors(find_recipe(self.task.recipe_reference or PLAIN_RECIPE)):
             terms = self.recipe.loss(views, labels, at)
             scalars = list(terms.values()) if isinstance(terms, dict) else []
             loss = scalars[0] if len(scalars) == 1 else sum(scalars)
@@ -233,10 +235,10 @@ class Trainer(Checkpoint):
         loss.backward()
         self.optimiser.step()
         self.recipe.after_step(at)
-        if not at.looks:
+        if not at.is_logged:
             return {}
         parts = terms if len(terms) > 1 else {}
-        shown = {"loss": loss.detach(), **{name: term.detach() for name, term in parts.items()}, **at.shown}
+        shown = {"loss": loss.detach(), **{name: term.detach() for name, term in parts.items()}, **at.logged_values}
         values = dict(zip(shown, torch.stack([x.float() for x in shown.values()]).tolist(), strict=True))  # one wait
         if not np.isfinite(values["loss"]):
             rate_of = self.task.pretraining.schedule.rate
@@ -251,7 +253,7 @@ class Trainer(Checkpoint):
         head = self.recipe.classifier()
         if head is None:
             pool = self.dataset.pool("base/train")
-            rows = np.concatenate([x.cpu().numpy() for _, x in self._features(pool, 256)])
+            rows = np.concatenate([x.cpu().numpy() for _, x in self._compute_features(pool, 256)])
             labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
             fitted, _ = fit_head("linear", rows, labels, classes, self.decay, self.device)
             assert isinstance(fitted, LinearHead)
@@ -259,47 +261,47 @@ class Trainer(Checkpoint):
         self.head.load_state_dict(head.state_dict())
         with torch.no_grad():
             for value in self.head.parameters():
-                value.copy_(value.to(ROUNDED))
+                value.copy_(value.to(STORED_DTYPE))
 
     @torch.no_grad()
-    def _round(self) -> None:
+    def _round_parameters(self) -> None:
         """Round the parameters to half precision; the statistics of batch norm, which are no parameters, stay whole.
 
         Before accuracy and features are taken, so that weights that were stored and read again give the same ones.
         """
         for part, module in (("backbone", self.network), ("base classifier", self.head)):
             for _, value in module.named_parameters():
-                value.copy_(value.to(ROUNDED))
+                value.copy_(value.to(STORED_DTYPE))
             broken = [name for name, value in module.state_dict().items() if not bool(torch.isfinite(value).all())]
             if broken:
                 raise UserError(
                     f"pretraining diverged: the {part}'s {broken[0]} is not finite in half precision, whose largest "
-                    f"number is {torch.finfo(ROUNDED).max:g}; lower pretraining.schedule.rate "
+                    f"number is {torch.finfo(STORED_DTYPE).max:g}; lower pretraining.schedule.rate "
                     f"(now {self.task.pretraining.schedule.rate}) in the task file"
                 )
 
     @torch.no_grad()
-    def _features(self, pool: Pool, batch: int) -> Iterator[tuple[np.ndarray, Tensor]]:
+    def _compute_features(self, pool: Pool, batch: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield the rows and the features of a pool's images, batch after batch."""
         rows = [np.arange(start, min(start + batch, len(pool))) for start in range(0, len(pool), batch)]
-        with closing(batches(pool.images, rows, self.device)) as loaded:
+        with closing(load_batches(pool.images, rows, self.device)) as loaded:
             for chosen, images in zip(rows, loaded, strict=True):
-                with whole_float32():
+                with disable_tf32():
                     yield chosen, self.network(self.normalise(images))
 
     @torch.no_grad()
-    def _accuracy(self, pool: Pool, batch: int) -> float:
+    def _measure_accuracy(self, pool: Pool, batch: int) -> float:
         """Return the share of a pool's images that is labelled right; the device is waited for once, at the end."""
         labels = torch.from_numpy(pool.labels).to(self.device)
         hits = torch.zeros((), dtype=torch.int64, device=self.device)
-        for chosen, features in self._features(pool, batch):
-            with whole_float32():
+        for chosen, features in self._compute_features(pool, batch):
+            with disable_tf32():
                 logits = self.head(features)
             hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
         return int(hits) / len(pool)
 
 
-def seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: float = 1.0) -> float:
+def measure_seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: float = 1.0) -> float:
     """Measure how long a step of pretraining takes, with the network and the images that it will have.
 
     The first step, which makes what the others use again, is left out. Nothing is stored.
@@ -311,14 +313,16 @@ def seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: f
         most: Seconds, without the first step, after which no further one is begun; there are two to ten.
     """
     spec = task.pretraining
-    trainer = Trainer(Path(), task, dataset, "linear", task.pretraining_seed(0), device)
+    trainer = PretrainingTrainer(Path(), task, dataset, "linear", task.pretraining_seed(0), device)
     pool = dataset.pool("base/train")
-    with closing(trainer._batches(trainer._begin(), 0, spec.epoch(len(pool))[0], 1)) as loaded:
+    with closing(trainer._load_batches(trainer._start_training(), 0, spec.epoch(len(pool))[0], 1)) as loaded:
         at, views, labels = next(loaded)
     seconds: list[float] = []
     while len(seconds) < 2 or (sum(seconds[1:]) < most and len(seconds) < 10):
         start = time.perf_counter()
-        trainer._step(views, labels, replace(at, looks=True))  # whose loss is read, so that the device is waited for
+        trainer._train_step(
+            views, labels, replace(at, is_logged=True)
+        )  # whose loss is read, so that the device is waited for
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds[1:]))
 
@@ -331,8 +335,8 @@ def pretrain(
     seed: int,
     device: torch.device,
     reporter: Reporter,
-    compiled: bool = False,
-) -> Pretrained:
+    use_compile: bool = False,
+) -> PretrainedBackbone:
     """Load a pretraining from the cache, take it from the package where that has it, resume it, or start it.
 
     One that is damaged, or is another's, is set aside with a warning, and starts again.
@@ -345,7 +349,7 @@ def pretrain(
         seed: of training; a task may have one pretraining for all of them.
         device: where to train.
         reporter: shows how far it is.
-        compiled: let torch.compile make the network's kernels; for accelerators.
+        use_compile: let torch.compile make the network's kernels; for accelerators.
 
     Raises:
         UserError: the loss became infinite or NaN, or a file may not be read or written.
@@ -358,14 +362,14 @@ def pretrain(
     folder = home.pretrained / key
     with hold_lock(folder, reporter.warn):
         install_packaged(home, key, reporter)
-        trainer = Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
+        trainer = PretrainingTrainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
         try:
             trainer.restore()
         except CorruptFile as error:
             reporter.warn(f"{error}; training starts anew, the damaged files are in {quarantine(folder)}")
-            trainer = Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
+            trainer = PretrainingTrainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
         if not trainer.info["finished"]:
             if task.pretraining.backbone == INCLUDED:
-                raise NotIncluded(task)
-            trainer.train(reporter, compiled)
-    return trainer.finished(reporter)
+                raise HeadNotIncludedError(task)
+            trainer.train(reporter, use_compile)
+    return trainer.freeze(reporter)

@@ -32,14 +32,14 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from ifsl_bench.backbones import pretrained
-from ifsl_bench.backbones.fetch_weights import listed_weights
+from ifsl_bench.backbones.fetch_weights import read_weights_list
 from ifsl_bench.backbones.pretrained import (
-    DISABLED,
-    in_percent,
-    is_begun,
-    is_offered,
-    packaged_file,
-    pretrained_sha256,
+    DISABLED_MARKER,
+    find_packaged_file,
+    format_accuracies,
+    has_pretraining,
+    is_package_used,
+    read_weights_sha256,
 )
 from ifsl_bench.protocols.tasks.task import INCLUDED
 from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
@@ -50,45 +50,46 @@ from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import write_checksummed
 
-TRAIN_HERE = "'run --pretrain' or 'pretrain --anew'"
-OURS = "ifsl_bench"  # the key of our metadata
-FORMAT = 1
+TRAIN_COMMANDS = "'run --pretrain' or 'pretrain --anew'"
+METADATA_KEY = "ifsl_bench"  # the key of our metadata
+FORMAT_VERSION = 1
 MAX_SECONDS = 1e10  # three hundred years
-KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,180}-[0-9a-f]{12}")
-ENDINGS = (".safetensors", ".pth", ".pt", ".bin")  # of files of weights that were made elsewhere
-Text = Annotated[str, Meta(max_length=300)]
+KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,180}-[0-9a-f]{12}")
+WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files of weights that were made elsewhere
+ShortText = Annotated[str, Meta(max_length=300)]
 
 
-class Checksum(msgspec.Struct):
+class TensorsChecksum(msgspec.Struct):
     """Checksum of the cache's file of tensors."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class Recorded(msgspec.Struct):
+class CheckpointRecord(msgspec.Struct):
     """The fields of ``checkpoint.json`` that a file has, in its order."""
 
-    key: Text
+    key: ShortText
     finished: bool
     epoch: Annotated[int, Meta(ge=0, lt=1 << 31)]
     seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
     seed: int
     bf16: bool
-    precision: Text
-    device: Text
+    precision: ShortText
+    device: ShortText
     processes: Annotated[list[Annotated[int, Meta(ge=1, lt=1 << 31)]], Meta(max_length=1000)]
     accuracy: dict[Literal["base/val", "base/test"], Annotated[float, Meta(ge=0, le=1)]]
     rounded: Literal["float16"]
-    tensors: Checksum
-    recipe: Text = ""  # of a backbone that one trained
+    tensors: TensorsChecksum
+    recipe: ShortText = ""  # of a backbone that one trained
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsMetadata:
     """The metadata of a file of weights.
 
     Attributes:
-        definition: everything that determines the weights, see :func:`ifsl_bench.backbones.pretrained.definition`.
+        definition: everything that determines the weights, see
+            :func:`ifsl_bench.backbones.pretrained.define_pretraining`.
         info: the record, as in the cache's ``checkpoint.json``, with the checksum of the tensors.
     """
 
@@ -108,10 +109,10 @@ class Weights:
     @property
     def accuracies(self) -> str:
         """Accuracies of the base classifier, in percent."""
-        return in_percent(self.info["accuracy"])
+        return format_accuracies(self.info["accuracy"])
 
     @property
-    def of_features(self) -> bool:
+    def is_of_features(self) -> bool:
         """Whether they are of embedded features, which come without images to train on."""
         return bool(self.definition["pretraining"]["backbone"] == INCLUDED)
 
@@ -130,16 +131,18 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
     """
     size = int.from_bytes(content[:8], "little")
     plain = content[8 : 8 + size].decode()
-    fields = [name for name in Recorded.__struct_fields__ if name != "tensors" and (name != "recipe" or name in info)]
+    fields = [
+        name for name in CheckpointRecord.__struct_fields__ if name != "tensors" and (name != "recipe" or name in info)
+    ]
     recorded = {name: info[name] for name in fields} | {"tensors": {"sha256": hashlib.sha256(content).hexdigest()}}
-    facts = {"format": FORMAT, "definition": dict(definition), "info": recorded}
-    metadata = {OURS: json.dumps(facts | {"checksum": sha256_json(facts)}), "header": plain}
+    facts = {"format": FORMAT_VERSION, "definition": dict(definition), "info": recorded}
+    metadata = {METADATA_KEY: json.dumps(facts | {"checksum": sha256_json(facts)}), "header": plain}
     header = json.dumps({"__metadata__": metadata, **json.loads(plain)}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight
     write_bytes(path, len(header).to_bytes(8, "little") + header + content[8 + size :])
 
 
-def read_metadata(path: Path) -> Weights:
+def read_metadata(path: Path) -> WeightsMetadata:
     """Read the metadata of a file, and nothing of its weights, which may be damaged.
 
     Raises:
@@ -147,10 +150,10 @@ def read_metadata(path: Path) -> Weights:
         CorruptFile: it is damaged, or another kind of file.
         UserError: it may not be read.
     """
-    return _metadata(path, _header(path)[0])
+    return _parse_metadata(path, _read_header(path)[0])
 
 
-def read_weights(path: Path) -> tuple[Weights, bytes]:
+def read_weights(path: Path) -> tuple[WeightsMetadata, bytes]:
     """Read and check a file; return its metadata and the cache's file of tensors.
 
     Raises:
@@ -158,8 +161,8 @@ def read_weights(path: Path) -> tuple[Weights, bytes]:
         CorruptFile: it is damaged, or another kind of file.
         UserError: it may not be read.
     """
-    header, size = _header(path)
-    weights = _metadata(path, header)
+    header, size = _read_header(path)
+    weights = _parse_metadata(path, header)
     with open_file(path) as file, read_errors(path):
         file.seek(8 + size)
         data = file.read()
@@ -179,7 +182,7 @@ def read_weights(path: Path) -> tuple[Weights, bytes]:
     return weights, content
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Read the header of a safetensors file, and its size in bytes."""
     with open_file(path) as file, read_errors(path):
         file_size = path.stat().st_size
@@ -190,47 +193,52 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         WEIGHTS_HEADER.check(size, str(path), CorruptFile)
         header = parse_json(file.read(size), f"the header of {path}")
     metadata = header.get("__metadata__")
-    if not isinstance(metadata, dict) or not all(isinstance(metadata.get(name), str) for name in (OURS, "header")):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(metadata.get(name), str) for name in (METADATA_KEY, "header")
+    ):
         raise CorruptFile(f"{path} does not say its pretraining; files that do come from 'ifsl-bench weights export'")
     return header, size
 
 
-def _metadata(path: Path, header: Mapping[str, Any]) -> Weights:
+def _parse_metadata(path: Path, header: Mapping[str, Any]) -> WeightsMetadata:
     """Check the metadata: the key follows from the definition, and every text can be printed."""
-    facts = parse_json(header["__metadata__"][OURS].encode(), f"the header of {path}")
-    if facts.get("format") != FORMAT:
-        raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORMAT}")
+    facts = parse_json(header["__metadata__"][METADATA_KEY].encode(), f"the header of {path}")
+    if facts.get("format") != FORMAT_VERSION:
+        raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORMAT_VERSION}")
     if facts.pop("checksum", None) != sha256_json(facts):
         raise CorruptFile(f"{path} is damaged: its description of the pretraining is not what was written")
     info = facts.get("info", {})
     try:
-        definition, recorded = msgspec.convert(facts.get("definition"), dict[str, Any]), msgspec.convert(info, Recorded)
+        definition, recorded = (
+            msgspec.convert(facts.get("definition"), dict[str, Any]),
+            msgspec.convert(info, CheckpointRecord),
+        )
     except msgspec.ValidationError as error:
         raise CorruptFile(f"{path} is damaged: {error}") from error
     if not recorded.finished or not all(map(is_printable, (recorded.precision, recorded.device, recorded.recipe))):
         raise CorruptFile(f"{path} holds no finished pretraining, or texts that cannot be printed")
     key = recorded.key
-    if not KEY.fullmatch(key) or not key.endswith(f"-{sha256_json(definition)[:12]}"):
+    if not KEY_PATTERN.fullmatch(key) or not key.endswith(f"-{sha256_json(definition)[:12]}"):
         raise CorruptFile(f"{path} is damaged: its definition does not make {key!r:.80}")
-    fields = {name: info[name] for name in Recorded.__struct_fields__ if name in info}
-    return Weights(definition, fields | {"tensors": {"sha256": recorded.tensors.sha256}})
+    fields = {name: info[name] for name in CheckpointRecord.__struct_fields__ if name in info}
+    return WeightsMetadata(definition, fields | {"tensors": {"sha256": recorded.tensors.sha256}})
 
 
-def packaged_weights(home: Paths) -> dict[str, Weights]:
+def list_packaged_weights(home: Paths) -> dict[str, WeightsMetadata]:
     """Return the metadata of the files that come with the package, or were fetched into a home, by key.
 
     A damaged file is left out.
     """
-    weights = dict[str, Weights]()
-    packaged = {path.stem for folder in pretrained.PACKAGED for path in folder.glob("*.safetensors")}
-    for key in sorted(packaged | listed_weights().files.keys()):
-        path = packaged_file(home, key)
+    weights = dict[str, WeightsMetadata]()
+    packaged = {path.stem for folder in pretrained.PACKAGED_FOLDERS for path in folder.glob("*.safetensors")}
+    for key in sorted(packaged | read_weights_list().files.keys()):
+        path = find_packaged_file(home, key)
         with suppress(CorruptFile):
             weights |= {key: read_metadata(path)} if path else {}
     return weights
 
 
-def begins_with_others(home: Paths, key: str, sha256: str | None) -> bool:
+def has_other_weights(home: Paths, key: str, sha256: str | None) -> bool:
     """Return whether a run in a home begins with other weights than some: those in the home, else in the package.
 
     Weights that have to be trained first may become the same; those of the package that are trained nevertheless do
@@ -241,15 +249,15 @@ def begins_with_others(home: Paths, key: str, sha256: str | None) -> bool:
         key: of the pretraining.
         sha256: checksum of the weights to compare with.
     """
-    path, there = packaged_file(home, key), pretrained_sha256(home, key)
+    path, there = find_packaged_file(home, key), read_weights_sha256(home, key)
     if there is not None:
         return there != sha256
     head = finished_info(home.pretrained / key)
     if head and "features_sha256" in head:
-        return begins_with_others(home, head["features"], head["features_sha256"])
+        return has_other_weights(home, head["features"], head["features_sha256"])
     if path is None:
         return False
-    if not is_offered(home, key):
+    if not is_package_used(home, key):
         return True
     try:
         return read_metadata(path).sha256 != sha256
@@ -271,9 +279,9 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
         CorruptFile: the package's file is damaged.
         UserError: a file may not be read or written.
     """
-    if is_begun(home, key):
+    if has_pretraining(home, key):
         return
-    path, is_listed = packaged_file(home, key), key in listed_weights().files
+    path, is_listed = find_packaged_file(home, key), key in read_weights_list().files
     if path is None:
         if is_listed:
             reporter.say(
@@ -287,13 +295,13 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
             raise CorruptFile(f"{path} holds the weights of {weights.key}")
     except CorruptFile as error:
         again = f"'ifsl-bench weights fetch {key}'" if is_listed else "install ifsl_bench again"
-        raise CorruptFile(f"{error}; {again}, or train them here: {TRAIN_HERE}") from error
-    _put(home, weights, content)
-    here = "" if weights.of_features else f" ({TRAIN_HERE} trains them here)"
+        raise CorruptFile(f"{error}; {again}, or train them here: {TRAIN_COMMANDS}") from error
+    _write_to_home(home, weights, content)
+    here = "" if weights.is_of_features else f" ({TRAIN_COMMANDS} trains them here)"
     reporter.say(f"backbone and base classifier come with the package: {key}, {weights.accuracies}{here}")
 
 
-def _put(home: Paths, weights: Weights, content: bytes) -> None:
+def _write_to_home(home: Paths, weights: WeightsMetadata, content: bytes) -> None:
     """Write weights into a home; the caller holds the lock of their folder."""
     info = {name: value for name, value in weights.info.items() if name != "tensors"}
     CheckpointFolder(home.pretrained / weights.key).put(content, info)
@@ -312,21 +320,21 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
     Raises:
         UserError: they are of embedded features, which cannot be trained; or a file may not be read or written.
     """
-    path, folder = packaged_file(home, key), home.pretrained / key
-    if path is None and key not in listed_weights().files:
+    path, folder = find_packaged_file(home, key), home.pretrained / key
+    if path is None and key not in read_weights_list().files:
         return
     weights = read_metadata(path) if path else None
-    if weights and weights.of_features:
+    if weights and weights.is_of_features:
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
-    if (folder / DISABLED).exists():
+    if (folder / DISABLED_MARKER).exists():
         return
     with hold_lock(folder, reporter.warn):
-        if weights and pretrained_sha256(home, key) == weights.sha256:
+        if weights and read_weights_sha256(home, key) == weights.sha256:
             reporter.say(f"{key}: the weights from the package are kept as {quarantine(folder, 'replaced')}")
-        write_checksummed(folder / DISABLED, {"key": key})
+        write_checksummed(folder / DISABLED_MARKER, {"key": key})
 
 
-def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = False) -> tuple[Weights, bool]:
+def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = False) -> tuple[WeightsMetadata, bool]:
     """Copy the weights of an exported file into the home, where runs find them.
 
     Args:
@@ -359,31 +367,31 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
             if not force:
                 raise UserError(f"{folder} holds {state} of this pretraining already; --force puts them aside")
             reporter.say(f"{state} of {weights.key} are kept as {quarantine(folder, 'replaced')}")
-        _put(home, weights, content)
+        _write_to_home(home, weights, content)
     return weights, True
 
 
-def weights_listing(home: Paths) -> list[dict[str, Any]]:
+def list_weights(home: Paths) -> list[dict[str, Any]]:
     """Return a row for each finished pretraining in the home or the package, or that can be fetched.
 
     Accuracies are in percent.
     """
-    offered = {key: weights.info for key, weights in packaged_weights(home).items()}
-    to_fetch = {key: file for key, file in listed_weights().files.items() if key not in offered}
+    offered = {key: weights.info for key, weights in list_packaged_weights(home).items()}
+    to_fetch = {key: file for key, file in read_weights_list().files.items() if key not in offered}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []
-    here = {key: info for key in filter(KEY.fullmatch, keys) if (info := finished_info(home.pretrained / key))}
+    here = {key: info for key in filter(KEY_PATTERN.fullmatch, keys) if (info := finished_info(home.pretrained / key))}
     rows = []
     for key, info in here.items():
         same = key in offered and offered[key]["tensors"] == {"sha256": info["tensors"]["sha256"]}
-        rows.append(_row(key, offered.pop(key) if same else info, "home, from the package" if same else "home"))
-    rows += [_row(key, info, "package, not used" if key in here else "package") for key, info in offered.items()]
+        rows.append(_make_row(key, offered.pop(key) if same else info, "home, from the package" if same else "home"))
+    rows += [_make_row(key, info, "package, not used" if key in here else "package") for key, info in offered.items()]
     for key, file in to_fetch.items():
         empty = {"base/val": "", "base/test": "", "weights": "", "trained on": ""}
         rows.append({"pretraining": key, **empty, "where": f"to be fetched, {file.size / 1e6:.1f} MB"})
     return sorted(rows, key=lambda row: (row["pretraining"], row["where"]))
 
 
-def _row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
+def _make_row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
     accuracy = info.get("accuracy", {})
     shown = {pool: f"{100 * accuracy[pool]:.2f}%" if pool in accuracy else "" for pool in ("base/val", "base/test")}
     training = {"weights": info["tensors"]["sha256"][:16], "trained on": info["device"]}
@@ -398,8 +406,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     if not os.path.isfile(path):
         raise UserError(f"there is no file of weights {path}")
-    if path.suffix not in ENDINGS:
-        raise UserError(f"{path}: a file of weights ends in {', '.join(ENDINGS)}")
+    if path.suffix not in WEIGHTS_SUFFIXES:
+        raise UserError(f"{path}: a file of weights ends in {', '.join(WEIGHTS_SUFFIXES)}")
     FOREIGN_WEIGHTS_FILE.check(path.stat().st_size, str(path))
     try:
         safe = path.suffix == ".safetensors"

@@ -143,10 +143,10 @@ def _print_pretraining_estimate(folders: Paths, dataset: Dataset, reporter: Repo
     if task is None:
         return
     from ifsl_bench.backbones.device import choose_device, describe_device
-    from ifsl_bench.backbones.trainer import seconds_per_step
+    from ifsl_bench.backbones.trainer import measure_seconds_per_step
 
     device, steps = choose_device("auto"), task.pretraining.steps
-    pace = seconds_per_step(task, dataset, device)
+    pace = measure_seconds_per_step(task, dataset, device)
     line = (
         f"a run on {task.name} first pretrains {task.pretraining.backbone}: about {_format_duration(steps * pace)} on "
         f"{describe_device(device)} ({steps:,} steps of {pace:.2g} s, as just measured)"

@@ -269,10 +269,10 @@ def add_config_options(*more_options: Any) -> Callable[[Any], Any]:
 
             changes = {key: arguments.pop(key.replace("-", "_")) for key in CHANGES}
             if changes["weights"] is not None:
-                from ifsl_bench.backbones.frozen import take_weights
+                from ifsl_bench.backbones.frozen import copy_weights_to_home
 
                 file = Path(changes["weights"]).expanduser()
-                changes["weights"] = take_weights(locate_folders(arguments["home"]), file)
+                changes["weights"] = copy_weights_to_home(locate_folders(arguments["home"]), file)
             names = [field.name for field in dataclasses.fields(RunConfig) if field.name in arguments]
             config = RunConfig(**{name: arguments.pop(name) for name in names}, change=make_change(changes))
             return command(config=config, **arguments)

@@ -77,6 +77,6 @@ def pretrain(
         curves=curves,
         recipe=recipe,
     )
-    shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
+    shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.result_entry()["accuracy"].items())
     click.echo(f"{pretrained.key}: {shown}")
     click.echo(f"weights: {folders.pretrained / pretrained.key / pretrained.info['tensors']['file']}")

@@ -33,9 +33,9 @@ def recipes(names: tuple[str, ...], checked: str | None, style: str) -> None:
     if checked is not None:
         _print_recipe_check(checked, style)
     elif new:
-        from ifsl_bench.backbones.new_recipe import new_recipe
+        from ifsl_bench.backbones.new_recipe import write_recipe_file
 
-        path = new_recipe(names[1])
+        path = write_recipe_file(names[1])
         click.echo(f"wrote {path}; next: ifsl-bench recipes --check {path}")
         click.echo(f"then: ifsl-bench run --method ncm --task glyphs-sessions --recipe ce,{path}")
     elif names:
@@ -46,9 +46,9 @@ def recipes(names: tuple[str, ...], checked: str | None, style: str) -> None:
 
 def _count_passes_per_image(choice: RecipeChoice) -> float:
     """Return the passes of a step for each image; some recipes know them when they are made."""
-    from ifsl_bench.backbones.recipe_rules import small_recipe
+    from ifsl_bench.backbones.recipe_rules import make_small_recipe
 
-    return small_recipe(choice).passes_of_step
+    return make_small_recipe(choice).passes_per_step
 
 
 def _print_recipes(style: str) -> None:
@@ -63,8 +63,8 @@ def _print_recipes(style: str) -> None:
         except UserError as error:
             rows.append({"recipe": name, "what": str(error), "passes": "", "knows classes": ""})
             continue
-        summary = (inspect.getdoc(choice.kind) or "").partition("\n")[0]
-        knows = "yes" if choice.kind.knows_classes else ""
+        summary = (inspect.getdoc(choice.recipe_class) or "").partition("\n")[0]
+        knows = "yes" if choice.recipe_class.knows_classes else ""
         rows.append(
             {"recipe": name, "what": summary, "passes": f"{_count_passes_per_image(choice):g}", "knows classes": knows}
         )
@@ -81,9 +81,9 @@ def _print_recipe(name: str, style: str) -> None:
     choice = find_recipe(name)
     options = [
         {"option": option.name, "takes": option.type_text, "default": format_value(option.default)}
-        for option in options_of(choice.kind).values()  # type: ignore[arg-type]  # constructors are alike
+        for option in options_of(choice.recipe_class).values()  # type: ignore[arg-type]  # constructors are alike
     ]
-    print_document(inspect.getdoc(choice.kind) or "", style)
+    print_document(inspect.getdoc(choice.recipe_class) or "", style)
     print_lines("", style)
     print_tables_in_format(
         [table_from_dicts([*options, {"option": "passes", "takes": "float", "default": "1"}])], style

@@ -127,9 +127,9 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
 @tasks.command("reference", epilog=format_examples("tasks reference", "tasks reference > task-file.md"))
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
-    from ifsl_bench.backbones.contract import descriptions
+    from ifsl_bench.backbones.contract import describe_backbones
     from ifsl_bench.protocols.tasks.reference import reference_page
     from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 
     none = {NO_BACKBONE: "The data are features: only the base classifier is trained."}
-    click.echo(reference_page({**descriptions(), **none}), nl=False)
+    click.echo(reference_page({**describe_backbones(), **none}), nl=False)

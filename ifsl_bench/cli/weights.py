@@ -105,13 +105,13 @@ def weights_fetch(keys: tuple[str, ...], source: str | None, home: str | None) -
     if not keys:
         raise UserError("say which weights, by a key of: ifsl-bench weights list")
     from ifsl_bench.backbones.fetch_weights import fetch_weights
-    from ifsl_bench.backbones.weights import begins_with_others, read_metadata
+    from ifsl_bench.backbones.weights import has_other_weights, read_metadata
 
     folders, reporter = locate_folders(home), make_reporter(False)
     for key in keys:
         path, fetched = fetch_weights(key, folders, source, reporter)
         click.echo(f"{path}" if fetched else f"{path}: here already")
-        if begins_with_others(folders, key, read_metadata(path).sha256):
+        if has_other_weights(folders, key, read_metadata(path).sha256):
             reporter.warn(f"this home has begun a training of {key}; to replace it: weights import {path} --force")
 
 
@@ -123,10 +123,10 @@ def weights_list(home: str | None, style: str) -> None:
 
     Those in the home folder, those that come with the package, and those to be fetched.
     """
-    from ifsl_bench.backbones.weights import weights_listing
+    from ifsl_bench.backbones.weights import list_weights
     from ifsl_bench.reporting.table import table_from_dicts
 
-    rows = weights_listing(locate_folders(home))
+    rows = list_weights(locate_folders(home))
     print_tables_in_format(
         [table_from_dicts(rows, min_fold_widths={"pretraining": 30}, dropped_first=("weights", "trained on"))], style
     )

@@ -74,7 +74,7 @@ class Dataset:
 
     @property
     def novel_fingerprint(self) -> str:
-        """The fingerprint of the data set of the novel classes, if that is another one, else ""; see :mod:`.views`."""
+        """Fingerprint of the data set of novel classes, "" where it is this one; see :mod:`.dataset_views`."""
         return ""
 
     def origin(self, pool: str) -> str:

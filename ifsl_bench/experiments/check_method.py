@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, get_args
 
-from ifsl_bench.backbones.contract import corpora_of
+from ifsl_bench.backbones.contract import pretraining_corpora
 from ifsl_bench.backbones.pretrained import HeadKind, pretraining_key
 from ifsl_bench.experiments.job import Job, with_recipe
 from ifsl_bench.experiments.search import candidates_by_round, options_at_edge
@@ -108,7 +108,7 @@ def _method_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
     with unverified_on_error("backbone"):
-        corpora = corpora_of(task.pretraining)
+        corpora = pretraining_corpora(task.pretraining)
     yield from _backbone_faults(result, task, corpora)
     key = pretraining_key(job.task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):

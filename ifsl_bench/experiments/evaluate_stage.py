@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench._version import __version__
-from ifsl_bench.backbones.contract import libraries_of
+from ifsl_bench.backbones.contract import required_libraries
 from ifsl_bench.backbones.device import DeviceChoice, describe_device
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import (
@@ -199,7 +199,7 @@ class EvaluationStage(Stage):
         if calibrated and self.job.calibrated:
             counts = counts.calibrated()
         sampler, backbone = prepared.sampler("test", context.device_choice.device), prepared.pretrained
-        libraries = *job.method.requires, *libraries_of(job.task.pretraining)
+        libraries = *job.method.requires, *required_libraries(job.task.pretraining)
         device = describe_device(context.device_choice.device)
         drawn = sampler.class_draws(job.episodes)
         return Result(
@@ -219,7 +219,7 @@ class EvaluationStage(Stage):
             ),
             summary=round_summary(counts.summary()),
             solver=evaluated.describe_statistics(),
-            pretraining=backbone.entry(),
+            pretraining=backbone.result_entry(),
             training=trained.to_result_entry() if trained else {},
             cost={
                 "parameters": sum(p.numel() for p in context.method.parameters()),

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.networks import Normalise
+from ifsl_bench.backbones.networks import PixelNormalisation
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
 from ifsl_bench.experiments.workspace import Workspace, workspace
@@ -125,7 +125,7 @@ def to_learn2learn(
         "val": spec.evaluation.validation_episodes,
         "test": spec.evaluation.episodes,
     }
-    normalise = Normalise(spec.dataset, prepared.dataset.shape, work.device)
+    normalise = PixelNormalisation(spec.dataset, prepared.dataset.shape, work.device)
     convert = partial(_map_images, transform) if transform else partial(_normalise, normalise)
 
     def tasks(side: Side) -> Any:
@@ -163,6 +163,6 @@ def _map_images(transform: Callable[[Tensor], Tensor], images: Tensor) -> Tensor
     return torch.stack([transform(image) for image in images])
 
 
-def _normalise(normalise: Normalise, images: Tensor) -> Tensor:
+def _normalise(normalise: PixelNormalisation, images: Tensor) -> Tensor:
     """[n, C, H, W] uint8 to float32; features [n, D] as they are."""
     return normalise(images.permute(0, 2, 3, 1)) if images.dim() == 4 else images

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ifsl_bench.backbones.pretrained import is_offered
+from ifsl_bench.backbones.pretrained import is_package_used
 from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared_message
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task
 from ifsl_bench.experiments.job import Job
@@ -102,7 +102,7 @@ def plan_jobs(
             for stage in list_stages(plan.job):
                 key = stage.kind, stage.key(home)
                 if key not in cached:
-                    packaged = isinstance(stage, PretrainStage) and is_offered(home, stage.key(home))
+                    packaged = isinstance(stage, PretrainStage) and is_package_used(home, stage.key(home))
                     cached[key] = packaged or stage.is_cached(home)
                 if not cached[key] or (retrain and stage == make_training_stage(plan.job)):
                     missing.append(stage)

@@ -12,9 +12,9 @@ from ifsl_bench.backbones.contract import check_backbone, is_frozen
 from ifsl_bench.backbones.device import choose_device
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
-    Pretrained,
-    definition,
-    packaged_file,
+    PretrainedBackbone,
+    define_pretraining,
+    find_packaged_file,
     pretraining_key,
     shares_linear_backbone,
 )
@@ -45,7 +45,7 @@ def load_or_pretrain(
     anew: bool = False,
     curves: CurveLogs | None = None,
     recipe: str | None = None,
-) -> Pretrained:
+) -> PretrainedBackbone:
     """Return the backbone and base classifier that runs on a task begin with, from the cache or package, or trained.
 
     Args:
@@ -104,7 +104,7 @@ def mark_for_training(jobs: Sequence[Job], work: Workspace) -> None:
 
 def export_weights(
     task: str, head: str, seed: int, home: Paths, to: Path | None = None, recipe: str | None = None
-) -> tuple[Path, weights.Weights]:
+) -> tuple[Path, weights.WeightsMetadata]:
     """Write the weights that runs on a task begin with into one file; return its path and the weights' description.
 
     Args:
@@ -139,12 +139,12 @@ def export_weights(
         raise UserError(f"{path} is there already; remove it or choose another name with --to FILE")
     if not os.path.isdir(path.parent):
         raise UserError(f"there is no folder {path.parent}; make it, or choose another with --to FILE")
-    folder, packaged = CheckpointFolder(home.pretrained / key), packaged_file(home, key)
+    folder, packaged = CheckpointFolder(home.pretrained / key), find_packaged_file(home, key)
     info = folder.info()
     if info is None and packaged is not None:
         write_bytes(path, packaged.read_bytes())
     elif info is not None and info["finished"] is True:
-        made_from = definition(chosen, fingerprint, kind, seed)
+        made_from = define_pretraining(chosen, fingerprint, kind, seed)
         weights.write_weights(path, folder.content(info), made_from, {"processes": [1], "key": key, **info})
     else:
         raise UserError(

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ifsl_bench.backbones.device import HOST, give_back_freed_memory
+from ifsl_bench.backbones.device import CPU_DEVICE, release_freed_memory
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task, task_metadata
 from ifsl_bench.experiments.evaluate_stage import EvaluationStage
@@ -166,7 +166,7 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
         except Exception as error:
             failure = error
         finally:
-            give_back_freed_memory()
+            release_freed_memory()
         log.log_end(failure)
     facts = tuple(log.warnings), tuple(log.resumed), log.seconds
     if failure is None:
@@ -227,7 +227,7 @@ def divide_into_work_items(
         item.stages += [stage for stage in stages if (stage.kind, stage.key(home)) not in keys]
         item.jobs.append(index)
 
-    on_host = work.choose_device("pretraining").device == HOST
+    on_host = work.choose_device("pretraining").device == CPU_DEVICE
     for index, job in jobs.items():
         data, backbone, training = make_data_stage(job), make_pretrain_stage(job), make_training_stage(job)
         if not is_cached(data):

@@ -405,7 +405,7 @@ class TrialStage(Stage):
         training = MetaTrainStage(self.job).choose_device(work) if self.job.is_meta_trained else evaluation
         if training == evaluation:
             return evaluation
-        return DeviceChoice(evaluation.device, f"{evaluation.why}, after meta-training on {training}")
+        return DeviceChoice(evaluation.device, f"{evaluation.reason}, after meta-training on {training}")
 
     def compute(self, work: Workspace) -> TrialRecord:
         job, file, prepared = self.job, self.file(work.home), make_pretrain_stage(self.job).open_task(work)

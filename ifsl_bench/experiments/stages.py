@@ -18,19 +18,20 @@ import msgspec
 import numpy as np
 import torch
 
-from ifsl_bench.backbones.device import HOST, DeviceChoice, StageType
-from ifsl_bench.backbones.features import bank_folder, recorded
+from ifsl_bench.backbones.device import CPU_DEVICE, DeviceChoice, StageType
+from ifsl_bench.backbones.features import feature_folder, read_feature_record
 from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
-    NotIncluded,
+    HeadNotIncludedError,
     features_key,
-    features_sha256,
-    packaged_file,
-    pretrained_sha256,
+    find_packaged_file,
     pretraining_key,
+    read_features_sha256,
+    read_weights_sha256,
     shares_linear_backbone,
 )
+from ifsl_bench.data.dataset_views import NOVEL_POOLS, fingerprint_prefix
 from ifsl_bench.data.datasets import is_prepared
 from ifsl_bench.data.pools import pool_entry
 from ifsl_bench.data.preparing.metadata import (
@@ -40,7 +41,6 @@ from ifsl_bench.data.preparing.metadata import (
     dataset_fingerprint,
     novel_fingerprint,
 )
-from ifsl_bench.data.views import NOVEL_POOLS, fingerprint_prefix
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.trained_models import TrainedModel, is_free_or_same_method, load_trained, model_folders
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
@@ -171,7 +171,7 @@ class PretrainStage(Stage):
 
     def weights_checksum(self, home: Paths) -> str | None:
         """Return the checksum of the weights in the cache; None where there are none."""
-        return pretrained_sha256(home, self.key(home))
+        return read_weights_sha256(home, self.key(home))
 
     def is_cached(self, home: Paths) -> bool:
         return self.weights_checksum(home) is not None
@@ -184,8 +184,8 @@ class PretrainStage(Stage):
             home: where weights are.
         """
         included = self.task.pretraining.backbone == INCLUDED and bool(data.shape and data.fingerprint)
-        if included and not (self.linear_stage or packaged_file(home, self.key(home))):
-            raise NotIncluded(self.task)
+        if included and not (self.linear_stage or find_packaged_file(home, self.key(home))):
+            raise HeadNotIncludedError(self.task)
 
     def open_task(self, work: Workspace) -> PreparedTask:
         """Open the task with this pretraining."""
@@ -211,11 +211,14 @@ class FeatureStage(Stage):
         task, origin = self.backbone.task, ""
         if task.novel_from and self.pool in NOVEL_POOLS:
             origin = fingerprint_prefix(novel_fingerprint(task, home)) or "?"
-        folder = bank_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
+        folder = feature_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
         return folder.relative_to(home.features).as_posix()
 
     def is_cached(self, home: Paths) -> bool:
-        there, weights = recorded(home.features / self.key(home)), features_sha256(home, self.backbone.key(home))
+        there, weights = (
+            read_feature_record(home.features / self.key(home)),
+            read_features_sha256(home, self.backbone.key(home)),
+        )
         return weights is not None and there.get("pretraining_sha256") == weights
 
     def compute(self, work: Workspace) -> None:
@@ -269,7 +272,7 @@ def training_key(job: Job, home: Paths) -> str:
     return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
 
-def make_untrained_method(job: Job, work: Workspace, device: torch.device = HOST) -> Method:
+def make_untrained_method(job: Job, work: Workspace, device: torch.device = CPU_DEVICE) -> Method:
     """Make the method with initial parameters, which depend on its name and the seed, not on the device.
 
     Args:
@@ -319,7 +322,7 @@ def report_device(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
         stage: that begins.
         place: its device.
     """
-    if work.device != HOST:
+    if work.device != CPU_DEVICE:
         work.reporter.say(f"{stage}, on {place}")
 
 

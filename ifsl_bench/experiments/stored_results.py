@@ -43,7 +43,7 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
         home: the folders with results and cache.
     """
     # A run that repeats its results asks for none.
-    from ifsl_bench.backbones.weights import begins_with_others
+    from ifsl_bench.backbones.weights import has_other_weights
     from ifsl_bench.experiments.search import candidates_by_round
 
     path, searched = job.result_path(home), job.searched_names
@@ -73,7 +73,7 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes), job.episodes),
         "backbone": (result.pretraining.get("key"), key),
-        "backbone's weights": (begins_with_others(home, key, result.pretraining.get("sha256")), False),
+        "backbone's weights": (has_other_weights(home, key, result.pretraining.get("sha256")), False),
     }
     changed = [name for name, (stored, now) in compared.items() if stored != now]
     changed += [] if job.matches_code(result.provenance) else ["the method's code"]

@@ -12,22 +12,22 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbones.contract import is_frozen
-from ifsl_bench.backbones.device import HOST, DeviceChoice, StageType, choose_device, device_for
+from ifsl_bench.backbones.device import CPU_DEVICE, DeviceChoice, StageType, choose_device, choose_stage_device
 from ifsl_bench.backbones.features import (
+    ClassMoments,
     FeaturePool,
-    Moments,
-    bank_folder,
-    base_classifier,
-    centred,
-    class_moments,
+    compute_class_moments,
     compute_features,
-    feature_pool,
-    recorded,
+    feature_folder,
+    make_base_classifier,
+    make_feature_pool,
+    read_feature_record,
+    subtract_mean,
 )
 from ifsl_bench.backbones.networks import PrecomputedFeatures
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
-    Pretrained,
+    PretrainedBackbone,
     open_pretrained,
     pretraining_key,
     shares_linear_backbone,
@@ -79,14 +79,14 @@ class Workspace:
         set_cache_folder(self.home.cache / "compiled", self.reporter.say)
 
     def choose_device(self, kind: StageType, episodes: int = 0, few: int | None = None) -> DeviceChoice:
-        """Return the device for a stage, see :func:`~ifsl_bench.backbones.device.device_for`.
+        """Return the device for a stage, see :func:`~ifsl_bench.backbones.device.choose_stage_device`.
 
         Args:
             kind: of stage.
             episodes: of a step of meta-training.
             few: a step of meta-training with fewer episodes is faster on the host; None where a step of any number is.
         """
-        return device_for(kind, self.device, self.forced, episodes, few)
+        return choose_stage_device(kind, self.device, self.forced, episodes, few)
 
     def curve_reporter(self, kind: str, key: str) -> Reporter:
         """Return the reporter of a training, which also writes its curves if a run has any.
@@ -156,7 +156,7 @@ class PreparedTask:
         return open_data(self.task, self.work.home, self.work.reporter)
 
     @cached_property
-    def pretrained(self) -> Pretrained:
+    def pretrained(self) -> PretrainedBackbone:
         work, device = self.work, self.work.choose_device("pretraining").device
         with thread_limits(host_threads(device)):
             if is_frozen(self.task.pretraining):
@@ -201,8 +201,8 @@ class PreparedTask:
         places = {}
         for pool, views in self._features:
             origin = self.dataset.origin(pool)
-            folder = bank_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
-            if place := str(recorded(folder).get("place", "")):
+            folder = feature_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
+            if place := str(read_feature_record(folder).get("place", "")):
                 places[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
         return {"features": next(iter(places.values()))} if len(set(places.values())) == 1 else places
 
@@ -211,19 +211,21 @@ class PreparedTask:
         """The base classifier, on the CPU."""
         name = "base/train"
         if isinstance(network := self.pretrained.network, PrecomputedFeatures):  # base/train has but the means
-            parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
-            return base_classifier(self.pretrained, Moments(**parts))
-        folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)
+            parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENT_NAMES}
+            return make_base_classifier(self.pretrained, ClassMoments(**parts))
+        folder = feature_folder(self.work.home, self.pretrained.features_key, name, self.task)
         features, pool, mean = self.features(name), self.dataset.pool(name), self.pretrained.mean
-        with thread_limits(host_threads(HOST)):
-            moments = class_moments(folder, features, pool.starts, self.work.reporter)
+        with thread_limits(host_threads(CPU_DEVICE)):
+            moments = compute_class_moments(folder, features, pool.starts, self.work.reporter)
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.from_numpy(centred(np.array(features), mean)), torch.from_numpy(pool.labels.astype(np.int64))
+            return torch.from_numpy(subtract_mean(np.array(features), mean)), torch.from_numpy(
+                pool.labels.astype(np.int64)
+            )
 
-        return replace(base_classifier(self.pretrained, moments), images=images)
+        return replace(make_base_classifier(self.pretrained, moments), images=images)
 
-    def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
+    def pool(self, name: str, views: int = 1, device: torch.device = CPU_DEVICE) -> FeaturePool:
         """Return the features of a pool, copied to the device once.
 
         Args:
@@ -234,10 +236,12 @@ class PreparedTask:
         if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
             with evaluation_threads():
-                self._pools[name, views, device] = feature_pool(features, pool, self.base, device, self.pretrained.mean)
+                self._pools[name, views, device] = make_feature_pool(
+                    features, pool, self.base, device, self.pretrained.mean
+                )
         return self._pools[name, views, device]
 
-    def sampler(self, side: Side, device: torch.device = HOST) -> EpisodeSampler | SequenceSampler:
+    def sampler(self, side: Side, device: torch.device = CPU_DEVICE) -> EpisodeSampler | SequenceSampler:
         """Return the sampler of a side's episodes or sequences.
 
         Args:
@@ -251,7 +255,7 @@ class PreparedTask:
             self.task, side, self.seed, self._starts, device, self._classes, self.class_order
         )
 
-    def training_sampler(self, sessions: int, device: torch.device = HOST) -> EpisodeSampler:
+    def training_sampler(self, sessions: int, device: torch.device = CPU_DEVICE) -> EpisodeSampler:
         """Return the sampler of training episodes with the novel classes of several sessions.
 
         See :func:`~ifsl_bench.protocols.sampling.episodes.training_sampler`.
@@ -276,7 +280,7 @@ class PreparedTask:
         """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
         return protocol_of(self.task).class_order(self.task, self._classes)
 
-    def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> Loader:
+    def loader(self, side: Side, views: int = 1, device: torch.device = CPU_DEVICE) -> Loader:
         """Return the loader of a side's episodes or sequences.
 
         Args:
@@ -293,7 +297,7 @@ class PreparedTask:
         protocol = EPISODES_PROTOCOL if side == "train" else protocol_of(task)
         return protocol.loader(task, sampler, novel, base, support)
 
-    def episodes(self, side: Side, device: torch.device = HOST, views: int = 1) -> EpisodeLoader:
+    def episodes(self, side: Side, device: torch.device = CPU_DEVICE, views: int = 1) -> EpisodeLoader:
         """Return the loader of a side's episodes; raise :class:`UserError` where it has sequences of sessions.
 
         Args:

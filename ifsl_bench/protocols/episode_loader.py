@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.device import to_host
+from ifsl_bench.backbones.device import copy_to_host
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import (
     Method,
@@ -116,14 +116,14 @@ class EpisodeLoader(Loader):
         half = (batch.start + np.arange(len(batch)))[asked, None] % 2
         joint, alone = (right[asked] for right in outcome.right)
         for name, pool, of_pool in (("base", self.base, ~novel), ("novel", self.novel, novel)):
-            places = (half * pool.images + rows)[of_pool]
+            places = (half * pool.n_images + rows)[of_pool]
             flags = {"asked": np.ones_like(places, bool), "joint": joint[of_pool], "alone": alone[of_pool]}
             if bias is not None and outcome.margins is not None:
                 margins: np.ndarray = getattr(outcome.margins, name)[asked].reshape(-1)
                 exact = np.array([bias.value])  # see Margins.joint_hits
                 flags["calibrated"] = margins < exact if name == "novel" else margins >= exact
             for what, which in flags.items():
-                tally.count(f"{name} {what}", 2 * pool.images, places[which])
+                tally.count(f"{name} {what}", 2 * pool.n_images, places[which])
 
     def image_hits(self, biased: bool) -> ImageHits | None:
         if self.tally is None or not self.tally.sums:
@@ -183,13 +183,13 @@ class EpisodeLoader(Loader):
 
     def _view_rows(self, drawn: EpisodeIndices) -> tuple[Tensor, Tensor]:
         """Return rows of the banks: each image in an augmented view, drawn for each episode."""
-        views = self.novel.views
+        views = self.novel.n_views
         if views == 1:
             return drawn.support, drawn.query
         chosen = self.sampler.random_integers(drawn.index, 5, drawn.support.shape[1] + drawn.query.shape[1], views)
         support, query = chosen.split([drawn.support.shape[1], drawn.query.shape[1]], 1)
-        images = torch.where(drawn.query_novel, self.novel.images, self.base.images)
-        return drawn.support + support * self.novel.images, drawn.query + query * images
+        images = torch.where(drawn.query_novel, self.novel.n_images, self.base.n_images)
+        return drawn.support + support * self.novel.n_images, drawn.query + query * images
 
     def _gather_by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
@@ -308,7 +308,7 @@ def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) ->
     margins = (np.empty((episodes, size), np.float32) for size in (base_queries, queries - base_queries))
     both, bad, right = Margins(*margins), np.empty(episodes, np.bool_), np.empty((2, *labels.shape), np.bool_)
     run_kernel(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad, right)
-    return [*counts], to_host([*prediction.statistics.values()]), both, pairs, right, bad
+    return [*counts], copy_to_host([*prediction.statistics.values()]), both, pairs, right, bad
 
 
 def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> HitArrays:
@@ -333,7 +333,7 @@ def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> 
         *counts,
         *prediction.statistics.values(),
     )
-    bad, margin_values, is_novel, right_values, *rest = to_host(values)
+    bad, margin_values, is_novel, right_values, *rest = copy_to_host(values)
     sides = (margin_values[of_side].reshape(len(margin_values), -1) for of_side in (~is_novel, is_novel))
     margins = Margins(*sides)
     pairs = margins.pairs() if base_queries else bad

@@ -384,7 +384,7 @@ class SessionEvaluator:
 
     def _count_images(self, tally: ImageTally, answers: SequenceAnswers, rows: Tensor, bias: Bias | None) -> None:
         """Count the queries of each image and its hits after each session; ``rows`` [E, T N q] are the novel ones."""
-        images, there = self.loader.novel.images, answers.novel_there  # [E, T, M]
+        images, there = self.loader.novel.n_images, answers.novel_there  # [E, T, M]
         session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
         tally.add("base asked", answers.base_there.sum(0).cpu().numpy())
         tally.count("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())

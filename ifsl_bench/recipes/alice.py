@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
-from ifsl_bench.backbones.recipe import At, Recipe, View
-from ifsl_bench.recipes.losses import accuracy, cosine_logits
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep, View
+from ifsl_bench.recipes.losses import batch_accuracy, cosine_logits
 
-HIDDEN = 2048  # features of the projector
-SHARE = 20.0  # a of Beta(a, a), from which the share of an image in a mixed one is drawn
+PROJECTOR_WIDTH = 2048  # features of the projector
+MIXING_BETA = 20.0  # a of Beta(a, a), from which the share of an image in a mixed one is drawn
 
 
 class Alice(Recipe):
@@ -33,7 +33,7 @@ class Alice(Recipe):
     """
 
     views = (View(scale=(0.2, 1.0), jitter=0.4, grey=0.2),) * 2
-    dropped = ("projector", "weight")
+    training_only = ("projector", "weight")
 
     def __init__(
         self,
@@ -52,32 +52,34 @@ class Alice(Recipe):
         self.projector: nn.Module = nn.Identity()
         width = backbone.features
         if projector:
-            layers = [nn.Linear(width, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU()]
-            self.projector = nn.Sequential(*layers, nn.Linear(HIDDEN, HIDDEN), nn.BatchNorm1d(HIDDEN))
-            width = HIDDEN
+            layers = [nn.Linear(width, PROJECTOR_WIDTH), nn.BatchNorm1d(PROJECTOR_WIDTH), nn.ReLU()]
+            self.projector = nn.Sequential(
+                *layers, nn.Linear(PROJECTOR_WIDTH, PROJECTOR_WIDTH), nn.BatchNorm1d(PROJECTOR_WIDTH)
+            )
+            width = PROJECTOR_WIDTH
         mixed = classes * (classes - 1) // 2 if mixing else 0
         self.weight = nn.Parameter(torch.randn(classes + mixed, width) / width**0.5)
         self.passes = float(len(self.views) * (1 + mixing))  # type: ignore[misc]
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
         images, targets = list(views), [labels] * len(views)
         for _ in range(self.mixing):
             for view in views:
                 partners = torch.from_numpy(at.random.permutation(len(labels))).to(labels.device)
                 apart = (labels != labels[partners]).nonzero()[:, 0]
-                share = at.random.beta(SHARE, SHARE, len(labels))
+                share = at.random.beta(MIXING_BETA, MIXING_BETA, len(labels))
                 lam = torch.as_tensor(share, dtype=view.dtype, device=view.device)[apart, None, None, None]
                 images.append(lam * view[apart] + (1 - lam) * view[partners[apart]])
-                targets.append(self.classes + pair_index(labels[apart], labels[partners[apart]], self.classes))
+                targets.append(self.classes + number_class_pairs(labels[apart], labels[partners[apart]], self.classes))
         logits_of, y = self.projector(self.features(torch.cat(images))), torch.cat(targets)
         logits = cosine_logits(logits_of, self.weight, self.scale, y, self.margin)
         plain = len(views) * len(labels)
-        if at.looks:
-            at.shown["accuracy"] = accuracy(logits[:plain, : self.classes], y[:plain])
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(logits[:plain, : self.classes], y[:plain])
         return {"loss": F.cross_entropy(logits, y)}
 
 
-def pair_index(first: Tensor, second: Tensor, classes: int) -> Tensor:
+def number_class_pairs(first: Tensor, second: Tensor, classes: int) -> Tensor:
     """Return the number of each unordered pair of different classes, from 0 to K (K - 1) / 2 - 1.
 
     The pairs are counted in the order {0, 1}, {0, 2}, ..., {1, 2}, ...

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
-from ifsl_bench.backbones.recipe import At, Recipe, View
-from ifsl_bench.recipes.losses import accuracy, cosine_logits, simclr
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep, View
+from ifsl_bench.recipes.losses import batch_accuracy, cosine_logits, simclr_loss
 
 
 class Closer(Recipe):
@@ -36,17 +36,17 @@ class Closer(Recipe):
         self.alpha, self.beta, self.temperature = alpha, beta, temperature
         self.weight = nn.Parameter(torch.randn(classes, backbone.features) / backbone.features**0.5)
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
         features = self.features(torch.cat(list(views)))
         of_view = labels.repeat(len(views))
         logits = cosine_logits(features, self.weight, self.temperature)
-        if at.looks:
-            at.shown["accuracy"] = accuracy(logits, of_view)
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(logits, of_view)
         unit = F.normalize(features, dim=1)
         different = of_view[:, None] != of_view
         cosines = (unit @ unit.T)[different].sum() / different.sum().clamp_min(1)
         return {
             "ce": F.cross_entropy(logits, of_view),
-            "contrast": self.alpha * simclr(unit.reshape(len(views), len(labels), -1), 1 / self.temperature),
+            "contrast": self.alpha * simclr_loss(unit.reshape(len(views), len(labels), -1), 1 / self.temperature),
             "closeness": -self.beta * cosines,
         }

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.networks import CosineHead, LinearHead, make_head
-from ifsl_bench.backbones.recipe import At, Recipe
-from ifsl_bench.recipes.losses import accuracy, cosine_logits
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep
+from ifsl_bench.recipes.losses import batch_accuracy, cosine_logits
 
 
 class CrossEntropy(Recipe):
@@ -61,10 +61,10 @@ class CrossEntropy(Recipe):
             self.head.scale = nn.Parameter(torch.tensor(float(temperature)), requires_grad=False)
         self.margin, self.smoothing, self.mixup, self.cutmix = margin, smoothing, mixup, cutmix
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
         images = views[0]
         if self.mixup or self.cutmix:
-            images, partners, share = self._mixed(images, at.random)
+            images, partners, share = self._mix_images(images, at.random)
             logits = self.head(self.features(images))
             terms = [F.cross_entropy(logits, y, label_smoothing=self.smoothing) for y in (labels, labels[partners])]
             value = share * terms[0] + (1 - share) * terms[1]
@@ -76,11 +76,11 @@ class CrossEntropy(Recipe):
             else:
                 logits = self.head(features)
             value = F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
-        if at.looks:
-            at.shown["accuracy"] = accuracy(logits, labels)
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(logits, labels)
         return {"loss": value}
 
-    def _mixed(self, images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
+    def _mix_images(self, images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
         """Mix each image with another of the batch; return them, indices of the others, and the share that stays."""
         partners = torch.from_numpy(random.permutation(len(images))).to(images.device)
         if self.mixup:

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
-from ifsl_bench.backbones.recipe import At, Recipe
-from ifsl_bench.recipes.losses import accuracy
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep
+from ifsl_bench.recipes.losses import batch_accuracy
 
-WEIGHT = 10.0  # of the loss
+LOSS_WEIGHT = 10.0  # of the loss
 
 
-def simplex(classes: int, features: int, generator: torch.Generator | None = None) -> Tensor:
+def make_simplex(classes: int, features: int, generator: torch.Generator | None = None) -> Tensor:
     """Return a simplex equiangular tight frame [N, D]: N unit vectors with cosines of -1 / (N - 1) to each other.
 
     ``sqrt(N / (N - 1)) U (I - 1 1^T / N)`` with random orthonormal columns U [D, N] (Yang et al., Eq. 2), transposed.
@@ -35,7 +35,7 @@ def simplex(classes: int, features: int, generator: torch.Generator | None = Non
     return ((classes / (classes - 1)) ** 0.5 * columns @ centred).T.float()
 
 
-class Neck(nn.Module):
+class ProjectionNeck(nn.Module):
     """Two hidden layers of twice the features, with layer norm, beside a linear map; [B, D] to [B, D].
 
     Args:
@@ -79,15 +79,15 @@ class Etf(Recipe):
         total = classes if total is None else total
         if total < classes:
             raise ValueError(f"total={total} is fewer than the {classes} base classes")
-        self.neck = Neck(backbone.features)
-        self.register_buffer("corners", simplex(total, backbone.features))
+        self.neck = ProjectionNeck(backbone.features)
+        self.register_buffer("corners", make_simplex(total, backbone.features))
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
         cosines = F.linear(F.normalize(self.embed(views[0]), dim=1), self.corners)  # [B, N]
-        if at.looks:
-            at.shown["accuracy"] = accuracy(cosines[:, : self.classes], labels)
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(cosines[:, : self.classes], labels)
         own = cosines.gather(1, labels[:, None])
-        return {"loss": WEIGHT * 0.5 * (own - 1).square().mean()}
+        return {"loss": LOSS_WEIGHT * 0.5 * (own - 1).square().mean()}
 
     def embed(self, images: Tensor) -> Tensor:
         return self.neck(self.features(images))

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
-from ifsl_bench.backbones.recipe import At, Recipe, at_least_single
-from ifsl_bench.recipes.losses import accuracy, cosine_logits
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep, to_single_or_double
+from ifsl_bench.recipes.losses import batch_accuracy, cosine_logits
 
-PICKED = 3  # base classes that may have a virtual class as their second choice
-MIXED = 0.5  # a of Beta(a, a), from which the share of one image in a mixed one is drawn, once a batch
-AFTER = 2  # stages of the backbone, behind which features are mixed
+SECOND_CHOICE_CLASSES = 3  # base classes that may have a virtual class as their second choice
+MIXING_BETA = 0.5  # a of Beta(a, a), from which the share of one image in a mixed one is drawn, once a batch
+MIXING_STAGE = 2  # stages of the backbone, behind which features are mixed
 
 
 class Fact(Recipe):
@@ -41,7 +41,7 @@ class Fact(Recipe):
 
     knows_classes = True
     passes = 2.0  # the second one begins behind the second stage
-    dropped = ("mask",)
+    training_only = ("mask",)
     mask: Tensor
 
     def __init__(
@@ -59,39 +59,39 @@ class Fact(Recipe):
         total = classes + 1 if total is None else total
         if total <= classes:
             raise ValueError(f"total={total} leaves no virtual class beside the {classes} base classes")
-        if len(backbone.stages) <= AFTER:
+        if len(backbone.stages) <= MIXING_STAGE:
             raise ValueError(
                 f"{type(backbone).__qualname__} has {len(backbone.stages)} stages, and features are mixed "
-                f"behind stage {AFTER}; more are needed"
+                f"behind stage {MIXING_STAGE}; more are needed"
             )
         self.balance, self.temperature, self.start, self.masked_as = balance, temperature, start, mask
         self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(total, backbone.features)))
-        picked = torch.rand(total - classes, classes).argsort(1)[:, :PICKED]
+        picked = torch.rand(total - classes, classes).argsort(1)[:, :SECOND_CHOICE_CLASSES]
         allowed = torch.zeros(total - classes, classes, dtype=torch.bool).scatter_(1, picked, True)
         self.register_buffer("mask", allowed.T.contiguous())  # [K, N - K]
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
         with self.autocast():
             inner = views[0]
-            for stage in self.backbone.stages[:AFTER]:
+            for stage in self.backbone.stages[:MIXING_STAGE]:
                 inner = stage(inner)
-        features = self._upper(inner)
+        features = self._continue_after_mixing(inner)
         # Virtual rows are fixed here.
         rows = torch.cat([self.weight[: self.classes], self.weight[self.classes :].detach()])
         logits = cosine_logits(features, rows, self.temperature)
         base = logits[:, : self.classes]
-        if at.looks:
-            at.shown["accuracy"] = accuracy(base, labels)
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(base, labels)
         terms = {"ce": F.cross_entropy(base, labels)}
-        if at.done < self.start:
+        if at.progress < self.start:
             return terms
         others = logits.scatter(1, labels[:, None], -torch.inf)
         virtual, allowed = logits[:, self.classes :], self.mask[labels]
         choice = virtual * allowed if self.masked_as == "released" else torch.where(allowed, virtual, -torch.inf)
         terms["second choice"] = self.balance * F.cross_entropy(others, self.classes + choice.argmax(1))
         partners = torch.from_numpy(at.random.permutation(len(labels))).to(labels.device)
-        share = float(at.random.beta(MIXED, MIXED))
-        mixed = self._upper(share * inner + (1 - share) * inner[partners])
+        share = float(at.random.beta(MIXING_BETA, MIXING_BETA))
+        mixed = self._continue_after_mixing(share * inner + (1 - share) * inner[partners])
         mixed = mixed[labels != labels[partners]]
         if not len(mixed):
             return terms
@@ -102,9 +102,9 @@ class Fact(Recipe):
         terms["back"] = self.balance * F.cross_entropy(logits.scatter(1, nearest[:, None], -torch.inf), base_choice)
         return terms
 
-    def _upper(self, inner: Tensor) -> Tensor:
+    def _continue_after_mixing(self, inner: Tensor) -> Tensor:
         """Continue from the mixing point to features, [B, D]."""
         with self.autocast():
-            for stage in self.backbone.stages[AFTER:]:
+            for stage in self.backbone.stages[MIXING_STAGE:]:
                 inner = stage(inner)
-        return at_least_single(inner)
+        return to_single_or_double(inner)

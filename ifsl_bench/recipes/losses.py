@@ -25,7 +25,9 @@ def cosine_logits(
     return scale * cosines
 
 
-def contrastive(anchors: Tensor, keys: Tensor, positive: Tensor, among: Tensor, temperature: float) -> Tensor:
+def contrastive_loss(
+    anchors: Tensor, keys: Tensor, is_positive: Tensor, is_compared: Tensor, temperature: float
+) -> Tensor:
     """Return the mean over anchors of the supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2).
 
     For an anchor this is the mean over its positive keys p of ``-log (exp(z . p / tau) / sum over keys of exp)``.
@@ -34,18 +36,18 @@ def contrastive(anchors: Tensor, keys: Tensor, positive: Tensor, among: Tensor, 
     Args:
         anchors: [A, D], of length one.
         keys: [M, D], of length one.
-        positive: bool [A, M], the keys that belong to an anchor.
-        among: bool [A, M], the keys in the denominator, positive ones included; not the anchor itself.
+        is_positive: bool [A, M], the keys that belong to an anchor.
+        is_compared: bool [A, M], the keys in the denominator, positive ones included; not the anchor itself.
         temperature: tau.
     """
     logits = anchors @ keys.T / temperature
-    log_shares = logits - torch.where(among, logits, -torch.inf).logsumexp(1, keepdim=True)
-    counts = positive.sum(1)
-    of_anchor = -torch.where(positive, log_shares, 0.0).sum(1) / counts.clamp_min(1)
+    log_shares = logits - torch.where(is_compared, logits, -torch.inf).logsumexp(1, keepdim=True)
+    counts = is_positive.sum(1)
+    of_anchor = -torch.where(is_positive, log_shares, 0.0).sum(1) / counts.clamp_min(1)
     return of_anchor.sum() / (counts > 0).sum().clamp_min(1)
 
 
-def supervised_contrastive(views: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def supervised_contrastive_loss(views: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return the supervised contrastive loss of V views of B images: all views of all images of a class are positive.
 
     Args:
@@ -56,20 +58,20 @@ def supervised_contrastive(views: Tensor, labels: Tensor, temperature: float) ->
     z = views.flatten(0, 1)
     of_view = labels.repeat(len(views))
     others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
-    return contrastive(z, z, (of_view[:, None] == of_view) & others, others, temperature)
+    return contrastive_loss(z, z, (of_view[:, None] == of_view) & others, others, temperature)
 
 
-def simclr(views: Tensor, temperature: float) -> Tensor:
+def simclr_loss(views: Tensor, temperature: float) -> Tensor:
     """Return the contrastive loss of V views of B images: the other views of an image are positive (Chen et al., 2020).
 
     Args:
         views: [V, B, D], of length one.
         temperature: of the cosines.
     """
-    return supervised_contrastive(views, torch.arange(views.shape[1], device=views.device), temperature)
+    return supervised_contrastive_loss(views, torch.arange(views.shape[1], device=views.device), temperature)
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+def batch_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the share of a batch that is labelled right, as a scalar without a gradient.
 
     Args:

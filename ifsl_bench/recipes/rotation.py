@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.networks import LinearHead
-from ifsl_bench.backbones.recipe import At, Recipe
-from ifsl_bench.recipes.losses import accuracy
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep
+from ifsl_bench.recipes.losses import batch_accuracy
 
 
 class Rotation(Recipe):
@@ -29,7 +29,7 @@ class Rotation(Recipe):
         turns: whether an image is embedded in all turns at test, A times the features.
     """
 
-    dropped = ("head",)
+    training_only = ("head",)
 
     def __init__(self, backbone: Backbone, classes: int, *, angles: Literal[2, 4] = 4, turns: bool = True) -> None:
         super().__init__(backbone, classes)
@@ -37,7 +37,7 @@ class Rotation(Recipe):
         self.head = LinearHead(backbone.features, angles * classes)
         self.passes = float(angles)  # type: ignore[misc]
 
-    def turned(self, images: Tensor) -> Tensor:
+    def rotate_images(self, images: Tensor) -> Tensor:
         """Return the images in all turns, [A B, C, H, W], the plain ones first."""
         if images.shape[2] != images.shape[3]:
             raise ValueError(
@@ -45,15 +45,15 @@ class Rotation(Recipe):
             )
         return torch.cat([torch.rot90(images, r * 4 // self.angles, (2, 3)) for r in range(self.angles)])
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
-        logits = self.head(self.features(self.turned(views[0])))
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
+        logits = self.head(self.features(self.rotate_images(views[0])))
         targets = torch.cat([labels * self.angles + r for r in range(self.angles)])
-        if at.looks:
-            at.shown["accuracy"] = accuracy(logits, targets)
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(logits, targets)
         return {"loss": F.cross_entropy(logits, targets)}
 
     def embed(self, images: Tensor) -> Tensor:
         if not self.turns:
             return self.features(images)
-        units = F.normalize(self.features(self.turned(images)), dim=1) / self.angles**0.5
+        units = F.normalize(self.features(self.rotate_images(images)), dim=1) / self.angles**0.5
         return torch.cat(units.chunk(self.angles), 1)

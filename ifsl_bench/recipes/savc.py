@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
-from ifsl_bench.backbones.recipe import At, Recipe, View, at_least_single
-from ifsl_bench.recipes.losses import accuracy, cosine_logits
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep, View, to_single_or_double
+from ifsl_bench.recipes.losses import batch_accuracy, cosine_logits
 
-TURNS = 2  # m: each image is seen as it is and upside down
-SMALL = 4  # small crops of an image
-TEMPERATURE = 16.0  # of cosines
+N_ROTATIONS = 2  # m: each image is seen as it is and upside down
+N_SMALL_CROPS = 4  # small crops of an image
+COSINE_SCALE = 16.0  # of cosines
 
 
 class Savc(Recipe):
@@ -46,9 +46,9 @@ class Savc(Recipe):
         View(),
         View(scale=(0.2, 1.0), jitter=0.4, grey=0.2),
         View(scale=(0.2, 1.0), jitter=0.4, grey=0.2),
-        *(View(scale=(0.05, 0.2), jitter=0.4, grey=0.2, side=0.56),) * SMALL,
+        *(View(scale=(0.05, 0.2), jitter=0.4, grey=0.2, side=0.56),) * N_SMALL_CROPS,
     )
-    dropped = ("projector", "key_backbone", "key_projector", "keys", "key_labels", "next_key", "weight")
+    training_only = ("projector", "key_backbone", "key_projector", "keys", "key_labels", "next_key", "weight")
     keys: Tensor
     key_labels: Tensor
     next_key: Tensor
@@ -69,44 +69,44 @@ class Savc(Recipe):
         super().__init__(backbone, classes)
         self.alpha, self.beta, self.temperature, self.momentum = alpha, beta, temperature, momentum
         self.queue, self.crops, features = queue, crops, backbone.features
-        self.weight = nn.Parameter(torch.randn(classes * TURNS, features) / features**0.5)
+        self.weight = nn.Parameter(torch.randn(classes * N_ROTATIONS, features) / features**0.5)
         self.projector = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width))
         self.key_backbone = copy.deepcopy(backbone).requires_grad_(False)
         self.key_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.register_buffer("keys", F.normalize(torch.randn(queue, width), dim=1))
         self.register_buffer("key_labels", torch.full((queue,), -1))
         self.register_buffer("next_key", torch.zeros((), dtype=torch.int64))
-        self.passes = TURNS * sum(view.side**2 for view in self.views)  # type: ignore[misc]
+        self.passes = N_ROTATIONS * sum(view.side**2 for view in self.views)  # type: ignore[misc]
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
-        images, query, key, *small = (_turned(view) for view in views)  # [m B, ...] each, the plain ones first
-        joint = torch.cat([labels * TURNS + r for r in range(TURNS)])
-        logits = cosine_logits(self.features(images), self.weight, TEMPERATURE)
-        if at.looks:
-            at.shown["accuracy"] = accuracy(logits, joint)
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
+        images, query, key, *small = (_add_rotated(view) for view in views)  # [m B, ...] each, the plain ones first
+        joint = torch.cat([labels * N_ROTATIONS + r for r in range(N_ROTATIONS)])
+        logits = cosine_logits(self.features(images), self.weight, COSINE_SCALE)
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(logits, joint)
         with torch.no_grad():
             with self.autocast():
                 own = self.key_backbone(key)
-            own = F.normalize(self.key_projector(at_least_single(own)), dim=1)
+            own = F.normalize(self.key_projector(to_single_or_double(own)), dim=1)
         of_query = F.normalize(self.projector(self.features(query)), dim=1)
         of_small = F.normalize(self.projector(self.features(torch.cat(small))), dim=1)
         of_crops = torch.arange(len(joint), device=joint.device).repeat(
-            SMALL
+            N_SMALL_CROPS
         )  # the key, and so the label, of each crop
         if self.crops == "released":  # the first crops are paired with the plain image, the others with the turned one
             images_of, batch = of_crops % len(labels), len(labels)
             of_crops = images_of + batch * (
-                torch.arange(len(of_crops), device=joint.device) // (SMALL // TURNS * len(joint))
+                torch.arange(len(of_crops), device=joint.device) // (N_SMALL_CROPS // N_ROTATIONS * len(joint))
             )
         terms = {
             "ce": F.cross_entropy(logits, joint),
-            "contrast": self.alpha * self._contrast(of_query, own, joint),
-            "crops": self.beta * self._contrast(of_small, own[of_crops], joint[of_crops]),
+            "contrast": self.alpha * self._queue_contrast(of_query, own, joint),
+            "crops": self.beta * self._queue_contrast(of_small, own[of_crops], joint[of_crops]),
         }
         self.pending = own, joint
         return terms
 
-    def _contrast(self, queries: Tensor, own: Tensor, labels: Tensor) -> Tensor:
+    def _queue_contrast(self, queries: Tensor, own: Tensor, labels: Tensor) -> Tensor:
         """Return the contrast of queries [n, w] with their own keys [n, w] and with the queue; labels [n]."""
         scores = torch.cat([(queries * own).sum(1, keepdim=True), queries @ self.keys.T], 1) / self.temperature
         positive = F.pad(labels[:, None] == self.key_labels, (1, 0), value=True)
@@ -115,7 +115,7 @@ class Savc(Recipe):
         return (of_pair.sum(1) / positive.sum(1)).mean()
 
     @torch.no_grad()
-    def after_step(self, at: At) -> None:
+    def after_step(self, at: TrainingStep) -> None:
         """Replace the oldest keys by those of the step, and move the momentum encoder towards the trained one."""
         keys, labels = self.pending
         places = (self.next_key + torch.arange(len(keys), device=keys.device)) % self.queue
@@ -127,10 +127,10 @@ class Savc(Recipe):
                 old.lerp_(new, 1 - self.momentum)
 
     def embed(self, images: Tensor) -> Tensor:
-        units = F.normalize(self.features(_turned(images)), dim=1) / TURNS**0.5
-        return torch.cat(units.chunk(TURNS), 1)
+        units = F.normalize(self.features(_add_rotated(images)), dim=1) / N_ROTATIONS**0.5
+        return torch.cat(units.chunk(N_ROTATIONS), 1)
 
 
-def _turned(images: Tensor) -> Tensor:
+def _add_rotated(images: Tensor) -> Tensor:
     """Return images [B, C, H, W] and the same upside down, [2 B, C, H, W]."""
     return torch.cat([images, torch.rot90(images, 2, (2, 3))])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.networks import LinearHead
-from ifsl_bench.backbones.recipe import At, Recipe, View
-from ifsl_bench.recipes.losses import accuracy, simclr, supervised_contrastive
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep, View
+from ifsl_bench.recipes.losses import batch_accuracy, simclr_loss, supervised_contrastive_loss
 
 
 class SupCon(Recipe):
@@ -29,7 +29,7 @@ class SupCon(Recipe):
     """
 
     views = (View(scale=(0.2, 1.0), jitter=0.4, grey=0.2),) * 2
-    dropped = ("projector",)
+    training_only = ("projector",)
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class SupCon(Recipe):
         self.projector = nn.Sequential(nn.Linear(backbone.features, hidden), nn.ReLU(), nn.Linear(hidden, width))
         self.head = LinearHead(backbone.features, classes)
 
-    def loss(self, views: Sequence[Tensor], labels: Tensor, at: At) -> dict[str, Tensor]:
+    def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
         features = self.features(torch.cat(list(views)))
         projected = F.normalize(self.projector(features), dim=1).reshape(len(views), len(labels), -1)
         logits, of_view = self.head(features.detach()), labels.repeat(len(views))
-        if at.looks:
-            at.shown["accuracy"] = accuracy(logits, of_view)
-        supervised = supervised_contrastive(projected, labels, self.temperature)
+        if at.is_logged:
+            at.logged_values["accuracy"] = batch_accuracy(logits, of_view)
+        supervised = supervised_contrastive_loss(projected, labels, self.temperature)
         return {
             "supcon": (1 - self.self_supervised) * supervised,
-            "simclr": self.self_supervised * simclr(projected, self.temperature),
+            "simclr": self.self_supervised * simclr_loss(projected, self.temperature),
             "ce": F.cross_entropy(logits, of_view),
         }
 

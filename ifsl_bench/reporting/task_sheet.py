@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ifsl_bench.analysis.task_results import TaskResults, load_task_results
-from ifsl_bench.backbones.contract import corpora_of, is_frozen
+from ifsl_bench.backbones.contract import is_frozen, pretraining_corpora
 from ifsl_bench.data.preparing.catalogue import availability
 from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.registry import protocol_of
@@ -44,7 +44,10 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
     yield protocol_of(task).describe(task)
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
     yield "backbone", _describe_backbone(task)
-    yield "seen", SEEN_MARKS[seen_in_pretraining(corpora_of(task.pretraining), task.novel_data, task.base_order)]
+    yield (
+        "seen",
+        SEEN_MARKS[seen_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data, task.base_order)],
+    )
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation

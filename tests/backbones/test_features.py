@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from ifsl_bench.backbones import features as features_module
-from ifsl_bench.backbones.features import Moments, base_classifier, class_moments, compute_features, feature_pool
+from ifsl_bench.backbones.features import (
+    ClassMoments,
+    compute_class_moments,
+    compute_features,
+    make_base_classifier,
+    make_feature_pool,
+)
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
@@ -29,7 +35,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def few(hues, monkeypatch):
     """(home, task, dataset, pretraining) of colour images, 20 in base/val, in batches of eight."""
-    monkeypatch.setattr(features_module, "BATCH", 8)
+    monkeypatch.setattr(features_module, "BATCH_SIZE", 8)
     home, task = Paths.locate(hues / "home"), load_tasks("hues.toml")[0]
     dataset = open_or_build(home, task.dataset, Reporter())
     return home, task, dataset, pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
@@ -70,7 +76,7 @@ def test_views_are_augmented_copies(few):
     home, task, dataset, pretrained = few
     task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, flip=True))
     plain = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter())
-    views = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter(), views=2)
+    views = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter(), n_views=2)
     assert views.shape == (40, 256)
     images = np.ascontiguousarray(dataset.pool("base/val").images[:, :, ::-1])
     with torch.no_grad():
@@ -95,11 +101,11 @@ def test_of_two_runs_at_once_that_keep_moments_neither_takes_the_others_half_wri
         replace_file(*paths)
 
     def keep_at_once():
-        class_moments(tmp_path, bank, starts, Reporter())
+        compute_class_moments(tmp_path, bank, starts, Reporter())
         second_ended.set()
 
     monkeypatch.setattr(os, "replace", wait_for_the_second)
-    first = class_moments(tmp_path, bank, starts, Reporter())
+    first = compute_class_moments(tmp_path, bank, starts, Reporter())
     seconds[0].join()
     assert torch.equal(CheckpointFolder(tmp_path / "moments").load().tensors["means"], torch.from_numpy(first.means))
 
@@ -108,40 +114,40 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
     home, task, dataset, pretrained = few
     bank = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter())
     pool, folder, log = dataset.pool("base/val"), home.features / pretrained.key / "base-val", io.StringIO()
-    first = class_moments(folder, bank, pool.starts, LogReporter(log))
+    first = compute_class_moments(folder, bank, pool.starts, LogReporter(log))
     labels = np.asarray(pool.labels)
     apart = np.concatenate([bank[labels == k] - bank[labels == k].mean(0, dtype=np.float64) for k in range(5)])
     # float64 sums over all images, which lose their number times eps, and a hundred times that where terms cancel
     np.testing.assert_allclose(first.covariance, np.cov(apart, rowvar=False, bias=True), rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(first.counts, np.bincount(labels))
-    base = base_classifier(pretrained, first)
+    base = make_base_classifier(pretrained, first)
     assert base.covariance.dtype == torch.float32
     assert base.to(dtype=torch.float64).covariance.dtype == torch.float64
     # What is kept is not computed again, bit by bit the same, and not taken for another bank's.
-    again = class_moments(folder, np.zeros_like(bank), pool.starts, LogReporter(log))
+    again = compute_class_moments(folder, np.zeros_like(bank), pool.starts, LogReporter(log))
     assert all(np.array_equal(x, vars(again)[name]) for name, x in vars(first).items())
     assert log.getvalue() == ""
     for pattern in ("*.json", "*.safetensors"):
         (path,) = (folder / "moments").glob(pattern)
         path.write_bytes(path.read_bytes()[:-30])
-        repaired = class_moments(folder, bank, pool.starts, LogReporter(log))
+        repaired = compute_class_moments(folder, bank, pool.starts, LogReporter(log))
         assert np.array_equal(repaired.covariance, first.covariance)
         assert "computed again" in log.getvalue()
         log.truncate(0)
     store = CheckpointFolder(folder / "moments")
     store.save({name: value + 1 for name, value in store.load().tensors.items()}, {"features_sha256": "another"})
-    assert np.array_equal(class_moments(folder, bank, pool.starts, LogReporter(log)).means, first.means)
+    assert np.array_equal(compute_class_moments(folder, bank, pool.starts, LogReporter(log)).means, first.means)
 
 
 def test_views_in_episodes_stay_with_their_image(few):
     _, task, dataset, pretrained = few
     pool = dataset.pool("base/val")
     numbered = np.repeat(np.arange(len(pool), dtype=np.float32)[:, None], 256, 1)
-    base = base_classifier(pretrained, Moments.of(numbered, pool.starts))
+    base = make_base_classifier(pretrained, ClassMoments.from_features(numbered, pool.starts))
     stacked = np.concatenate([numbered, numbered, numbered])
     stacked[:, 1] = np.repeat([0, 1, 2], len(pool))
-    features = feature_pool(stacked, pool, base, CPU)
-    assert features.views == 3
+    features = make_feature_pool(stacked, pool, base, CPU)
+    assert features.n_views == 3
     sampler = EpisodeSampler(("x", "train", 0), task.episode, 1, pool.starts, pool.starts, hide=True)
     batch, drawn = EpisodeLoader(sampler, features, features).batch(0, 40), sampler.sample(0, 40)
     assert torch.equal(batch.support.features[..., 0].long(), drawn.support)

@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 
 from ifsl_bench.backbones import fetch_weights, pretrained
-from ifsl_bench.backbones.fetch_weights import listed_weights
+from ifsl_bench.backbones.fetch_weights import read_weights_list
 
 CLONE = Path(__file__).parents[2] / "results" / "weights"
 KEY = "tiny-pack-resnet10-stempool-linear-seed0-880b9801ae93"
@@ -72,7 +72,7 @@ def site():
 @pytest.fixture
 def fetch(call, tmp_path, monkeypatch):
     """Runs 'weights fetch' as where a wheel is installed, into an empty home; the home is its attribute."""
-    monkeypatch.setattr(pretrained, "PACKAGED", pretrained.PACKAGED[:1])
+    monkeypatch.setattr(pretrained, "PACKAGED_FOLDERS", pretrained.PACKAGED_FOLDERS[:1])
 
     def run(source: str | None = None, key: str = KEY) -> tuple[int, str, str]:
         return call("weights", "fetch", key, "--home", str(tmp_path), *(("--from", source) if source else ()))
@@ -96,7 +96,7 @@ def refused(fetch, source: str, words: str) -> None:
 
 def test_the_list_has_the_files_of_the_repository_and_no_other():
     files = {path.stem: path.read_bytes() for path in CLONE.iterdir()}
-    listed = {key: (file.size, file.sha256) for key, file in listed_weights().files.items()}
+    listed = {key: (file.size, file.sha256) for key, file in read_weights_list().files.items()}
     assert listed == {key: (len(content), hashlib.sha256(content).hexdigest()) for key, content in files.items()}
 
 
@@ -193,9 +193,9 @@ def test_they_come_from_a_folder_and_from_the_address_of_the_list(fetch, site, t
     assert fetch(str(CLONE))[0] == 0
     assert fetch.file.read_bytes() == CONTENT
     fetch.file.unlink()
-    text = fetch_weights.LIST.read_text()
+    text = fetch_weights.WEIGHTS_LIST_FILE.read_text()
     (tmp_path / "list.toml").write_text(text.replace('address = ""', f'address = "{site.address}"'))
-    monkeypatch.setattr(fetch_weights, "LIST", tmp_path / "list.toml")
+    monkeypatch.setattr(fetch_weights, "WEIGHTS_LIST_FILE", tmp_path / "list.toml")
     assert fetch()[0] == 0
     assert fetch.file.read_bytes() == CONTENT
     assert site.asked == [None]

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ifsl_bench.backbones.contract import BackboneInfo, check_backbone, corpora_of
-from ifsl_bench.backbones.features import Moments, base_classifier, feature_pool
-from ifsl_bench.backbones.frozen import Preprocess, pretrain_frozen, take_weights
+from ifsl_bench.backbones.contract import BackboneInfo, check_backbone, pretraining_corpora
+from ifsl_bench.backbones.features import ClassMoments, make_base_classifier, make_feature_pool
+from ifsl_bench.backbones.frozen import FrozenPreprocessing, copy_weights_to_home, pretrain_frozen
 from ifsl_bench.backbones.heads import fit_head
 from ifsl_bench.backbones.pretrained import features_key, pretraining_key
 from ifsl_bench.backbones.torchvision_zoo import Torchvision
@@ -84,7 +84,7 @@ def small(home, tmp_path):
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", pretrained=False).eval()
     save_file(network.state_dict(), tmp_path / "some.safetensors")
-    return glyphs("timm:test_resnet", take_weights(home, tmp_path / "some.safetensors")), network
+    return glyphs("timm:test_resnet", copy_weights_to_home(home, tmp_path / "some.safetensors")), network
 
 
 def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home, small):
@@ -100,14 +100,14 @@ def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home
     assert np.abs(bank - theirs).max() < 0.02 * np.abs(theirs).max()  # Pillow rounds each pass, torchvision once
     assert np.corrcoef(bank.ravel(), theirs.ravel())[0, 1] > 0.9999
     assert "enlarged" in messages.warned[0]
-    assert model.entry()["seen"] == "may"
-    assert model.entry()["pretrained_on"] == ["unknown"]
+    assert model.result_entry()["seen"] == "may"
+    assert model.result_entry()["pretrained_on"] == ["unknown"]
 
 
 def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(home, small, monkeypatch):
     task, data = small[0], Images()
     first = pretrain_frozen(home, task, data, "linear", CPU, Messages())
-    monkeypatch.setattr("ifsl_bench.backbones.features._forward", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("ifsl_bench.backbones.features._compute_batches", lambda *_: pytest.fail("computed again"))
     again = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     torch.testing.assert_close(again.head.weight, first.head.weight)
     assert again.sha256 == first.sha256
@@ -134,7 +134,7 @@ def test_the_weights_of_another_network_are_refused_and_nothing_is_listed(home, 
     renamed = {f"part.{name}": value for name, value in small[1].state_dict().items()}
     for file, tensors, begins in (("a.pth", {"a": torch.zeros(3)}, r"a \[3\]"), ("b.pth", renamed, r"part\.conv")):
         torch.save(tensors, tmp_path / file)
-        task = glyphs("timm:test_resnet", take_weights(home, tmp_path / file))
+        task = glyphs("timm:test_resnet", copy_weights_to_home(home, tmp_path / file))
         with pytest.raises(UserError, match=rf"holds the weights of another network .* the file with {begins}"):
             pretrain_frozen(home, task, Images(), "linear", CPU, Messages())
     assert not list(home.weights.glob("[0-9a-f]*.pth")), "no copy of what nothing can be made with"
@@ -144,7 +144,7 @@ def test_the_weights_of_another_network_are_refused_and_nothing_is_listed(home, 
 @with_timm
 def test_weights_that_a_network_of_the_home_uses_stay_when_another_network_refuses_them(home, small, tmp_path):
     torch.save(small[1].state_dict(), tmp_path / "a.pth")
-    digits = take_weights(home, tmp_path / "a.pth")
+    digits = copy_weights_to_home(home, tmp_path / "a.pth")
     pretrain_frozen(home, glyphs("timm:test_resnet", digits), Images(), "linear", CPU, Messages())
     with pytest.raises(UserError, match="holds the weights of another network"):
         pretrain_frozen(home, glyphs("timm:test_efficientnet", digits), Images(), "linear", CPU, Messages())
@@ -165,13 +165,13 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
     # kept as float32, of float64 sums in another order
     np.testing.assert_allclose(centred.mean, bank.mean(0, dtype=np.float64), rtol=1e-6)
     assert raw.mean is None
-    assert (centred.entry()["centre"], raw.entry()["centre"]) == ("mean", "none")
+    assert (centred.result_entry()["centre"], raw.result_entry()["centre"]) == ("mean", "none")
     again = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     np.testing.assert_array_equal(again.mean, centred.mean)
     pool = data.pool("base/train")
-    moments = Moments.of(bank, pool.starts)
-    base = base_classifier(centred, moments)
-    centred_pool = feature_pool(bank, pool, base, CPU, centred.mean)
+    moments = ClassMoments.from_features(bank, pool.starts)
+    base = make_base_classifier(centred, moments)
+    centred_pool = make_feature_pool(bank, pool, base, CPU, centred.mean)
     # float32 means lose the number of images times eps
     torch.testing.assert_close(centred_pool.features.mean(0), torch.zeros(bank.shape[1]), rtol=0, atol=1e-5)
     of_class = torch.stack([centred_pool.features[a:b].mean(0) for a, b in itertools.pairwise(pool.starts)])
@@ -209,7 +209,7 @@ def test_a_file_that_holds_no_weights_is_named_and_runs_nothing(tmp_path, capsys
 
 
 def test_where_a_source_cannot_be_reached_one_line_says_which_file_goes_where(home, monkeypatch):
-    monkeypatch.setattr(Torchvision, "fetch", lambda *_: (_ for _ in ()).throw(OSError("no route")))
+    monkeypatch.setattr(Torchvision, "download_weights", lambda *_: (_ for _ in ()).throw(OSError("no route")))
     task = glyphs("torchvision:resnet18.IMAGENET1K_V1")
     with pytest.raises(UserError) as error:
         pretrain_frozen(home, task, Images(), "linear", CPU, Messages())
@@ -234,13 +234,13 @@ def test_torchvisions_features_are_what_its_classifier_takes(home):
         ours = network.fc(model.network(model.normalise(images.permute(0, 2, 3, 1))))
     # float32 sums of up to 4,608 terms (512 channels of 3x3), in another layout of memory
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    assert model.entry()["pretrained_on"] == ["imagenet-1k"]
+    assert model.result_entry()["pretrained_on"] == ["imagenet-1k"]
 
 
 def test_grey_images_get_three_equal_channels():
     describe = BackboneInfo((8, 8), 8, "bilinear", (0.5,) * 3, (0.25,) * 3, ())
     images = torch.randint(0, 256, (2, 8, 8, 1), dtype=torch.uint8)
-    output = Preprocess(describe, CPU)(images)
+    output = FrozenPreprocessing(describe, CPU)(images)
     torch.testing.assert_close(output, ((images.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25).expand(2, 3, 8, 8))
 
 
@@ -297,7 +297,7 @@ def test_the_cosine_classifier_fits_what_can_be_told_apart():
     ("resnet-small", None),
 ])  # fmt: skip
 def test_what_a_backbone_was_pretrained_on(name, corpora):
-    assert corpora_of(glyphs(name).pretraining) == corpora
+    assert pretraining_corpora(glyphs(name).pretraining) == corpora
 
 
 @pytest.mark.parametrize(("corpora", "dataset", "verdict"), [
@@ -326,13 +326,13 @@ def test_the_table_of_what_was_seen_names_corpora_that_it_describes_with_sources
 def test_every_name_of_timm_is_of_a_set_that_the_table_describes_and_a_strange_one_may_have_seen_anything():
     import timm
 
-    from ifsl_bench.backbones.timm_zoo import corpora
+    from ifsl_bench.backbones.timm_zoo import corpora_of_tag
 
     for name in timm.list_models(pretrained=True):
-        assert set(corpora(name)) <= load_seen_table()["corpora"].keys()
+        assert set(corpora_of_tag(name)) <= load_seen_table()["corpora"].keys()
     for tag in ("no_such_tag", "x_in1k", "clip_in1k", ""):
-        assert corpora(f"resnet50.{tag}")[-1] == "unknown"
-        assert seen_in_pretraining(corpora(f"resnet50.{tag}"), "glyphs") == "may"
+        assert corpora_of_tag(f"resnet50.{tag}")[-1] == "unknown"
+        assert seen_in_pretraining(corpora_of_tag(f"resnet50.{tag}"), "glyphs") == "may"
 
 
 def test_another_backbone_is_another_task():
@@ -363,10 +363,10 @@ def test_features_take_no_other_backbone(minimal_task):
 
 def test_what_was_seen_is_asked_of_the_data_set_that_novel_classes_are_from(home, small, monkeypatch):
     """And is not kept with the base classifier, which is that of both tasks."""
-    monkeypatch.setattr("ifsl_bench.backbones.frozen.corpora_of", lambda spec: ("imagenet-1k",))
+    monkeypatch.setattr("ifsl_bench.backbones.frozen.pretraining_corpora", lambda spec: ("imagenet-1k",))
     for novel_from, expected in ((None, "no"), ("cub", "yes"), (None, "no")):
         task = msgspec.structs.replace(small[0], novel_from=novel_from)
-        assert pretrain_frozen(home, task, Images(), "linear", CPU, Messages()).entry()["seen"] == expected
+        assert pretrain_frozen(home, task, Images(), "linear", CPU, Messages()).result_entry()["seen"] == expected
     assert len(list(home.pretrained.glob("glyphs-*"))) == 1
 
 
@@ -411,7 +411,7 @@ def lees():
 ])  # fmt: skip
 def test_a_registered_network_takes_the_weights_of_the_code_that_it_follows(home, tmp_path, lees, wrap):
     torch.save(wrap(lees), tmp_path / "lee.pth")
-    task, data = glyphs("resnet12", take_weights(home, tmp_path / "lee.pth")), Images(2, 3)
+    task, data = glyphs("resnet12", copy_weights_to_home(home, tmp_path / "lee.pth")), Images(2, 3)
     model = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
     theirs = by_lee(lees, (images / 255 - task.dataset.mean[0]) / task.dataset.std[0]).numpy()
@@ -434,7 +434,7 @@ def test_tensors_that_do_not_fit_a_registered_network_are_named_in_one_line(home
     tensors = dict(lees)
     change(tensors)
     torch.save(tensors, tmp_path / "other.pth")
-    task = glyphs("resnet12", take_weights(home, tmp_path / "other.pth"))
+    task = glyphs("resnet12", copy_weights_to_home(home, tmp_path / "other.pth"))
     with pytest.raises(UserError, match=named) as error:
         pretrain_frozen(home, task, Images(), "linear", CPU, Messages())
     assert "weights of another network than resnet12" in str(error.value)
@@ -447,7 +447,7 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     def marked(backbone, corpora):
         task = load_tasks("mini-5shot", Change(backbone=backbone, weights=digits, pretrained_on=corpora))[0]
         assert load_tasks(task.name)[0] == task
-        return seen_in_pretraining(corpora_of(task.pretraining), task.novel_data)
+        return seen_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data)
 
     for backbone in ("resnet12", "torchvision:resnet18"):
         answers = [

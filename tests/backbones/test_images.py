@@ -11,15 +11,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ifsl_bench.backbones.images import (
-    DeviceFeed,
-    HostFeed,
-    cut,
-    cut_on_device,
+    DeviceBatchLoader,
+    HostBatchLoader,
+    apply_crops,
+    apply_crops_on_device,
     draw_crops,
     draw_epoch,
-    fits,
+    fits_on_device,
 )
-from ifsl_bench.backbones.networks import Normalise
+from ifsl_bench.backbones.networks import PixelNormalisation
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocols.tasks.task import DataSpec, Pretraining, Schedule
 
@@ -31,7 +31,7 @@ PLAIN = msgspec.structs.replace(SPEC, crop_padding=0, flip=False)
 
 def test_a_cut_is_pad_crop_mirror():
     pictures = torch.randint(1, 256, (40, 7, 9, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    out = cut(pictures, draw_crops(40, 2, True, torch.Generator().manual_seed(5)))
+    out = apply_crops(pictures, draw_crops(40, 2, True, torch.Generator().manual_seed(5)))
     generator = torch.Generator().manual_seed(5)
     offsets = torch.randint(0, 5, (2, 40, 1), generator=generator)
     mirrored = torch.rand(40, 1, generator=generator) < 0.5
@@ -50,8 +50,8 @@ def test_a_device_cuts_the_same_images_as_the_cpu(padding, flip):
     pool = torch.randint(1, 256, (30, 7, 6, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     rows = torch.randperm(30)[:20]
     crops = draw_crops(20, padding, flip, torch.Generator().manual_seed(3))
-    expected = cut(pool[rows], crops)
-    assert torch.equal(cut_on_device(pool, rows, crops), expected)
+    expected = apply_crops(pool[rows], crops)
+    assert torch.equal(apply_crops_on_device(pool, rows, crops), expected)
 
 
 def pool(shape: tuple[int, ...] = (8, 7, 3)) -> Pool:
@@ -62,7 +62,7 @@ def pool(shape: tuple[int, ...] = (8, 7, 3)) -> Pool:
 
 
 def seen(feed, epoch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    with closing(feed.batches(epoch)) as batches:
+    with closing(feed.load_batches(epoch)) as batches:
         return list(batches)
 
 
@@ -72,10 +72,10 @@ def seen(feed, epoch) -> list[tuple[torch.Tensor, torch.Tensor]]:
 )
 def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
     """Bit for bit, on a device that is the CPU."""
-    images, normalise = pool(shape), Normalise(IMAGES if len(shape) == 3 else DataSpec(name="x"), shape, CPU)
+    images, normalise = pool(shape), PixelNormalisation(IMAGES if len(shape) == 3 else DataSpec(name="x"), shape, CPU)
     epoch = draw_epoch(images, spec, 3, 1, 8, 3)
-    expected = seen(HostFeed(images, normalise), epoch)
-    batches = seen(DeviceFeed(images, normalise, CPU, resident), epoch)
+    expected = seen(HostBatchLoader(images, normalise), epoch)
+    batches = seen(DeviceBatchLoader(images, normalise, CPU, resident), epoch)
     assert [len(labels) for _, labels in batches] == [8, 8, 8]
     for (a, b), (c, d) in zip(batches, expected, strict=True):
         assert torch.equal(a, c)
@@ -111,7 +111,7 @@ class Crossings(TorchDispatchMode):
 def test_transfers_of_an_epoch_are_one_and_one_a_step_where_the_images_are_not_there(resident, transfers):
     """On PyTorch's device without memory, ``meta``, on which a wait for a value is an error."""
     images, device = pool(), torch.device("meta")
-    feed = DeviceFeed(images, Normalise(IMAGES, (8, 7, 3), device), device, resident)
+    feed = DeviceBatchLoader(images, PixelNormalisation(IMAGES, (8, 7, 3), device), device, resident)
     with Crossings() as crossings:
         batches = seen(feed, draw_epoch(images, SPEC, 3, 1, 8, 3))
     assert [tuple(inputs.shape) for inputs, _ in batches] == [(8, 3, 8, 7)] * 3
@@ -122,5 +122,5 @@ def test_images_stay_on_a_device_that_has_twice_the_room(monkeypatch):
     free = {"bytes": 200}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["bytes"], 10**9))
     cuda = torch.device("cuda", 0)
-    assert fits(100, cuda)
-    assert not fits(101, cuda)
+    assert fits_on_device(100, cuda)
+    assert not fits_on_device(101, cuda)

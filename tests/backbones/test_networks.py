@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ifsl_bench.backbones.networks import _same_padding, make_backbone
+from ifsl_bench.backbones.networks import _pad_same, make_backbone
 from ifsl_bench.utils.errors import UserError
 
 
@@ -67,7 +67,7 @@ def test_same_padding_is_tensorflows(size, kernel, stride):
     """Output size ceil(n / s); total padding max((out - 1) s + k - n, 0), the odd pixel at the end."""
     out = int(np.ceil(size / stride))
     total = max((out - 1) * stride + kernel - size, 0)
-    padded = _same_padding(torch.ones(1, 1, size, size), kernel, stride)[0, 0]
+    padded = _pad_same(torch.ones(1, 1, size, size), kernel, stride)[0, 0]
     assert padded.shape == (size + total, size + total)
     assert padded[total // 2 : total // 2 + size, total // 2 : total // 2 + size].min() == 1
     assert padded.sum() == size * size

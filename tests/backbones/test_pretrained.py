@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.backbones.pretrained import at_chance
+from ifsl_bench.backbones.pretrained import make_chance_warning
 from ifsl_bench.data.pools import Dataset, Pool
 
 
@@ -33,7 +33,7 @@ def test_chance_ends_where_a_binomial_test_rejects_it(counts):
     chance = max(counts) / sum(counts)
     for hits in range(0, total, 2):
         share = hits / total
-        message = at_chance({"base/val": share, "base/test": share}, dataset)
+        message = make_chance_warning({"base/val": share, "base/test": share}, dataset)
         p = stats.binomtest(hits, total, chance, alternative="greater").pvalue
         if p < 0.01:
             assert not message, hits

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.backbones.pretrained import pretraining_key
-from ifsl_bench.backbones.trainer import Trainer, pretrain
+from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.checkpoint import CheckpointFolder
@@ -81,7 +81,7 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
     def run(home, stops):
         dataset = open_or_build(Paths.locate(clusters / "home"), task.dataset, Reporter())
         steps = {"n": 0}
-        original = Trainer._step
+        original = PretrainingTrainer._train_step
 
         def step(self, *arguments):
             steps["n"] += 1
@@ -90,7 +90,7 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
             return original(self, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "_step", step)
+            patch.setattr(PretrainingTrainer, "_train_step", step)
             for _ in stops:
                 with pytest.raises(KeyboardInterrupt):
                     pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
@@ -109,7 +109,7 @@ def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(frozen, tmp_path)
     _, task, dataset = frozen
     spec = msgspec.structs.replace(task.pretraining, steps=1, weight_decay=0.1, batch=100_000)
     task = msgspec.structs.replace(task, pretraining=spec)
-    trainer = Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU)
+    trainer = PretrainingTrainer(tmp_path / "x", task, dataset, "linear", 0, CPU)
     weight, bias = trainer.head.weight.detach().clone().double(), trainer.head.bias.detach().clone().double()
     trainer.info["bf16"] = False
     trainer.train(Reporter())
@@ -137,7 +137,7 @@ def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
     kinds = {k: str(v.dtype) for k, v in weights.items()}
     assert {kind for k, kind in kinds.items() if "running" in k} == {"torch.float32"}
     assert {kind for k, kind in kinds.items() if "running" not in k and "tracked" not in k} == {"torch.float16"}
-    assert model.entry()["rounded"] == "float16"
+    assert model.result_entry()["rounded"] == "float16"
     images = torch.from_numpy(np.array(dataset.pool("base/val").images))
     with torch.inference_mode():
         hits = model.head(model.network(model.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
@@ -147,7 +147,7 @@ def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
 
 def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
     home, task, dataset = frozen
-    original = Trainer._step
+    original = PretrainingTrainer._train_step
 
     def step(self, *arguments):
         result = original(self, *arguments)
@@ -155,7 +155,7 @@ def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
             self.head.bias[0] = 70_000.0
         return result
 
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(PretrainingTrainer, "_train_step", step)
     with pytest.raises(UserError, match="bias is not finite in half precision, whose largest number is 65504;"):
         pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
 
@@ -184,7 +184,7 @@ def test_wrong_number_of_channels_is_said(few):
 def test_momentum_comes_back_in_the_layout_of_its_parameter(few, tmp_path):
     """Fused steps on devices go through memory and not through indices."""
     _, task, dataset = few
-    first, second = (Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU) for _ in range(2))
+    first, second = (PretrainingTrainer(tmp_path / "x", task, dataset, "linear", 0, CPU) for _ in range(2))
     for i, parameter in enumerate(first.parameters):
         first.optimiser.state[parameter]["momentum_buffer"] = torch.full_like(parameter, i).contiguous()
     first.info["epoch"] = 0

@@ -15,13 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
 from ifsl_bench.backbones import fetch_weights, pretrained
-from ifsl_bench.backbones.pretrained import DISABLED, is_offered, packaged_file
+from ifsl_bench.backbones.pretrained import DISABLED_MARKER, find_packaged_file, is_package_used
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.backbones.weights import (
-    OURS,
-    begins_with_others,
+    METADATA_KEY,
+    has_other_weights,
     import_weights,
-    packaged_weights,
+    list_packaged_weights,
     read_weights,
     write_weights,
 )
@@ -86,7 +86,7 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     weights, _ = read_weights(exported[1])
     exported[1].rename(folder / f"{weights.key}.safetensors")
-    monkeypatch.setattr(pretrained, "PACKAGED", (folder,))
+    monkeypatch.setattr(pretrained, "PACKAGED_FOLDERS", (folder,))
     return folder / f"{weights.key}.safetensors"
 
 
@@ -95,10 +95,10 @@ def altered(path: Path, change) -> None:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    metadata = json.loads(header["__metadata__"][OURS])
+    metadata = json.loads(header["__metadata__"][METADATA_KEY])
     del metadata["checksum"]
     change(metadata)
-    header["__metadata__"][OURS] = json.dumps(metadata | {"checksum": sha256_json(metadata)})
+    header["__metadata__"][METADATA_KEY] = json.dumps(metadata | {"checksum": sha256_json(metadata)})
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
 
@@ -114,7 +114,7 @@ def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads
     assert expected.keys() == tensors.keys()
     assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
     with safe_open(path, "np") as file:
-        assert "accuracy" in file.metadata()[OURS]
+        assert "accuracy" in file.metadata()[METADATA_KEY]
 
 
 def test_imported_weights_are_those_that_were_trained(exported, other):
@@ -126,7 +126,7 @@ def test_imported_weights_are_those_that_were_trained(exported, other):
     again = weights_of(other, log)
     assert log.getvalue() == "", "nothing is trained"
     assert again.sha256 == first.sha256
-    assert again.entry() == first.entry()
+    assert again.result_entry() == first.result_entry()
     assert torch.equal(again.head.weight, first.head.weight)
     assert not import_weights(path, other, Reporter())[1], "there already"
     assert export_weights(TASK, "linear", 0, other, other.cache / "x.safetensors")[1] == weights
@@ -148,21 +148,21 @@ def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call
     assert stage.is_cached(home)
     fitted = stage.weights_checksum(home)
     assert fitted
-    assert not begins_with_others(home, head, fitted)
+    assert not has_other_weights(home, head, fitted)
     state = CheckpointFolder(home.pretrained / linear).load()
     tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
     CheckpointFolder(home.pretrained / linear).save(tensors, state.info)
     assert not stage.is_cached(home), "it was fitted on other weights"
-    assert begins_with_others(home, head, fitted)
+    assert has_other_weights(home, head, fitted)
 
 
 def test_the_linear_backbone_is_trained_for_methods_on_the_cosine_head_of_sessions():
     work = workspace(device="cpu")
     jobs = make_jobs(RunConfig(["imprint"], ["glyphs-sessions"]))
     linear = make_pretrain_stage(jobs[0]).linear_stage.key(work.home)
-    assert is_offered(work.home, linear)
+    assert is_package_used(work.home, linear)
     mark_for_training(jobs, work)
-    assert not is_offered(work.home, linear)
+    assert not is_package_used(work.home, linear)
 
 
 def test_a_folder_that_is_not_there_is_not_made(exported, other):
@@ -196,7 +196,7 @@ def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, export
     assert "come with the package" in log.getvalue()
     assert "step" not in log.getvalue()
     assert first.sha256 == weights_of(exported[0]).sha256
-    assert [weights.sha256 for weights in packaged_weights(other).values()] == [first.sha256]
+    assert [weights.sha256 for weights in list_packaged_weights(other).values()] == [first.sha256]
     packaged.unlink()
     log = io.StringIO()
     assert weights_of(other, log).sha256 == first.sha256
@@ -218,7 +218,7 @@ def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, expor
     assert status == 0, err
     assert "the weights from the package are kept as" in err
     assert "pretraining none, linear head, seed 0: done" in err
-    (folder,) = (path.parent for path in other.pretrained.glob(f"*/{DISABLED}"))
+    (folder,) = (path.parent for path in other.pretrained.glob(f"*/{DISABLED_MARKER}"))
     made_here = CheckpointFolder(folder).info()
     status, _, err = call(*arguments, "--pretrain")
     assert (status, "come with the package" in err) == (0, False)
@@ -244,7 +244,7 @@ def test_weights_that_could_be_fetched_are_named_and_trained_here_until_they_are
     packaged.rename(site / packaged.name)
     entry = f'{{ size = {len(content)}, sha256 = "{hashlib.sha256(content).hexdigest()}" }}'
     (tmp_path / "list.toml").write_text(f'address = ""\n[files]\n{packaged.stem} = {entry}\n')
-    monkeypatch.setattr(fetch_weights, "LIST", tmp_path / "list.toml")
+    monkeypatch.setattr(fetch_weights, "WEIGHTS_LIST_FILE", tmp_path / "list.toml")
     home = ("--home", str(other.cache))
     status, _, err = call("pretrain", "--task", TASK, "--device", "cpu", *home)
     assert (status, err.count(f"ifsl-bench weights fetch {packaged.stem}\n")) == (0, 1)
@@ -380,12 +380,14 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(path for folder in pretrained.PACKAGED for path in folder.iterdir()), ids=lambda path: path.stem
+    "path",
+    sorted(path for folder in pretrained.PACKAGED_FOLDERS for path in folder.iterdir()),
+    ids=lambda path: path.stem,
 )
 def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path, tmp_path):
     weights, content = read_weights(path)
     assert weights.key == path.stem
-    assert packaged_file(Paths.locate(tmp_path), path.stem) == path
+    assert find_packaged_file(Paths.locate(tmp_path), path.stem) == path
     # Statistics stay in single precision: of batch norm, and of features that come with the package.
     whole = ("running", "network.scale", "network.offset", "network.means", "network.covariance")
     kinds = {str(value.dtype) for name, value in load(content).items() if not any(part in name for part in whole)}
@@ -394,7 +396,7 @@ def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path, tmp_pat
 
 def test_stored_rows_are_on_the_backbones_that_come_with_the_package(tmp_path):
     """So a stranger's row stands beside rows on the same features."""
-    offered, keys = packaged_weights(Paths.locate(tmp_path)), set()
+    offered, keys = list_packaged_weights(Paths.locate(tmp_path)), set()
     for path in sorted(packaged_results_folder().glob("*/*.seed-*.json")):
         made_with = json.loads(path.read_text())["pretraining"]
         if made_with["key"] in offered:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbones.features import BATCH, _forward
-from ifsl_bench.backbones.frozen import Preprocess
+from ifsl_bench.backbones.features import BATCH_SIZE, _compute_batches
+from ifsl_bench.backbones.frozen import FrozenPreprocessing
 from ifsl_bench.backbones.networks import make_backbone
 from ifsl_bench.backbones.torchvision_zoo import Torchvision
 from ifsl_bench.data.pools import Pool
@@ -31,7 +31,7 @@ def test_features_are_as_fast_as_a_bare_loop(benchmark):
     # What a device does is no processor time; on the processor, what else the machine does is none of ours.
     now = time.perf_counter if on_device else time.process_time
     network = make_backbone(f"torchvision:{MODEL}", (64, 64, 3)).to(device, memory_format=torch.channels_last)
-    normalise = Preprocess(Torchvision().describe(MODEL), device)
+    normalise = FrozenPreprocessing(Torchvision().describe(MODEL), device)
     images = np.random.default_rng(0).integers(0, 255, (count, 64, 64, 3), dtype=np.uint8)
     pool = Pool("novel/test", images, np.zeros(count, np.int64), ("a",), np.array([0, count]))
     backbone = SimpleNamespace(network=network, normalise=normalise)
@@ -39,10 +39,10 @@ def test_features_are_as_fast_as_a_bare_loop(benchmark):
 
     def bare():
         with torch.inference_mode():
-            return [network(normalise(part.to(device))).float().cpu() for part in all_at_once.split(BATCH)]
+            return [network(normalise(part.to(device))).float().cpu() for part in all_at_once.split(BATCH_SIZE)]
 
     def ours():
-        return list(_forward(SimpleNamespace(), backbone, pool, device, 1))
+        return list(_compute_batches(SimpleNamespace(), backbone, pool, device, 1))
 
     seconds = {bare: [], ours: []}
     for _ in range(ROUNDS):  # in turn, so that what else the machine does meets both

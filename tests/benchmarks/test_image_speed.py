@@ -22,8 +22,8 @@ from PIL import Image
 
 from ifsl_bench.backbones.device import choose_device, choose_precision
 from ifsl_bench.backbones.features import compute_features
-from ifsl_bench.backbones.networks import channels_last, make_backbone, make_head
-from ifsl_bench.backbones.trainer import Trainer, pretrain
+from ifsl_bench.backbones.networks import make_backbone, make_head, to_channels_last
+from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions
@@ -76,9 +76,9 @@ def test_pretraining(benchmark, photos, tmp_path):
     steps, batch = (1, 8) if benchmark.disabled else (20, TASK.pretraining.batch)
     spec = msgspec.structs.replace(TASK.pretraining, steps=steps, batch=batch)
     task = msgspec.structs.replace(TASK, pretraining=spec)
-    trainer = Trainer(tmp_path / "a", task, photos, "linear", 0, DEVICE)
+    trainer = PretrainingTrainer(tmp_path / "a", task, photos, "linear", 0, DEVICE)
     pool = photos.pool("base/train")
-    network = channels_last(make_backbone(spec.backbone, photos.shape), DEVICE)
+    network = to_channels_last(make_backbone(spec.backbone, photos.shape), DEVICE)
     head = make_head("linear", network.features, len(pool.classes)).to(DEVICE)
     parameters = [*network.parameters(), *head.parameters()]
     optimiser = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
@@ -98,7 +98,7 @@ def test_pretraining(benchmark, photos, tmp_path):
 
     def ours() -> None:
         trainer.info |= {"epoch": 0, "finished": False}
-        trainer._accuracy = lambda pool, batch: 0.0  # evaluation is no training step
+        trainer._measure_accuracy = lambda pool, batch: 0.0  # evaluation is no training step
         trainer.train(Reporter())
         synchronised(trainer.head.weight.detach())
 

@@ -65,7 +65,7 @@ def made(clusters_source, tmp_path_factory):
         (root / "features").mkdir()
         (root / "weights").mkdir()
         patch.setattr(embedded, "FEATURES_FOLDER", root / "features")
-        patch.setattr(pretrained, "PACKAGED", (root / "weights",))
+        patch.setattr(pretrained, "PACKAGED_FOLDERS", (root / "weights",))
         home = Paths.locate(shutil.copytree(clusters_source / "home", root / "home"))
         (of,) = load_tasks(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
         of = msgspec.structs.replace(of, pretraining=msgspec.structs.replace(of.pretraining, seed=0))
@@ -79,7 +79,7 @@ def used(made, tmp_path, monkeypatch):
     """A stranger's home, where the features come with the package; and what :func:`made` gives."""
     root, *rest = made
     monkeypatch.setattr(embedded, "FEATURES_FOLDER", root / "features")
-    monkeypatch.setattr(pretrained, "PACKAGED", (root / "weights",))
+    monkeypatch.setattr(pretrained, "PACKAGED_FOLDERS", (root / "weights",))
     names, source = registry.registered_entry_points, datasets.dataset_source
     monkeypatch.setattr(
         registry,

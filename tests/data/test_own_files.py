@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ifsl_bench.backbones.trainer import Trainer, seconds_per_step
+from ifsl_bench.backbones.trainer import PretrainingTrainer, measure_seconds_per_step
 from ifsl_bench.data.pools import POOLS, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
@@ -181,9 +181,9 @@ def test_what_a_run_takes_is_measured_and_how_to_rehearse_it(photos, home, call)
 
 def test_the_first_step_does_not_count_even_on_a_slow_machine(photos, home, messages, monkeypatch):
     dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
-    steps, step = [], Trainer._step
-    monkeypatch.setattr(Trainer, "_step", lambda self, *arguments: steps.append(step(self, *arguments)))
-    seconds_per_step(own_tasks(home)["mine-5shot"], dataset, torch.device("cpu"), most=0.0)
+    steps, step = [], PretrainingTrainer._step
+    monkeypatch.setattr(PretrainingTrainer, "_step", lambda self, *arguments: steps.append(step(self, *arguments)))
+    measure_seconds_per_step(own_tasks(home)["mine-5shot"], dataset, torch.device("cpu"), most=0.0)
     assert len(steps) == 2
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from ifsl_bench.data.dataset_views import draw_base_classes, with_fewer_base_classes, with_other_base_classes
 from ifsl_bench.data.datasets import dataset_source
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.metadata import open_data
@@ -33,7 +34,6 @@ from ifsl_bench.data.published_splits import (
 )
 from ifsl_bench.data.sets import cifar, cub, mini
 from ifsl_bench.data.source import Count
-from ifsl_bench.data.views import draw_base_classes, with_fewer_base_classes, with_other_base_classes
 from ifsl_bench.protocols.sampling.episodes import task_side_sampler
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.store.schema import read_result as read_result

@@ -14,8 +14,8 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import pretraining_key
+from ifsl_bench.data.dataset_views import make_cross_domain
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
-from ifsl_bench.data.views import make_cross_domain
 from ifsl_bench.data.writer import Writer, build_dataset
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ifsl_bench.methods.lda import LDA, inverse
+from ifsl_bench.methods.lda import LDA, invert_covariance
 from torch import nn
 
-from ifsl_bench.backbones.features import Moments
+from ifsl_bench.backbones.features import ClassMoments
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.plugin.options import is_trainable
@@ -35,7 +35,7 @@ def method(name: str, base: Base, **options):
 
 def base_of(z, weight=None, bias=None, scale: float = 1.0) -> Base:
     starts = np.searchsorted(z["in/y_base"].numpy(), np.arange(K + 1))
-    moments = Moments.of(z["in/x_base"].numpy(), starts)
+    moments = ClassMoments.of(z["in/x_base"].numpy(), starts)
     means, counts, covariance = (torch.from_numpy(x) for x in (moments.means, moments.counts, moments.covariance))
     weight = means if weight is None else weight
     bias = torch.zeros(K, dtype=torch.float64) if bias is None else bias
@@ -217,7 +217,7 @@ def test_lda_of_the_others_does_not_depend_on_where_hidden_classes_are(oracle, f
 @pytest.mark.parametrize("rank", [3, 8])
 def test_the_inverse_of_a_covariance_is_the_pseudo_inverse_where_there_is_none(rank):
     x = np.random.default_rng(0).normal(size=(rank, 8))
-    result = inverse(torch.from_numpy(x.T @ x))
+    result = invert_covariance(torch.from_numpy(x.T @ x))
     np.testing.assert_allclose(
         result, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), rtol=1e-6, atol=1e-9
     )  # of eigenvalues down to the cut

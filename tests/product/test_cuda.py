@@ -19,7 +19,7 @@ from paper_shapes import Episodes
 
 from ifsl_bench import api
 from ifsl_bench.backbones.device import Precision
-from ifsl_bench.backbones.features import _forward, compute_features
+from ifsl_bench.backbones.features import _compute_batches, compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.stages import MetaTrainStage, make_untrained_method
@@ -162,7 +162,7 @@ def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_h
     trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     ours = np.array(compute_features(home, task, dataset, trained, "base/val", CPU, Reporter()))
     device_trained = pretrain(home, task, dataset, "linear", 0, DEVICE, Reporter())  # the same weights, from the cache
-    blocks = _forward(task, device_trained, dataset.pool("base/val"), DEVICE, 1)
+    blocks = _compute_batches(task, device_trained, dataset.pool("base/val"), DEVICE, 1)
     theirs = np.concatenate(list(blocks))
     # float32 through one network: a hundred eps; TF32 would lose 5e-4
     assert np.abs(ours - theirs).max() < 1e-5 * np.abs(ours).max()

@@ -16,12 +16,12 @@ from paper_shapes import Episodes
 from pretend import DEVICE, Refused, accelerator
 
 from ifsl_bench import api
-from ifsl_bench.backbones.device import Precision, choose_device, to_host
+from ifsl_bench.backbones.device import Precision, choose_device, copy_to_host
 from ifsl_bench.backbones.features import compute_features
 from ifsl_bench.backbones.trainer import pretrain
+from ifsl_bench.data.dataset_views import with_fewer_base_classes
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.data.preparing.prepare import open_or_build
-from ifsl_bench.data.views import with_fewer_base_classes
 from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
@@ -224,7 +224,7 @@ def test_many_tensors_come_to_the_host_in_one_wait():
     with accelerator() as counts:
         moved = [x.to(DEVICE) for x in tensors]
         counts.clear()
-        arrays = to_host(moved)
+        arrays = copy_to_host(moved)
         assert counts.waits.total() == 1
     for a, b in zip(tensors, arrays, strict=True):
         assert (a.numpy() == b).all()

@@ -12,9 +12,9 @@ import torch
 
 from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import features_key, pretraining_key
+from ifsl_bench.data.dataset_views import choose_base_classes, with_fewer_base_classes
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.views import choose_base_classes, with_fewer_base_classes
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.episode_protocol import REGULAR_PROTOCOL

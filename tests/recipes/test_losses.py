@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
-from ifsl_bench.backbones.recipe import At, Recipe
-from ifsl_bench.recipes.alice import Alice, pair_index
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep
+from ifsl_bench.recipes.alice import Alice, number_class_pairs
 from ifsl_bench.recipes.closer import Closer
 from ifsl_bench.recipes.cross_entropy import CrossEntropy
-from ifsl_bench.recipes.etf import Etf, simplex
+from ifsl_bench.recipes.etf import Etf, make_simplex
 from ifsl_bench.recipes.fact import Fact
-from ifsl_bench.recipes.losses import simclr, supervised_contrastive
+from ifsl_bench.recipes.losses import simclr_loss, supervised_contrastive_loss
 from ifsl_bench.recipes.rotation import Rotation
 from ifsl_bench.recipes.savc import Savc
 from ifsl_bench.recipes.supcon import SupCon
@@ -54,8 +54,8 @@ def views(count: int) -> list[Tensor]:
     return [torch.randn(IMAGES, 3, SIZE, SIZE, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
-def at(step: int = 5) -> At:
-    return At(step, 10, 0, np.random.default_rng(step))
+def at(step: int = 5) -> TrainingStep:
+    return TrainingStep(step, 10, 0, np.random.default_rng(step))
 
 
 def log_share(scores: list[float], own: int) -> float:
@@ -109,7 +109,7 @@ def test_mixup() -> None:
 def test_cutmix_counts_the_pixels_that_it_covers() -> None:
     recipe, (images,) = made(CrossEntropy, cutmix=1.0), views(1)
     for step in range(20):
-        mixed, partners, share = recipe._mixed(images, at(step).random)
+        mixed, partners, share = recipe._mix_images(images, at(step).random)
         covered = (mixed != images).all(1) | (partners == torch.arange(IMAGES))[:, None, None]
         for i, partner in enumerate(partners.tolist()):
             assert bool((mixed[i] == torch.where(covered[i], images[partner], images[i])).all())
@@ -136,7 +136,7 @@ def test_rotation(angles: int) -> None:
 
 def test_images_that_are_not_square_cannot_be_turned() -> None:
     with pytest.raises(ValueError, match="not square"):
-        made(Rotation).turned(torch.zeros(1, 3, 4, 6))
+        made(Rotation).rotate_images(torch.zeros(1, 3, 4, 6))
 
 
 def contrast(z: Tensor, same: np.ndarray, temperature: float) -> float:
@@ -156,9 +156,9 @@ def test_contrastive_losses() -> None:
     z = F.normalize(torch.randn(3, IMAGES, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64), dim=2)
     labels, images = LABELS.repeat(3).numpy(), np.tile(np.arange(IMAGES), 3)
     expected = contrast(z.flatten(0, 1), labels[:, None] == labels, 0.2)
-    assert float(supervised_contrastive(z, LABELS, 0.2)) == pytest.approx(expected, abs=EXACT)
+    assert float(supervised_contrastive_loss(z, LABELS, 0.2)) == pytest.approx(expected, abs=EXACT)
     expected = contrast(z.flatten(0, 1), images[:, None] == images, 0.07)
-    assert float(simclr(z, 0.07)) == pytest.approx(expected, abs=EXACT)
+    assert float(simclr_loss(z, 0.07)) == pytest.approx(expected, abs=EXACT)
 
 
 def test_closer() -> None:
@@ -181,7 +181,11 @@ def test_closer() -> None:
 def test_pairs_are_numbered_each_once() -> None:
     pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
     first, second = torch.tensor(pairs).T
-    assert pair_index(first, second, 6).tolist() == list(range(15)) == pair_index(second, first, 6).tolist()
+    assert (
+        number_class_pairs(first, second, 6).tolist()
+        == list(range(15))
+        == number_class_pairs(second, first, 6).tolist()
+    )
 
 
 def test_alice() -> None:
@@ -208,11 +212,11 @@ def test_alice() -> None:
 
 
 def test_simplex() -> None:
-    corners = simplex(20, 24).double()
+    corners = make_simplex(20, 24).double()
     expected = torch.full((20, 20), -1 / 19, dtype=torch.float64).fill_diagonal_(1)
     torch.testing.assert_close(corners @ corners.T, expected, atol=1e-6, rtol=0)  # single precision
     with pytest.raises(ValueError, match="25 classes need as many features"):
-        simplex(25, 24)
+        make_simplex(25, 24)
 
 
 def test_etf() -> None:
@@ -366,8 +370,8 @@ def test_passes_are_those_that_are_made(kind: type[Recipe]) -> None:
             module.register_forward_hook(count)
     labels = torch.arange(IMAGES) % CLASSES
     recipe.loss(views(len(kind.views)), labels, at(9))
-    most = IMAGES * recipe.passes_of_step
+    most = IMAGES * recipe.passes_per_step
     if kind is Savc:  # the made-up crops are as large as the images
-        most *= 14 / recipe.passes_of_step
+        most *= 14 / recipe.passes_per_step
     assert seen <= most  # pairs of one class are not mixed
     assert seen > 0.7 * most

@@ -12,7 +12,7 @@ import torch
 
 from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.pretrained import open_pretrained, pretraining_key
-from ifsl_bench.backbones.trainer import Trainer, pretrain
+from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import with_recipe
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -66,7 +66,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(hue_task, recipe, tm
     task, dataset = hue_task(recipe, 60)
 
     def run(home, stops):
-        calls, original = {"n": 0}, Trainer._step
+        calls, original = {"n": 0}, PretrainingTrainer._train_step
 
         def step(self, *arguments):
             calls["n"] += 1
@@ -75,7 +75,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(hue_task, recipe, tm
             return original(self, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "_step", step)
+            patch.setattr(PretrainingTrainer, "_train_step", step)
             for _ in stops:
                 with pytest.raises(KeyboardInterrupt):
                     pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
@@ -83,8 +83,8 @@ def test_an_interrupted_training_ends_with_the_same_weights(hue_task, recipe, tm
 
     whole = run(Paths.locate(tmp_path / "a"), ())
     broken = run(Paths.locate(tmp_path / "b"), (whole.info["steps"] // 2,))
-    dropped = whole.network.drops
-    kept = {name: value for name, value in tensors(whole).items() if not dropped(name)}
+    is_training_only = whole.network.is_training_only
+    kept = {name: value for name, value in tensors(whole).items() if not is_training_only(name)}
     assert kept
     for name, value in kept.items():
         assert torch.equal(value, tensors(broken)[name]), name
@@ -98,7 +98,7 @@ def test_all_recipes_have_the_passes_of_the_task(hue_task, tmp_path):
         ("ce.mixup=1", 24, 1.0),
     ):
         task, dataset = hue_task(recipe)
-        trainer = Trainer(tmp_path / recipe, task, dataset, "linear", 0, CPU)
+        trainer = PretrainingTrainer(tmp_path / recipe, task, dataset, "linear", 0, CPU)
         assert (trainer.steps, trainer.passes) == (steps, passes), recipe
 
 
@@ -112,8 +112,8 @@ def test_what_is_stored_is_what_is_needed(hue_task, hues):
     images = torch.randn(4, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert torch.equal(opened.network(images), trained.network(images))
-    assert opened.entry()["recipe"] == "savc.queue=50"
-    assert opened.entry()["steps"] == round(24 / opened.entry()["passes"])
+    assert opened.result_entry()["recipe"] == "savc.queue=50"
+    assert opened.result_entry()["steps"] == round(24 / opened.result_entry()["passes"])
 
 
 def test_keys_tell_recipes_apart_and_plain_cross_entropy_keeps_its_own(hue_task):
@@ -154,10 +154,10 @@ def test_a_recipe_that_does_not_suit_the_task_is_refused(hue_task, call):
     assert "the data of tiny-features-5shot are features, and recipe closer trains on images" in err
     task, dataset = hue_task("etf.total=2")
     with pytest.raises(UserError, match="total=2 is fewer than the"):
-        Trainer(Path("x"), task, dataset, "linear", 0, CPU)
+        PretrainingTrainer(Path("x"), task, dataset, "linear", 0, CPU)
     task, dataset = hue_task("etf.total=4000")
     with pytest.raises(UserError, match="4000 classes need as many features"):
-        Trainer(Path("x"), task, dataset, "linear", 0, CPU)
+        PretrainingTrainer(Path("x"), task, dataset, "linear", 0, CPU)
 
 
 def test_rows_name_their_recipe(hues, call):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torchvision.transforms import functional as reference
 
+from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
 from ifsl_bench.backbones.recipe import View
-from ifsl_bench.backbones.views import apply_view, draw_view
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), np.uint8))
 COLUMNS = ("x", "y", "half_width", "half_height", "mirrored", "brightness", "contrast", "saturation", "hue", "grey")
@@ -25,7 +25,7 @@ def plain(count: int = len(IMAGES)) -> torch.Tensor:
 def test_colours_are_torchvisions(name: str) -> None:
     drawn = plain()
     drawn[:, COLUMNS.index(name)] = torch.linspace(0.6, 1.0, len(IMAGES))
-    ours = apply_view(IMAGES, View(jitter=0.4), drawn)
+    ours = apply_augmentation(IMAGES, View(jitter=0.4), drawn)
     for image, row, row_ours in zip(IMAGES, drawn, ours, strict=True):
         adjust = getattr(reference, f"adjust_{name}")
         theirs = adjust(image.permute(2, 0, 1).double() / 255, float(row[COLUMNS.index(name)])) * 255
@@ -36,7 +36,7 @@ def test_colours_are_torchvisions(name: str) -> None:
 def test_grey_is_torchvisions() -> None:
     drawn = plain()
     drawn[:, -1] = 1
-    ours = apply_view(IMAGES, View(grey=1.0), drawn)
+    ours = apply_augmentation(IMAGES, View(grey=1.0), drawn)
     for image, row in zip(IMAGES, ours, strict=True):
         theirs = reference.rgb_to_grayscale(image.permute(2, 0, 1).double(), 3)
         torch.testing.assert_close(row.permute(2, 0, 1).double(), theirs, atol=0.1, rtol=0)
@@ -46,11 +46,11 @@ def test_hue_turns_colours_and_keeps_their_luminance() -> None:
     drawn, weights = plain(), torch.tensor([0.299, 0.587, 0.114])
     middle = (IMAGES // 4 + 96).contiguous()  # far from 0 and 255, where colours are cut off
     drawn[:, COLUMNS.index("hue")] = torch.linspace(-0.6, 0.6, len(IMAGES))
-    ours = apply_view(middle, View(jitter=0.4), drawn)
+    ours = apply_augmentation(middle, View(jitter=0.4), drawn)
     torch.testing.assert_close(ours @ weights, middle.float() @ weights, atol=1e-3, rtol=0)
     back = drawn.clone()
     back[:, COLUMNS.index("hue")] *= -1
-    again = apply_view(ours.round().to(torch.uint8), View(jitter=0.4), back)
+    again = apply_augmentation(ours.round().to(torch.uint8), View(jitter=0.4), back)
     torch.testing.assert_close(again, middle.float(), atol=2.0, rtol=0)  # rounding to bytes between the two
 
 
@@ -61,7 +61,7 @@ def test_crops_are_torchvisions() -> None:
     drawn[:, 0], drawn[:, 1] = (2 * left + width) / 16 - 1, (2 * top + height) / 16 - 1
     drawn[:, 2], drawn[:, 3] = width / 16, height / 16
     drawn[::2, 4] = 1
-    ours = apply_view(IMAGES, View(scale=(0.1, 0.5), side=0.75), drawn)
+    ours = apply_augmentation(IMAGES, View(scale=(0.1, 0.5), side=0.75), drawn)
     for number, (image, row) in enumerate(zip(IMAGES, ours, strict=True)):
         planes = image.permute(2, 0, 1).double()
         theirs = reference.resized_crop(planes, top, left, height, width, [12, 12], antialias=False)
@@ -73,18 +73,18 @@ def test_crops_are_torchvisions() -> None:
 
 
 def test_the_tasks_own_crop_is_the_padding_and_crop_of_plain_training() -> None:
-    from ifsl_bench.backbones.images import cut
+    from ifsl_bench.backbones.images import apply_crops
 
-    drawn = draw_view(View(), len(IMAGES), 2, True, np.random.default_rng(1))
+    drawn = draw_augmentation(View(), len(IMAGES), 2, True, np.random.default_rng(1))
     crops = drawn[:, (0, 1, 4)].T.long()
-    assert torch.equal(apply_view(IMAGES, View(), drawn), cut(IMAGES, crops))
+    assert torch.equal(apply_augmentation(IMAGES, View(), drawn), apply_crops(IMAGES, crops))
     assert 0 < crops[2].sum() < len(IMAGES)
     assert {-2, 2} <= set(crops[:2].flatten().tolist()) <= set(range(-2, 3))
 
 
 def test_draws_have_the_shares_and_ranges_that_a_view_names() -> None:
     view, count = View(scale=(0.2, 0.9), flip=True, jitter=0.4, grey=0.2), 20_000
-    drawn = draw_view(view, count, 0, False, np.random.default_rng(2))
+    drawn = draw_augmentation(view, count, 0, False, np.random.default_rng(2))
     half_width, half_height = drawn[:, 2], drawn[:, 3]
     area = half_width * half_height
     whole = (half_width < 1) & (half_height < 1)  # the others were cut to the image
@@ -102,5 +102,5 @@ def test_draws_have_the_shares_and_ranges_that_a_view_names() -> None:
 
 
 def test_grey_images_have_no_hue() -> None:
-    drawn = draw_view(View(jitter=0.4, grey=0.5), 12, 0, False, np.random.default_rng(3))
-    assert apply_view(IMAGES[..., :1].contiguous(), View(jitter=0.4, grey=0.5), drawn).shape == (12, 16, 16, 1)
+    drawn = draw_augmentation(View(jitter=0.4, grey=0.5), 12, 0, False, np.random.default_rng(3))
+    assert apply_augmentation(IMAGES[..., :1].contiguous(), View(jitter=0.4, grey=0.5), drawn).shape == (12, 16, 16, 1)

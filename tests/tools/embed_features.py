@@ -20,8 +20,8 @@ from safetensors.torch import save
 
 from ifsl_bench.backbones import pretrained as stored
 from ifsl_bench.backbones import weights
-from ifsl_bench.backbones.features import bank_folder, class_moments
-from ifsl_bench.backbones.pretrained import HeadKind, definition, pretraining_key
+from ifsl_bench.backbones.features import compute_class_moments, feature_folder
+from ifsl_bench.backbones.pretrained import HeadKind, define_pretraining, pretraining_key
 from ifsl_bench.data.preparing.prepare import build_in_locked_folder
 from ifsl_bench.data.sets.embedded import FORMAT_VERSION, HEAD_ORDER, METADATA_KEY, EmbeddedFeatures, pools_checksum
 from ifsl_bench.data.source import BuildContext
@@ -93,8 +93,8 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
             )  # fmt: skip
             accuracy[pool] = float((logits.argmax(1).numpy() == right).mean())
         recorded = info["recorded"] | {"key": key, "accuracy": accuracy, "seed": 0}
-        made_of = definition(task, fingerprint, head, 0)
-        weights.write_weights(stored.PACKAGED[0] / f"{key}.safetensors", save(tensors), made_of, recorded)
+        made_of = define_pretraining(task, fingerprint, head, 0)
+        weights.write_weights(stored.PACKAGED_FOLDERS[0] / f"{key}.safetensors", save(tensors), made_of, recorded)
     return fingerprint
 
 
@@ -138,8 +138,8 @@ def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torc
     """One backbone's bytes [n, D] of each pool, the tensors of its weights, and what was recorded of it."""
     dataset, pretrained = prepared.dataset, prepared.pretrained
     starts, base = dataset.pool("base/train").starts, prepared.features("base/train")
-    folder = bank_folder(prepared.work.home, pretrained.features_key, "base/train", prepared.task)
-    moments = class_moments(folder, base, starts, prepared.work.reporter)
+    folder = feature_folder(prepared.work.home, pretrained.features_key, "base/train", prepared.task)
+    moments = compute_class_moments(folder, base, starts, prepared.work.reporter)
     features = {pool: np.asarray(prepared.features(pool)) for pool in dataset.manifest["pools"] if pool != "base/train"}
     bytes_, scale, offset = quantised({"base/train": moments.means.astype(np.float32), **features})
     head = {f"head.{name}": value.detach().half() for name, value in pretrained.head.named_parameters()}

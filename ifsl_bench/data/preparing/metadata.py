@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ifsl_bench.data import datasets
-from ifsl_bench.data.datasets import is_prepared, not_prepared_message, open_pinned, open_prepared
-from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.views import (
+from ifsl_bench.data.dataset_views import (
     BASE_POOLS,
     NOVEL_POOLS,
     check_base_classes,
@@ -22,6 +20,8 @@ from ifsl_bench.data.views import (
     with_fewer_base_classes,
     with_other_base_classes,
 )
+from ifsl_bench.data.datasets import is_prepared, not_prepared_message, open_pinned, open_prepared
+from ifsl_bench.data.pools import Dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks

@@ -35,17 +35,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Changes to a task; None leaves a part as it is.
 
     Attributes:
-        base_classes: how many base classes of the data set, see :mod:`ifsl_bench.data.views`; the backbone is
+        base_classes: how many base classes of the data set, see :mod:`ifsl_bench.data.dataset_views`; the backbone is
             trained on these alone.
         base_order: the number of a draw of the base classes, among all classes of a published list of sessions, see
-            :mod:`ifsl_bench.data.views`; the backbone is trained on these alone.
+            :mod:`ifsl_bench.data.dataset_views`; the backbone is trained on these alone.
         ways: novel classes of an episode.
         shots: support images of each.
         queries: query images of each. Base queries change in proportion, so that the shares of base and novel
             queries stay what they were.
         pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
         novel_from: a data set whose classes are the novel ones of validation and testing, see
-            :mod:`ifsl_bench.data.views`; all training stays on the task's own.
+            :mod:`ifsl_bench.data.dataset_views`; all training stays on the task's own.
         backbone: the name of another one.
         weights: the first digits of the checksum of weights that the user gives it.
         pretrained_on: what these weights have seen.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ifsl_bench.backbones.pretrained import is_offered
+from ifsl_bench.backbones.pretrained import is_package_used
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.data.published_splits import read_columns
@@ -94,7 +94,7 @@ def is_trained(job: Job, home: Paths) -> bool:
     stage = make_pretrain_stage(job)
     backbone = stage.linear_stage or stage  # a head on its features takes seconds
     if job.task.pretraining.backbone != NO_BACKBONE and not (
-        backbone.is_cached(home) or is_offered(home, backbone.key(home))
+        backbone.is_cached(home) or is_package_used(home, backbone.key(home))
     ):
         return False
     if not job.is_meta_trained:
