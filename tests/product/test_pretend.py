@@ -431,7 +431,7 @@ def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(her
             assert place.device == (CPU if few is None or episodes < few else DEVICE)
             assert (
                 f"fewer than {few}" if episodes < (few or 0) else "this method's" if few is None else "at least"
-            ) in place.why
+            ) in place.reason
 
 
 def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call, here):

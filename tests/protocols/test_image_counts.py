@@ -56,7 +56,7 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
     sampler = EpisodeSampler(("t", "test", 0), spec, 2, novel.starts, of_base.starts)
     method = Nearest(base, 2)
     expected = {
-        name: {what: np.zeros((2, pool.images), int) for what in ("asked", "joint", "alone", "calibrated")}
+        name: {what: np.zeros((2, pool.n_images), int) for what in ("asked", "joint", "alone", "calibrated")}
         for name, pool in (("base", of_base), ("novel", novel))
     }
     loader = EpisodeLoader(sampler, novel, of_base)
@@ -93,7 +93,7 @@ def test_sessions_weigh_the_hits_of_each_image_as_the_average_does(name, base, b
     method, loader = seeded_method(name, base), loader_of(base)
     sessions, ways, count = 3, 2, 5
     base_images, each = len(loader.base.features[0]), loader.sampler.queries
-    asked = {"base": np.zeros((sessions + 1, base_images)), "novel": np.zeros((sessions + 1, loader.novel.images))}
+    asked = {"base": np.zeros((sessions + 1, base_images)), "novel": np.zeros((sessions + 1, loader.novel.n_images))}
     right = {bias: {pool: np.zeros_like(values) for pool, values in asked.items()} for bias in (0.0, BIAS.value)}
     for e in range(count):
         batch, state = loader.batch(e, 1), None
