@@ -181,8 +181,10 @@ def test_what_a_run_takes_is_measured_and_how_to_rehearse_it(photos, home, call)
 
 def test_the_first_step_does_not_count_even_on_a_slow_machine(photos, home, messages, monkeypatch):
     dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
-    steps, step = [], PretrainingTrainer._step
-    monkeypatch.setattr(PretrainingTrainer, "_step", lambda self, *arguments: steps.append(step(self, *arguments)))
+    steps, step = [], PretrainingTrainer._train_step
+    monkeypatch.setattr(
+        PretrainingTrainer, "_train_step", lambda self, *arguments: steps.append(step(self, *arguments))
+    )
     measure_seconds_per_step(own_tasks(home)["mine-5shot"], dataset, torch.device("cpu"), most=0.0)
     assert len(steps) == 2
 

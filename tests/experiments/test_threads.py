@@ -85,7 +85,7 @@ def weights(home: Path) -> dict[str, str]:
 
 def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
     thread_counts: dict[str, set[int]] = {"steps": set(), "features": set()}
-    step, compute = PretrainingTrainer._step, prepared.compute_features
+    step, compute = PretrainingTrainer._train_step, prepared.compute_features
 
     def spied_step(*args):
         thread_counts["steps"].add(torch.get_num_threads())
@@ -95,7 +95,7 @@ def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
         thread_counts["features"].add(torch.get_num_threads())
         return compute(*args)
 
-    monkeypatch.setattr(PretrainingTrainer, "_step", spied_step)
+    monkeypatch.setattr(PretrainingTrainer, "_train_step", spied_step)
     monkeypatch.setattr(prepared, "compute_features", spied_compute)
     for name, ambient, share in (("one", 1, 2), ("two", 4, 1)):
         shutil.copytree(here / "home", here / name)

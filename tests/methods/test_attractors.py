@@ -103,7 +103,7 @@ def pieces(kind: str, learner: str, z, prefix: str) -> dict[str, Tensor]:
 class Stay(NetworkLearner):
     """Takes a stored point for the solution, since the problem has several."""
 
-    def solver(self, dtype, training=False):
+    def make_solver(self, dtype, training=False):
         return self
 
     def run(self, objective, v0, args):

@@ -25,7 +25,7 @@ def problem(scale: float, dtype: torch.dtype) -> tuple[Base, Support, Query]:
     centres = generator.normal(size=(K + N, 1, D))
     images = scale * (centres + 1.5 * generator.normal(size=(K + N, 20, D)))
     x = torch.from_numpy(images.astype(np.float32)).to(dtype)
-    moments = ClassMoments.of(x[:K].reshape(-1, D).numpy(), np.arange(0, 20 * K + 1, 20))
+    moments = ClassMoments.from_features(x[:K].reshape(-1, D).numpy(), np.arange(0, 20 * K + 1, 20))
     means, counts, covariance = (torch.from_numpy(v).to(dtype) for v in vars(moments).values())
     base = Base(means, torch.zeros(K, dtype=dtype), means, 10.0, counts, covariance)
     support, queries = x[K:, :SHOTS].reshape(1, -1, D), x[:, SHOTS:].reshape(1, -1, D)

@@ -35,7 +35,7 @@ def method(name: str, base: Base, **options):
 
 def base_of(z, weight=None, bias=None, scale: float = 1.0) -> Base:
     starts = np.searchsorted(z["in/y_base"].numpy(), np.arange(K + 1))
-    moments = ClassMoments.of(z["in/x_base"].numpy(), starts)
+    moments = ClassMoments.from_features(z["in/x_base"].numpy(), starts)
     means, counts, covariance = (torch.from_numpy(x) for x in (moments.means, moments.counts, moments.covariance))
     weight = means if weight is None else weight
     bias = torch.zeros(K, dtype=torch.float64) if bias is None else bias
