@@ -41,7 +41,7 @@ class Quartic(Objective):
         fit = (args.a @ v[:, :, None])[:, :, 0] - args.b
         return (args.a.mT @ fit[:, :, None])[:, :, 0] + args.strength * v + v.pow(3) / 10
 
-    def take(self, args, index):
+    def select_episodes(self, args, index):
         return Args(args.a[index], args.b[index], args.strength)
 
 

@@ -269,7 +269,7 @@ def test_saddles_are_left_where_training_asks_for_the_gradient_of_a_minimum(line
     escapes = []
 
     class Spy(NetworkLearner):
-        def past_saddles(self, solver):
+        def with_saddle_escapes(self, solver):
             escapes.append(super().with_saddle_escapes(solver).escapes)
             return super().with_saddle_escapes(solver)
 
