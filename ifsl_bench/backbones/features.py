@@ -68,7 +68,7 @@ def feature_folder(
         task: defines how views are augmented.
         n_views: 1 for the plain images, more for augmented copies.
         fingerprint_prefix: of the data set that the pool comes from, which tells pools of one name apart; see
-            :meth:`ifsl_bench.data.pools.Dataset.origin`.
+            :meth:`ifsl_bench.data.pools.Dataset.fingerprint_prefix`.
     """
     name = pool.replace("/", "-") + (f"-from-{fingerprint_prefix}" if fingerprint_prefix else "")
     if n_views > 1:
@@ -122,7 +122,7 @@ def compute_features(
     if pool.images.ndim == 2:
         dataset.check_images(name)
         return pool.images
-    folder = feature_folder(home, pretrained.features_key, name, task, n_views, dataset.origin(name))
+    folder = feature_folder(home, pretrained.features_key, name, task, n_views, dataset.fingerprint_prefix(name))
     shape = (n_views * len(pool), pretrained.network.features)
 
     def read_cached() -> np.ndarray | None:

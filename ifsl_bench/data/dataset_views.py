@@ -206,7 +206,7 @@ class CrossDomainDataset(Dataset):
     def partial(self) -> bool:
         return self.base.partial or self.novel.partial
 
-    def origin(self, pool: str) -> str:
+    def fingerprint_prefix(self, pool: str) -> str:
         return fingerprint_prefix(self.novel.fingerprint) if pool in NOVEL_POOLS else ""
 
     def pool(self, name: str) -> Pool:

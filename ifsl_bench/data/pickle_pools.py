@@ -53,7 +53,7 @@ def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, An
     Raises:
         UserError: It is no dict, or lacks a key.
     """
-    where = tree.where(entry)
+    where = tree.format_location(entry)
     value = load_pickle(tree.memory_map(entry), where)
     if not isinstance(value, dict):
         raise UserError(f"{where} holds {describe_value(value)}, expected a dict with {', '.join(keys)}")
@@ -211,7 +211,7 @@ def read_list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], co
     Raises:
         UserError: The list has more or fewer items, or other ones.
     """
-    where = tree.where(entry)
+    where = tree.format_location(entry)
     images = load_pickle(tree.memory_map(entry), where)
     if not isinstance(images, list):
         raise UserError(f"{where} holds {describe_value(images)}, expected a list of arrays")

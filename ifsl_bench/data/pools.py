@@ -77,7 +77,7 @@ class Dataset:
         """Fingerprint of the data set of novel classes, "" where it is this one; see :mod:`.dataset_views`."""
         return ""
 
-    def origin(self, pool: str) -> str:
+    def fingerprint_prefix(self, pool: str) -> str:
         """Return the prefix of the fingerprint of the data set that a pool comes from; "" for this one."""
         return ""
 
@@ -97,7 +97,7 @@ class Dataset:
         return len(self.shape) == 3 and "features_of" not in self.manifest.get("about", {})
 
     @property
-    def items(self) -> str:
+    def item_noun(self) -> str:
         """The word for what it holds: images, or features."""
         return "images" if self.has_images else "features"
 

@@ -220,7 +220,7 @@ class PublishedData(DatasetSource):
     def recipe(self) -> str:
         return ", ".join([self.name, "1", *([lists_digest(*self.lists)] if self.lists else [])])
 
-    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
+    def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         return self.shape, self.counts
 
 
@@ -299,7 +299,7 @@ class SessionSource(PublishedData):
     """A data set whose classes come in the sessions of a published list."""
 
     @abstractmethod
-    def sessions(self) -> Mapping[str, int]:
+    def session_of_class(self) -> Mapping[str, int]:
         """Return class -> session, in the order of the list."""
 
 
@@ -316,7 +316,7 @@ def novel_class_order(data: str, classes: Sequence[str]) -> np.ndarray:
     source = dataset_source(data) if data in registry.registered_entry_points(registry.DATASET_GROUP) else None
     if not isinstance(source, SessionSource):
         raise UserError(f"data set {data!r} has no published list of sessions; leave out published = true")
-    sessions = source.sessions()
+    sessions = source.session_of_class()
     novel = sorted((name for name in sessions if sessions[name]), key=sessions.__getitem__)
     if missing := [name for name in novel if name not in classes]:
         raise UserError(

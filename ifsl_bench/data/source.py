@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ifsl_bench.data.pools import ALL_POOLS
 from ifsl_bench.data.read.archive import FileTree, to_printable
 from ifsl_bench.data.writer import Writer
+from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
@@ -148,6 +149,12 @@ class DatasetSource(ABC):
     needs_source: ClassVar[bool] = True
     layouts: Sequence[Layout] = ()
 
+    expected_contents = RenamedAttribute("expected_shape_and_counts")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        rename_attributes(cls)
+
     @abstractmethod
     def recipe(self) -> str:
         """Return an identity that changes whenever the content would."""
@@ -178,7 +185,7 @@ class DatasetSource(ABC):
         context.about["form"] = layout.title
         layout.build(context)
 
-    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts] | None:
+    def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts] | None:
         """Return the shape of an image and the counts of each pool, if known before building."""
         return None
 

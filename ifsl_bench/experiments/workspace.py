@@ -200,7 +200,7 @@ class PreparedTask:
         """Return the devices that computed the opened features, as far as recorded: one entry, or one a pool."""
         places = {}
         for pool, views in self._features:
-            origin = self.dataset.origin(pool)
+            origin = self.dataset.fingerprint_prefix(pool)
             folder = feature_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
             if place := str(read_feature_record(folder).get("place", "")):
                 places[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place

@@ -59,7 +59,7 @@ class Images:
     def check_images(self, name):
         pass
 
-    def origin(self, name):
+    def fingerprint_prefix(self, name):
         return ""
 
     def pool(self, name):

@@ -95,7 +95,7 @@ def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
     ],
 )
 def test_counts_are_those_that_imports_are_held_against(name, title, column):
-    _, counts = datasets.dataset_source(name).expected_contents()
+    _, counts = datasets.dataset_source(name).expected_shape_and_counts()
     assert counts_in(title, column) == {pool: (count.classes, count.images) for pool, count in counts.items()}
 
 
@@ -104,10 +104,10 @@ def test_counts_are_those_that_imports_are_held_against(name, title, column):
     [
         ("### `mini-imagenet`: LwoF's", set(mini.LwofPickles.files.values())),
         ("### `mini-imagenet-held-out`", {names[0] for names in mini.Learn2learnCaches.files.values()}),
-        ("### `tiered-imagenet`: the paper's", {*tiered.AttractorFiles.prefixes, "class_names.txt", "synsets.txt"}),
+        ("### `tiered-imagenet`: the paper's", {*tiered.Ren2019Pickles.prefixes, "class_names.txt", "synsets.txt"}),
         (
             "### `tiered-imagenet-2018`",
-            {f"{prefix}_{part}.pkl" for prefix in tiered.Files2018.prefixes for part in ("images_png", "labels")}
+            {f"{prefix}_{part}.pkl" for prefix in tiered.Ren2018Pickles.prefixes for part in ("images_png", "labels")}
             | {"class_names.txt", "synsets.txt"},
         ),
     ],

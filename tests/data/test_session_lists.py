@@ -80,7 +80,7 @@ def test_the_lists_have_the_published_counts():
 def test_sessions_of_the_lists(name, base, sessions, ways):
     source = dataset_source(name)
     assert isinstance(source, SessionSource)
-    class_sessions = source.sessions()
+    class_sessions = source.session_of_class()
     assert Counter(class_sessions.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
     novel = sorted(c for c, session in class_sessions.items() if session)
     order = novel_class_order(name, novel)
@@ -237,14 +237,16 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     whole = {row["class"]: int(row["images"]) for row in read_rows("cub.csv")}
 
     def classes(pool: str) -> list[str]:
-        return sorted(c for c, session in source.sessions().items() if (session > 0) == pool.startswith("novel"))
+        return sorted(
+            c for c, session in source.session_of_class().items() if (session > 0) == pool.startswith("novel")
+        )
 
     def starts(pool: str) -> np.ndarray:
         if name == "cub":
             each = [whole[c] - tests[c] if pool == "novel/support" else tests[c] for c in classes(pool)]
         else:
             each = [500 if pool == "novel/support" else 100 for _ in classes(pool)]
-        assert sum(each) == source.expected_contents()[1][pool].images
+        assert sum(each) == source.expected_shape_and_counts()[1][pool].images
         return np.cumsum([0, *each])
 
     tasks = [task for task in packaged_tasks().values() if task.dataset.name == source.name]
@@ -254,7 +256,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
         sampler = task_side_sampler(task, "test", 0, starts, classes=classes, order=order)
         assert sampler.digest(task.evaluation.episodes) == task.digest
     drawn = sampler.sample(0, 1)
-    sessions = [source.sessions()[classes("novel")[c]] for c in drawn.classes[0]]
+    sessions = [source.session_of_class()[classes("novel")[c]] for c in drawn.classes[0]]
     assert sessions == sorted(sessions), "the order of the list"
     first = torch.from_numpy(starts("novel/support"))[drawn.classes[0]]
     assert torch.equal(drawn.support[0], first[:, None] + torch.arange(5)), "its supports, which come first"

@@ -243,8 +243,8 @@ def pool_rows(dataset: Dataset) -> list[dict[str, str]]:
             {
                 "pool": pool,
                 "classes": classes,
-                dataset.items: images,
-                f"{dataset.items} per class": each,
+                dataset.item_noun: images,
+                f"{dataset.item_noun} per class": each,
                 "first classes": format_first(names),
             }
         )
@@ -284,7 +284,7 @@ def statistics_tables(home: Paths, name: str, reporter: Reporter) -> list[tuple[
                 "Purpose": side,
                 "N. Cls": classes,
                 "N. Img" if dataset.has_images else "N. Feat": images,
-                f"{dataset.items} per class": each,
+                f"{dataset.item_noun} per class": each,
                 **moments,
             }
         )

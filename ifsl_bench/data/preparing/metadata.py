@@ -133,9 +133,9 @@ def _metadata(
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes, dataset.supports_unknown)
     source = datasets.dataset_source(name) if name in registry.registered_entry_points(registry.DATASET_GROUP) else None
-    if source is None or (source.needs_source and not (published_counts and source.expected_contents())):
+    if source is None or (source.needs_source and not (published_counts and source.expected_shape_and_counts())):
         raise UserError(not_prepared_message(home, spec))
-    shape, counts = source.expected_contents() or ((), {})
+    shape, counts = source.expected_shape_and_counts() or ((), {})
     if counts and base_classes is not None:
         check_base_classes(name, base_classes, counts["base/train"].classes)
     starts = {}

@@ -377,12 +377,12 @@ def _report_speed(dataset: Dataset, context: BuildContext, complete: Container[s
     entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
     count = sum(entry["shape"][0] for entry in entries)
     written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
-    speed = f"{count / seconds:,.0f} {dataset.items}/s, {written / seconds:,.1f} MB/s written"
+    speed = f"{count / seconds:,.0f} {dataset.item_noun}/s, {written / seconds:,.1f} MB/s written"
     if context.bytes_read:
         speed += f", {context.bytes_read / 1e6 / seconds:,.1f} MB/s read"
     mark = ", partial" if dataset.partial else ""
     context.reporter.say(
-        f"{dataset.name}{mark}: {count:,} {dataset.items}, {written:,.1f} MB, in {seconds:.1f} s ({speed})"
+        f"{dataset.name}{mark}: {count:,} {dataset.item_noun}, {written:,.1f} MB, in {seconds:.1f} s ({speed})"
     )
 
 

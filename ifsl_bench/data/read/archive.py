@@ -223,11 +223,13 @@ class FileTree(ABC):
         Raises:
             UserError: It is damaged or cut short, or too large for an image.
         """
-        image_bytes_limit().check(entry.size, self.where(entry))
+        image_bytes_limit().check(entry.size, self.format_location(entry))
         with self.readable(entry), self.open(entry) as file:
             content = file.read(entry.size + 1)
         if len(content) != entry.size:
-            raise UserError(f"{self.where(entry)} is cut short: {len(content):,} of {entry.size:,} bytes are there")
+            raise UserError(
+                f"{self.format_location(entry)} is cut short: {len(content):,} of {entry.size:,} bytes are there"
+            )
         return content
 
     def memory_map(self, entry: Entry) -> mmap.mmap | bytes:
@@ -241,7 +243,7 @@ class FileTree(ABC):
                 append_block(copy, block)
             return _map_file(copy)
 
-    def where(self, entry: Entry | str) -> str:
+    def format_location(self, entry: Entry | str) -> str:
         """Return the name of a file in messages."""
         return f"{entry if isinstance(entry, str) else entry.path} in {self.path}"
 
@@ -251,7 +253,7 @@ class FileTree(ABC):
         try:
             yield
         except BAD_CONTENT_ERRORS as error:
-            raise UserError(f"cannot read {self.where(entry)}: {_error_reason(error)}") from error
+            raise UserError(f"cannot read {self.format_location(entry)}: {_error_reason(error)}") from error
 
     def identity(self) -> str:
         """Return a hash of path, sizes and times, which changes when the files do."""
@@ -310,7 +312,7 @@ def open_tree(path: Path) -> FileTree:
 class _FolderTree(FileTree):
     kind = "folder"
 
-    def where(self, entry: Entry | str) -> str:
+    def format_location(self, entry: Entry | str) -> str:
         return str(self.path / (entry if isinstance(entry, str) else entry.path))
 
     def _list(self) -> Iterator[Entry]:
@@ -433,7 +435,7 @@ class _ZipTree(FileTree):
 
     def open(self, entry: Entry) -> BinaryIO:
         _ = self.entries
-        return open_member(self.archive, self.members[entry.path], self.where(entry))
+        return open_member(self.archive, self.members[entry.path], self.format_location(entry))
 
 
 class _TarHeader(tarfile.TarInfo):

@@ -375,11 +375,11 @@ def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[ImageItem]:
             try:
                 return tree.read(entry)
             except UserError as error:  # the others are still decoded
-                name = tree.where(entry)
+                name = tree.format_location(entry)
                 raise BadImage(str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)) from error
 
         return read
 
     for row, path in enumerate(paths):
         entry = tree.by_path[path]
-        yield row, tree.where(entry), reader(entry)
+        yield row, tree.format_location(entry), reader(entry)

@@ -54,7 +54,7 @@ PER_CLASS = {"train": 500, "test": 100}  # images of a class in each part
 _FOLDER = "cifar-100-python"
 # A class's folder in the folder of a part, which some call training or val, or below the folder of its superclass.
 _PNG = re.compile(r"(?:.*/)?(train|test|val)[a-z]*/(?:[^/]+/)?([^/]+)/([^/]+\.png)", re.IGNORECASE)
-sides = partial(read_columns, CLASSES_FILE, "class", "split")  # class -> train, val or test
+read_side_of_class = partial(read_columns, CLASSES_FILE, "class", "split")  # class -> train, val or test
 
 
 class Cifar100(Layout):
@@ -67,19 +67,19 @@ class Cifar100(Layout):
 
     def build(self, context: BuildContext) -> None:
         entries = _entries(context.files)
-        where = context.files.where(entries[META])
+        where = context.files.format_location(entries[META])
         names = to_names(
             load_dict(context.files, entries[META], ("fine_label_names",))["fine_label_names"],
             "'fine_label_names'",
             where,
         )
-        if strange := sorted(set(names) - sides().keys()):
+        if strange := sorted(set(names) - read_side_of_class().keys()):
             raise UserError(f"{where} names a class {strange[0]!r}, which is none of CIFAR-100's")
         if len(set(names)) < len(names):
             raise UserError(f"{where} gives two labels one name")
         arrays, labels = [], []
         for entry in (entries[part] for part in PARTS):
-            where = context.files.where(entry)
+            where = context.files.format_location(entry)
             value = load_dict(context.files, entry, ("data", "fine_labels"))
             arrays.append(to_images(value["data"], "'data'", where, (32 * 32 * 3,)))
             labels.append(to_integers(value["fine_labels"], "'fine_labels'", where, len(arrays[-1])))
@@ -104,7 +104,7 @@ class Cifar100(Layout):
         """
         labels = np.concatenate([train, test])
         groups = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
-        pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(groups, sides(), "cifar-fs")
+        pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(groups, read_side_of_class(), "cifar-fs")
         check_pools(context, "CIFAR-FS", POOL_COUNTS, pools)
         return pools
 
@@ -143,10 +143,12 @@ class CifarFolders(Layout):
     title: ClassVar[str] = "CIFAR-100 as PNG files (train/apple/*.png, ..., test/apple/*.png, ...)"
 
     def matches(self, tree: FileTree) -> bool:
-        return any((match := _PNG.fullmatch(entry.path)) and _class_of(match) in sides() for entry in tree.entries)
+        return any(
+            (match := _PNG.fullmatch(entry.path)) and _class_of(match) in read_side_of_class() for entry in tree.entries
+        )
 
     def build(self, context: BuildContext) -> None:
-        whole = {f"{part}/{name}": count for part, count in PER_CLASS.items() for name in sorted(sides())}
+        whole = {f"{part}/{name}": count for part, count in PER_CLASS.items() for name in sorted(read_side_of_class())}
 
         def named(match: re.Match[str]) -> tuple[str, str]:
             part = "train" if match[1].lower() == "train" else "test"
@@ -161,7 +163,9 @@ class CifarFolders(Layout):
             which = format_first([f"{count} of {group}" for group, count in missing.items() if count])
             lacks = f"{lacking:,} of CIFAR-100's {sum(whole.values()):,} images: {which}"
             context.require_complete(f"missing are {lacks}", f"{context.origin} lacks {lacks}. Get the whole")
-        by_part = {part: {name: images.get(f"{part}/{name}", []) for name in sorted(sides())} for part in PARTS}
+        by_part = {
+            part: {name: images.get(f"{part}/{name}", []) for name in sorted(read_side_of_class())} for part in PARTS
+        }
         import_images(context, self.pools(context, by_part), ImageSpec(IMAGE_SHAPE[0]))
 
     def pools(
@@ -174,7 +178,7 @@ class CifarFolders(Layout):
             images: Part (train or test) -> class -> paths, in order.
         """
         groups = {name: [*paths, *images["test"][name]] for name, paths in images["train"].items()}
-        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(groups, sides(), "cifar-fs")
+        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(groups, read_side_of_class(), "cifar-fs")
         check_pools(context, "CIFAR-FS", POOL_COUNTS, pools)
         return pools
 
@@ -259,7 +263,9 @@ class SessionFolders(CifarFolders):
             for path in images[part][name]
             if part == "test" or session == 0
         ]
-        by_class = {name: {path: path for part in PARTS for path in images[part][name]} for name in sides()}
+        by_class = {
+            name: {path: path for part in PARTS for path in images[part][name]} for name in read_side_of_class()
+        }
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
             SESSION_LISTS_TITLE, listed, by_class, HELD_OUT_PER_CLASS, "cifar100-sessions"
         )
@@ -273,7 +279,7 @@ class SessionFolders(CifarFolders):
 
 def _class_sessions() -> dict[str, int]:
     """Return class -> session, in the order of the list."""
-    names = sorted(sides())  # a class's label is its place
+    names = sorted(read_side_of_class())  # a class's label is its place
     return {
         names[int(row["fine_label"])]: int(row["session"]) for row in read_rows(SESSION_LISTS_FILE) if row["fine_label"]
     }
@@ -289,5 +295,5 @@ class CifarSessions(CifarFS, SessionSource):
     layouts = (SessionArrays(), SessionFolders())
     counts, lists = COUNTS_60_40, (SESSION_LISTS_FILE,)
 
-    def sessions(self) -> dict[str, int]:
+    def session_of_class(self) -> dict[str, int]:
         return _class_sessions()

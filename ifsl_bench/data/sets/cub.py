@@ -43,7 +43,7 @@ POOL_COUNTS = {  # of all images
     "novel/test": Count(50, 2_953),
 }
 _IMAGE_PATH = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORECASE)
-side_of_class = partial(
+read_side_of_class = partial(
     read_columns, CLASSES_FILE, "class", "split"
 )  # class, "001.Black_footed_Albatross" -> train, val or test
 
@@ -58,19 +58,19 @@ class CubPhotographs(Layout):
 
     def matches(self, tree: FileTree) -> bool:
         return any(
-            (match := _IMAGE_PATH.fullmatch(entry.path)) and match[1] in side_of_class() for entry in tree.entries
+            (match := _IMAGE_PATH.fullmatch(entry.path)) and match[1] in read_side_of_class() for entry in tree.entries
         )
 
     def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
         """Return class -> "class/file name" -> path, both in order."""
         images = find_images(
-            tree, _IMAGE_PATH, lambda match: (match[1], f"{match[1]}/{match[2]}"), side_of_class(), "CUB-200-2011"
+            tree, _IMAGE_PATH, lambda match: (match[1], f"{match[1]}/{match[2]}"), read_side_of_class(), "CUB-200-2011"
         )
         return {name: dict(sorted(group.items())) for name, group in images.items()}
 
     def build(self, context: BuildContext) -> None:
         paths = {name: list(images.values()) for name, images in self.images(context.files).items()}
-        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, side_of_class(), "cub")
+        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, read_side_of_class(), "cub")
         check_pools(context, "CUB-200-2011", POOL_COUNTS, pools)
         import_images(context, pools, ImageSpec(self.size, fit="stretch"))
 
@@ -136,5 +136,5 @@ class CubSessions(SessionSource):
     layouts = (CubSessionPhotographs(SESSION_SIZE),)
     shape, counts, lists = (SESSION_SIZE, SESSION_SIZE, 3), SESSION_COUNTS, (SESSION_LISTS_FILE,)
 
-    def sessions(self) -> dict[str, int]:
+    def session_of_class(self) -> dict[str, int]:
         return {_class_folder(row["image"]): int(row["session"]) for row in read_rows(SESSION_LISTS_FILE)}

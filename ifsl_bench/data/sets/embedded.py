@@ -37,7 +37,7 @@ class EmbeddedFeatures(DatasetSource):
     def recipe(self) -> str:
         return f"embedded features {FORMAT_VERSION}: {self._read()[0]['sha256']}"
 
-    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
+    def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         facts, _ = self._read()
         counts = {pool: Count(len(entry["counts"]), sum(entry["counts"])) for pool, entry in facts["pools"].items()}
         return tuple(facts["shape"]), counts

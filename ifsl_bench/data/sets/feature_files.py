@@ -124,7 +124,7 @@ def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
         entry = _find_pool_file(tree, pool)
         if entry is None:
             continue
-        where = tree.where(entry)
+        where = tree.format_location(entry)
         features, stored = _read_features_and_labels(tree, entry)
         values, ids = np.unique(_check_labels(stored, where), return_inverse=True)
         names = np.array([to_nfc(value) for value in values.tolist()]) if values.dtype.kind == "U" else values
@@ -175,8 +175,8 @@ def _find_pool_file(tree: FileTree, pool: str) -> Entry | None:
     if not entries and pool != "novel/train":
         wanted = ", ".join(map(_stem, POOLS))
         raise UserError(
-            f"{tree.where(f'{_stem(pool)}.npz')} is missing; a data set of frozen features is six files: {wanted}, "
-            f"each {' or '.join(READERS)} (without novel-train, base classes are hidden in turn)"
+            f"{tree.format_location(f'{_stem(pool)}.npz')} is missing; a data set of frozen features is six files: "
+            f"{wanted}, each {' or '.join(READERS)} (without novel-train, base classes are hidden in turn)"
         )
     return entries[0] if entries else None
 
@@ -199,7 +199,7 @@ def _read_features_and_labels(tree: FileTree, entry: Entry) -> tuple[np.ndarray,
     Raises:
         UserError: it is damaged, or they are not of that form.
     """
-    where = tree.where(entry)
+    where = tree.format_location(entry)
     with tree.readable(entry):
         raw = tree.open(entry)
     with raw:
@@ -239,7 +239,7 @@ def _load_features(tree: FileTree, entry: Entry) -> np.ndarray:
         largest = np.maximum(features.max(axis=1), -features.min(axis=1)).astype(np.float64)  # [n]
     if not np.isfinite(largest).all():
         rows = int((~np.isfinite(largest)).sum())
-        raise UserError(f"{tree.where(entry)}: features contain NaN or infinity in {rows:,} rows")
+        raise UserError(f"{tree.format_location(entry)}: features contain NaN or infinity in {rows:,} rows")
     beyond = (largest != 0) & ((largest < _SMALLEST) | (largest > _LARGEST))
     if beyond.any():
         usual = float(np.median(largest[largest != 0]))
@@ -250,9 +250,9 @@ def _load_features(tree: FileTree, entry: Entry) -> np.ndarray:
                 "out rows that are still beyond; cosines stay what they are"
             )
         raise UserError(
-            f"{tree.where(entry)}: in {int(beyond.sum()):,} of {len(largest):,} rows the largest feature is from "
-            f"{largest[beyond].min():.1e} to {largest[beyond].max():.1e}, whose squares float32 cannot hold; between "
-            f"{_SMALLEST:.0e} and {_LARGEST:.0e} it can. {remedy}"
+            f"{tree.format_location(entry)}: in {int(beyond.sum()):,} of {len(largest):,} rows the largest feature is "
+            f"from {largest[beyond].min():.1e} to {largest[beyond].max():.1e}, whose squares float32 cannot hold; "
+            f"between {_SMALLEST:.0e} and {_LARGEST:.0e} it can. {remedy}"
         )
     return features.astype(np.float32)
 

@@ -174,7 +174,7 @@ def scan_class_folders(tree: FileTree, depth: int = 1) -> FolderScan:
     paths = [entry.path for entry in tree.entries if is_image(entry.path)]
     parts = [path.split("/")[:-1] for path in paths]
     if paths and all(folders == parts[0] for folders in parts):
-        where = tree.where("/".join(parts[0])) if parts[0] else str(tree.path)
+        where = tree.format_location("/".join(parts[0])) if parts[0] else str(tree.path)
         raise UserError(
             f"all {len(paths):,} images are in one folder, {where}, which makes one class; give the folder that holds "
             f"the folders of all classes, the layout is <root>/<class>/<image>"
@@ -200,7 +200,7 @@ def scan_class_folders(tree: FileTree, depth: int = 1) -> FolderScan:
     spellings: dict[str, set[str]] = {}
     for path, folders in zip(paths, parts, strict=True):
         if len(folders) < start + depth:
-            raise UserError(f"{tree.where(path)} is in no folder of a class; the layout is {form}/<image>")
+            raise UserError(f"{tree.format_location(path)} is in no folder of a class; the layout is {form}/<image>")
         spelling = "/".join(folders[start : start + depth])
         name = to_nfc(spelling)
         spellings.setdefault(name, set()).add(spelling)

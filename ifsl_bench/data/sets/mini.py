@@ -68,13 +68,13 @@ HELD_OUT_NAME = "mini-imagenet-held-out"
 EXTRA_PER_CLASS = 300  # images of a base class in base/test, and at most in base/val
 _IMAGE_NAME = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
 _SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
-side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train, val or test
+read_side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train, val or test
 
 
 def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:
     for wnid in groups:
-        if side_of_wnid().get(wnid) != side:
-            status = f"is a {side_of_wnid()[wnid]} class" if wnid in side_of_wnid() else "is no class"
+        if read_side_of_wnid().get(wnid) != side:
+            status = f"is a {read_side_of_wnid()[wnid]} class" if wnid in read_side_of_wnid() else "is no class"
             raise UserError(f"{where} has class {wnid!r} among its {side} classes, which {status} of mini-ImageNet")
 
 
@@ -97,7 +97,7 @@ class LwofPickles(Layout):
         arrays: dict[str, np.ndarray] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {}
         for pool, entry in entries.items():
-            where = context.files.where(entry)
+            where = context.files.format_location(entry)
             value = load_dict(context.files, entry, ("data", "labels", "catname2label"))
             arrays[pool] = to_images(value["data"], "'data'", where)
             pools[pool] = _rows_by_label(value, len(arrays[pool]), where)
@@ -138,13 +138,13 @@ class Learn2learnCaches(Layout):
         arrays: dict[str, np.ndarray] = {}
         class_rows: dict[str, list[int]] = {}
         for side, entry in entries.items():
-            where = tree.where(entry)
+            where = tree.format_location(entry)
             value = load_dict(tree, entry, ("image_data", "class_dict"))
             arrays[side] = to_images(value["image_data"], "'image_data'", where)
             groups = _class_rows(value["class_dict"], len(arrays[side]), where)
             _check_sides(groups, side, where)
             class_rows |= groups
-        pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(class_rows, side_of_wnid(), HELD_OUT_NAME)
+        pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(class_rows, read_side_of_wnid(), HELD_OUT_NAME)
         check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         copy_pools(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
 
@@ -176,11 +176,11 @@ class MiniIlsvrcPhotographs(IlsvrcLayout):
         taken = set(read_columns(ORIGINAL_NAMES_FILE, "filename", "original").values())
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
         for wnid, images in self.images(context.files).items():
-            if wnid not in side_of_wnid():
+            if wnid not in read_side_of_wnid():
                 continue
             mine = [path for name, path in images.items() if name in taken]
-            if side_of_wnid()[wnid] != "train":
-                pools[f"novel/{side_of_wnid()[wnid]}"][wnid] = mine
+            if read_side_of_wnid()[wnid] != "train":
+                pools[f"novel/{read_side_of_wnid()[wnid]}"][wnid] = mine
                 continue
             others = [name for name in images if name not in taken]
             order = hash_shuffled(others, f"mini-imagenet-ilsvrc:{wnid}")
@@ -230,7 +230,7 @@ class HeldOutPhotographs(MiniPhotographs):
 
     def build(self, context: BuildContext) -> None:
         paths = {wnid: list(images.values()) for wnid, images in listed_images(context).items()}
-        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, side_of_wnid(), HELD_OUT_NAME)
+        pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, read_side_of_wnid(), HELD_OUT_NAME)
         check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
@@ -291,5 +291,5 @@ class MiniSessions(SessionSource):
     layouts = (MiniSessionPhotographs(),)
     shape, counts, lists = IMAGE_SHAPE, COUNTS_60_40, (SESSION_LISTS_FILE, ORIGINAL_NAMES_FILE)
 
-    def sessions(self) -> dict[str, int]:
+    def session_of_class(self) -> dict[str, int]:
         return {row["wnid"]: int(row["session"]) for row in read_rows(SESSION_LISTS_FILE)}

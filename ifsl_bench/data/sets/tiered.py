@@ -41,7 +41,7 @@ POOL_COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
     "novel/test": Count(160, 206_209),
 }
 _POOL_OF_SIDE = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
-side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train_a, train_b, val or test
+read_side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train_a, train_b, val or test
 
 
 class IlsvrcFolder(IlsvrcLayout):
@@ -51,10 +51,10 @@ class IlsvrcFolder(IlsvrcLayout):
         phases = read_columns(PHASES_FILE, "image", "phase")
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
         for wnid, images in self.images(context.files).items():
-            if wnid not in side_of_wnid():
+            if wnid not in read_side_of_wnid():
                 continue
-            if side_of_wnid()[wnid] != "train_a":
-                pools[_POOL_OF_SIDE[side_of_wnid()[wnid]]][wnid] = list(images.values())
+            if read_side_of_wnid()[wnid] != "train_a":
+                pools[_POOL_OF_SIDE[read_side_of_wnid()[wnid]]][wnid] = list(images.values())
                 continue
             for phase in ("train", "val", "test"):
                 pools[f"base/{phase}"][wnid] = [path for name, path in images.items() if phases.get(name) == phase]
@@ -101,7 +101,7 @@ def read_rows_by_wnid(tree: FileTree, entry: Entry, names: Mapping[str, str]) ->
     Raises:
         UserError: The file is not as it should be, or has an unknown class.
     """
-    where = tree.where(entry)
+    where = tree.format_location(entry)
     value = load_dict(tree, entry, ("label_specific", "label_specific_str"))
     labels = to_integers(value["label_specific"], "'label_specific'", where)
     called = to_names(value["label_specific_str"], "'label_specific_str'", where)
@@ -139,15 +139,17 @@ class _PngPickles(Layout):
         tree = context.files
         entries = {prefix: required_entry(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
         images = {prefix: required_entry(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.prefixes}
-        names = wnid_by_name(tree, side_of_wnid(), self.title)
+        names = wnid_by_name(tree, read_side_of_wnid(), self.title)
         counts: dict[str, int] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in POOL_COUNTS}
         source: dict[str, str] = {}  # pool -> the prefix that its images come from
         for prefix, entry in entries.items():
             counts[prefix], groups = read_rows_by_wnid(tree, entry, names)
             for wnid, rows in groups.items():
-                if (side := side_of_wnid()[wnid]) not in self.prefixes[prefix]:
-                    raise UserError(f"{tree.where(entry)} has class {wnid}, which tiered-ImageNet has on side {side}")
+                if (side := read_side_of_wnid()[wnid]) not in self.prefixes[prefix]:
+                    raise UserError(
+                        f"{tree.format_location(entry)} has class {wnid}, which tiered-ImageNet has on side {side}"
+                    )
                 for pool, part in self.divide(prefix, wnid, rows).items():
                     pools[pool][wnid] = part
                     source[pool] = prefix
@@ -160,7 +162,7 @@ class _PngPickles(Layout):
         )
 
 
-class AttractorFiles(_PngPickles):
+class Ren2019Pickles(_PngPickles):
     """The files of Ren et al. (2019)."""
 
     title: ClassVar[str] = "the files of Ren et al. (2019) (train_a_*, train_b_*, val_*, test_*)"
@@ -173,7 +175,7 @@ class AttractorFiles(_PngPickles):
         return {_POOL_OF_SIDE.get(prefix) or f"base/{prefix.rpartition('_')[2]}": rows}
 
 
-class Files2018(_PngPickles):
+class Ren2018Pickles(_PngPickles):
     """The files of Ren et al. (2018) and of learn2learn."""
 
     title: ClassVar[str] = (
@@ -183,9 +185,9 @@ class Files2018(_PngPickles):
     own = ("train_labels.pkl", "train_images_png.pkl")
 
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
-        if side_of_wnid()[wnid] == "train_a":
+        if read_side_of_wnid()[wnid] == "train_a":
             return split_80_10_10(rows, f"tiered-imagenet-2018:{wnid}")
-        return {_POOL_OF_SIDE[side_of_wnid()[wnid]]: rows}
+        return {_POOL_OF_SIDE[read_side_of_wnid()[wnid]]: rows}
 
 
 class TieredImageNet(PublishedData):
@@ -193,7 +195,7 @@ class TieredImageNet(PublishedData):
 
     name = "tiered-imagenet"
     summary: ClassVar[str] = "tiered-ImageNet, exact protocol; from the files of Ren et al. (2019) or ILSVRC-2012"
-    layouts = (AttractorFiles(), IlsvrcFolder())
+    layouts = (Ren2019Pickles(), IlsvrcFolder())
     shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE, PHASES_FILE)
 
 
@@ -202,5 +204,5 @@ class Tiered2018(PublishedData):
 
     name = "tiered-imagenet-2018"
     summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
-    layouts = (Files2018(),)
+    layouts = (Ren2018Pickles(),)
     shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE,)

@@ -72,7 +72,7 @@ class TinyImageNet(DatasetSource):
     def recipe(self) -> str:
         return f"Tiny-ImageNet, 1, {sha256_json([dict(pool_of_wnid()), dict(self.most)])[:16]}"
 
-    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
+    def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         per_class = {wnid: [""] * self.most.get(side, IMAGES_PER_CLASS) for wnid, side in pool_of_wnid().items()}
         return (IMAGE_SIZE, IMAGE_SIZE, 3), count_files(divide_80_10_10(per_class, pool_of_wnid()))
 

@@ -113,7 +113,7 @@ class Glyphs(DatasetSource):
     def recipe(self) -> str:
         return recipe()
 
-    def expected_contents(self) -> tuple[tuple[int, ...], PoolCounts]:
+    def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         counts = {
             pool: Count(len(letters_of(pool)), each * len(letters_of(pool)))
             for pool, (_, each) in FIRST_AND_COUNT_OF_POOL.items()
@@ -121,7 +121,7 @@ class Glyphs(DatasetSource):
         return IMAGE_SHAPE, counts
 
     def build(self, context: BuildContext) -> None:
-        total = sum(count.images for count in self.expected_contents()[1].values())
+        total = sum(count.images for count in self.expected_shape_and_counts()[1].values())
         with context.reporter.stage("rendering glyphs", total) as stage:
             for pool, (first, each) in FIRST_AND_COUNT_OF_POOL.items():
                 alphabet = letters_of(pool)
