@@ -13,7 +13,7 @@ BLOCK = 64  # MiB, as the activations of a batch of images
 CODE = f"""
 import json, resource
 import torch
-from ifsl_bench.backbones.device import give_back_freed_memory, keep_freed_memory
+from ifsl_bench.backbones.device import release_freed_memory, keep_freed_memory
 
 def faults(after_each=lambda: None):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -25,7 +25,7 @@ def faults(after_each=lambda: None):
 faults()
 left, is_kept = faults(), keep_freed_memory()
 faults()
-print(json.dumps([is_kept, left, faults(), faults(give_back_freed_memory)]))
+print(json.dumps([is_kept, left, faults(), faults(release_freed_memory)]))
 """
 
 

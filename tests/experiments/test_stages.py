@@ -230,5 +230,5 @@ def test_features_of_other_weights_are_not_cached(hues, monkeypatch):
     run_unstored(job, work)
     features = list_stages(job)[2]
     assert features.is_cached(work.home)
-    monkeypatch.setattr("ifsl_bench.experiments.stages.features_sha256", lambda home, key: "another")
+    monkeypatch.setattr("ifsl_bench.experiments.stages.read_features_sha256", lambda home, key: "another")
     assert not features.is_cached(work.home)
