@@ -219,6 +219,7 @@ def test_where_a_source_cannot_be_reached_one_line_says_which_file_goes_where(ho
     assert "\n" not in message
 
 
+@pytest.mark.slow("a ResNet-18, and torchvision is imported")
 def test_torchvisions_features_are_what_its_classifier_takes(home):
     import torchvision.models as zoo
 

@@ -173,6 +173,7 @@ def test_png_files_make_the_same_data_set(home, tmp_path, python2, small, messag
     assert messages.warned == []
 
 
+@pytest.mark.slow("the data set is made twice more")
 def test_png_files_in_other_folders_make_it_too(home, tmp_path, small, messages):
     """Below folders of superclasses in a zip archive; and with the folders spelled otherwise."""
     nested = write_pngs(tmp_path / "nested" / "cifar100", "{part}/vehicles_1/{name}")

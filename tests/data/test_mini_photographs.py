@@ -54,6 +54,7 @@ def test_equal_images_across_training_and_test_are_where_the_manual_says():
     assert [name[:9] in BASE for name in names] == [True, True, True, True, False, False]
 
 
+@pytest.mark.slow("2,400 photographs are written and read")
 def test_sessions_take_the_images_of_the_lists_and_missing_ones_need_consent(home, photographs, messages):
     refused(home, "mini-imagenet-sessions", photographs, r"lacks 57,600 of the 60,000 images of mini-ImageNet \(n0")
     dataset = prepare(home, "mini-imagenet-sessions", photographs, False, messages, allow_partial=True)
@@ -77,6 +78,7 @@ def test_sessions_take_the_images_of_the_lists_and_missing_ones_need_consent(hom
         assert sorted(names_of(support, wnid) + names_of(query, wnid)) == sorted(map(grey, everything))
 
 
+@pytest.mark.slow("2,400 photographs are written and read")
 def test_the_held_out_variant_draws_a_classs_images_and_names_misshapen_ones(home, photographs, messages):
     train = [w for w in CLASSES if read_columns("mini-imagenet.csv", "wnid", "split")[w] == "train"]
     images = [name for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] == train[0]]

@@ -229,6 +229,7 @@ def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn
 # -- ILSVRC-2012
 
 
+@pytest.mark.slow("the whole split is checked image by image")
 def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
     refused(home, "tiered-imagenet", ilsvrc, "base/val should have 200 classes with 25,460 images and has")
     dataset = prepare(home, "tiered-imagenet", ilsvrc, False, Reporter(), allow_partial=True)

@@ -223,6 +223,7 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
     assert expand_task_names(["mine+ways=3"], Paths.locate()) == ["glyphs-5shot+ways=3"]
 
 
+@pytest.mark.slow("all stored results are looked up")
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     home = replace(Paths.locate(), results=packaged_results_folder())
     stored_paths = set(packaged_results_folder().glob("*/*.seed-*.json"))
