@@ -355,7 +355,7 @@ class Ranking:
         self.excluded_ranking = Ranking(excluded, metric, setting) if excluded else None
         self.rows = tuple(row for row in rows if _group_key(row) == self.group_key)
         self.metric, self.setting = metric, setting
-        able = [row for row in self.rows if self._has_selection(row) and not row.has_changed_options]
+        able = [row for row in self.rows if self._matches_setting(row) and not row.has_changed_options]
         able = [
             row for row in able if len(row.seeds) >= SEEDS and not row.has_replaced_gradient and not row.has_single_unit
         ]
@@ -489,12 +489,12 @@ class Ranking:
         able = _group_key(row) == self.group_key and not self._provisional_reason(row)
         return able and bool(self.family) and row not in self.family
 
-    def _has_selection(self, row: SeedAggregate) -> bool:
+    def _matches_setting(self, row: SeedAggregate) -> bool:
         return row.setting in (self.setting, EVERY)
 
     def _provisional_reason(self, row: SeedAggregate) -> str | None:
         """Return why a row is provisional; None where it is ranked."""
-        if not self._has_selection(row):
+        if not self._matches_setting(row):
             return f"ranked separately, with --setting {row.setting}"
         if row.has_replaced_gradient:
             count, total = row.solve_failures["adjoint_diverged"]
@@ -515,7 +515,7 @@ class Ranking:
         together, seeds = (*self.family, *(row for row in rows if self._is_guest(row))), self.seeds
         if not together:  # two seeds rank no rows, but tell how much rows vary
             seeds = tuple(seed for seed in rows[0].seeds if all(seed in row.seeds for row in rows))
-            together = tuple(row for row in self.rows if self._has_selection(row) and set(seeds) <= set(row.seeds))
+            together = tuple(row for row in self.rows if self._matches_setting(row) and set(seeds) <= set(row.seeds))
         if not together or len(seeds) < 2:
             return SeedVariancePrior(0.0, 0.0)
         if together not in self._priors:

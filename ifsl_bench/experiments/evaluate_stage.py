@@ -180,9 +180,9 @@ class EvaluationStage(Stage):
         )
         for remark in filter(None, remarks):
             work.reporter.warn(f"{self.job}: {remark}")
-        return self._result(context, evaluated, loader.image_hits(self.job.calibrated), seconds, work)
+        return self._make_result(context, evaluated, loader.image_hits(self.job.calibrated), seconds, work)
 
-    def _result(
+    def _make_result(
         self,
         context: EvaluationContext,
         evaluated: EvaluationResult,

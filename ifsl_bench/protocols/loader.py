@@ -165,11 +165,11 @@ class Loader(ABC):
         classes: base classes.
         novel_classes: of an episode or sequence, in all.
         device: of the features.
-        cpu_bytes: on the CPU, where more at once are no faster: features and logits of a block.
+        cpu_block_bytes: on the CPU, where more at once are no faster: features and logits of a block.
         tally: adds up the hits of each test image while evaluators run; None where they are not counted.
     """
 
-    cpu_bytes: ClassVar[int] = EPISODE_BLOCK_BYTES
+    cpu_block_bytes: ClassVar[int] = EPISODE_BLOCK_BYTES
     tally: ImageTally | None = None
     sampler: Any
     ways: int
@@ -258,7 +258,9 @@ def batch_size(loader: Loader, method: Method) -> int:
     free = free_memory(loader.device)
     each = loader.bytes_per_item + method.class_bytes * loader.novel_classes
     most = (
-        min(MOST_EPISODES_ON_CPU, loader.cpu_bytes // each) if free is None else int(FREE_MEMORY_SHARE * free) // each
+        min(MOST_EPISODES_ON_CPU, loader.cpu_block_bytes // each)
+        if free is None
+        else int(FREE_MEMORY_SHARE * free) // each
     )
     return next((size for size in BLOCK_SIZES if size <= most), 1)
 

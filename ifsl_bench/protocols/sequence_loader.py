@@ -54,9 +54,9 @@ class SequenceBatch:
         labels: [S], of a session's supports.
         base: base queries, [1, B, D], the same for all sequences.
         base_labels: [B].
-        base_there: [E, B] bool; queries of hidden classes do not count.
+        base_is_present: [E, B] bool; queries of hidden classes do not count.
         novel_rows: [E, T N q] rows of the queries of the novel classes, in the order of the classes.
-        novel_there: [E, T N q] bool; false beyond the last query of a class that has fewer than others.
+        novel_is_present: [E, T N q] bool; false beyond the last query of a class that has fewer than others.
         hidden: [E, K] bool.
     """
 
@@ -66,9 +66,9 @@ class SequenceBatch:
     labels: Tensor
     base: Query
     base_labels: Tensor
-    base_there: Tensor
+    base_is_present: Tensor
     novel_rows: Tensor
-    novel_there: Tensor
+    novel_is_present: Tensor
     hidden: Tensor
 
     @cached_property
@@ -114,7 +114,7 @@ class SequenceBatch:
         bounds = self.support_pool.starts.tolist()
         rows = [torch.arange(bounds[c], bounds[c + 1], device=starts.device) for c in classes.tolist()]
         if self.support_pool is self.pool:
-            queries = self.novel_rows[at][self.novel_there[at]]
+            queries = self.novel_rows[at][self.novel_is_present[at]]
             rows = [of[~torch.isin(of, queries)] for of in rows]
         counts = torch.tensor(list(map(len, rows)), device=starts.device)
         labels = torch.arange(len(rows), device=starts.device).repeat_interleave(counts)
@@ -152,7 +152,7 @@ class SequenceLoader(Loader):
         rows = sampler.base_query
         self.base = Query(base.features[rows].unsqueeze(0), base.base_logits[rows].unsqueeze(0))
 
-    cpu_bytes: ClassVar[int] = SEQUENCE_BLOCK_BYTES
+    cpu_block_bytes: ClassVar[int] = SEQUENCE_BLOCK_BYTES
 
     @property
     def novel_classes(self) -> int:
@@ -186,7 +186,7 @@ class SequenceLoader(Loader):
             novel = torch.arange(spec.classes, device=answer.device).repeat_interleave(self.sampler.queries)
             labels = torch.cat([batch.base_labels, self.classes + novel]).expand_as(answer)
             order = (drawn.index // spec.supports).unsqueeze(1)
-            yield order, labels, answer, drawn.classes, torch.cat([batch.base_there, batch.novel_there], 1)
+            yield order, labels, answer, drawn.classes, torch.cat([batch.base_is_present, batch.novel_is_present], 1)
 
     @property
     def bytes_per_item(self) -> int:
@@ -248,24 +248,24 @@ class SequenceAnswers(NamedTuple):
         first: [E, B] bool, base queries that are right in session 0.
         base: [E, T, B] margins of base queries after sessions 1 to T.
         base_right: [E, T, B] or [E, 1, B] bool, whether they are right among the base classes.
-        base_there: [E, B] bool; base queries of hidden classes do not count.
+        base_is_present: [E, B] bool; base queries of hidden classes do not count.
         novel: [E, T, T, M] margins of novel queries, by t and g.
         novel_right: [E, T, T, M] bool, whether they are right among the novel classes met so far.
-        novel_there: [E, T, M] bool; false beyond the last query of a class that has fewer than others.
+        novel_is_present: [E, T, M] bool; false beyond the last query of a class that has fewer than others.
     """
 
     first: Tensor
     base: Tensor
     base_right: Tensor
-    base_there: Tensor
+    base_is_present: Tensor
     novel: Tensor
     novel_right: Tensor
-    novel_there: Tensor
+    novel_is_present: Tensor
 
     def margins(self) -> Margins:
         """Return margins that a bias on novel logits may move, after sessions 1 to T: [E, T B] and [E, T T M]."""
-        base = self.base.masked_fill(~(self.base_right & self.base_there.unsqueeze(1)), torch.nan)
-        counted = self.novel_right & self.novel_there.unsqueeze(1) & _is_met(self.novel).unsqueeze(-1)
+        base = self.base.masked_fill(~(self.base_right & self.base_is_present.unsqueeze(1)), torch.nan)
+        counted = self.novel_right & self.novel_is_present.unsqueeze(1) & _is_met(self.novel).unsqueeze(-1)
         novel = self.novel.masked_fill(~counted, torch.nan)
         return Margins(*(part.flatten(1).cpu().numpy() for part in (base, novel)))
 
@@ -285,16 +285,16 @@ def count_session_hits(answers: SequenceAnswers, base_classes: int, ways: int, b
         bias: added to all novel logits.
     """
     limit = _round_up_to_single(bias)
-    base_taken = (answers.base >= limit) & answers.base_there.unsqueeze(1)  # [E, t, B], answered with a base class
-    novel_there = answers.novel_there.unsqueeze(1)
-    novel_taken = (answers.novel >= limit) & novel_there  # [E, t, g, M]
-    right = (answers.novel < limit) & answers.novel_right & novel_there
+    base_taken = (answers.base >= limit) & answers.base_is_present.unsqueeze(1)  # [E, t, B], answered with a base class
+    novel_is_present = answers.novel_is_present.unsqueeze(1)
+    novel_taken = (answers.novel >= limit) & novel_is_present  # [E, t, g, M]
+    right = (answers.novel < limit) & answers.novel_right & novel_is_present
     sessions = answers.novel.shape[1]
     square = answers.base.new_zeros(len(answers.base), sessions + 1, sessions + 1, dtype=torch.int64)  # [E, t, g]
-    square[:, 0, 0] = (answers.first & answers.base_there).sum(1)
+    square[:, 0, 0] = (answers.first & answers.base_is_present).sum(1)
     square[:, 1:, 0] = (base_taken & answers.base_right).sum(2)
     square[:, 1:, 1:] = right.sum(3)
-    there = [answers.base_there.sum(1, keepdim=True), answers.novel_there.sum(2)]
+    there = [answers.base_is_present.sum(1, keepdim=True), answers.novel_is_present.sum(2)]
     queries = torch.cat(there, 1)  # [E, T + 1]
 
     def array(part: Tensor) -> np.ndarray:
@@ -307,7 +307,7 @@ def count_session_hits(answers: SequenceAnswers, base_classes: int, ways: int, b
         queries=array(queries),
         base_classes=base_classes,
         ways=ways,
-        novel_alone=array((answers.novel_right & novel_there & _is_met(answers.novel).unsqueeze(-1)).sum((2, 3))),
+        novel_alone=array((answers.novel_right & novel_is_present & _is_met(answers.novel).unsqueeze(-1)).sum((2, 3))),
     ).compact()
 
 
@@ -384,15 +384,15 @@ class SessionEvaluator:
 
     def _count_images(self, tally: ImageTally, answers: SequenceAnswers, rows: Tensor, bias: Bias | None) -> None:
         """Count the queries of each image and its hits after each session; ``rows`` [E, T N q] are the novel ones."""
-        images, there = self.loader.novel.n_images, answers.novel_there  # [E, T, M]
+        images, there = self.loader.novel.n_images, answers.novel_is_present  # [E, T, M]
         session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
-        tally.add("base asked", answers.base_there.sum(0).cpu().numpy())
+        tally.add("base asked", answers.base_is_present.sum(0).cpu().numpy())
         tally.count("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
         counted = _is_met(answers.novel).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
         for kind, value in [("", 0.0), *([("calibrated ", bias.value)] if bias else [])]:
             limit = _round_up_to_single(value)
             base = (answers.base >= limit) & answers.base_right
-            base = torch.cat([answers.first.unsqueeze(1), base], 1) & answers.base_there.unsqueeze(1)
+            base = torch.cat([answers.first.unsqueeze(1), base], 1) & answers.base_is_present.unsqueeze(1)
             tally.add(f"{kind}base", base.sum(0, dtype=torch.int32).cpu().numpy())  # [T + 1, B]
             right = ((answers.novel < limit) & answers.novel_right & counted).flatten(2)  # [E, T, T M]
             sums = rows.new_zeros(images, self.sessions, dtype=torch.int32)
@@ -466,10 +466,10 @@ class SessionEvaluator:
             base_right,
             _single_margins(first.unsqueeze(1), base),
             base_right.unsqueeze(1),
-            batch.base_there,
+            batch.base_is_present,
             _single_margins(novel_base.unsqueeze(1), highest),
             right & (value.movedim(0, 1).unsqueeze(1) == highest),
-            batch.novel_there.unflatten(1, (sessions, -1)),
+            batch.novel_is_present.unflatten(1, (sessions, -1)),
         )
         return AnsweredSequences(
             answers,
@@ -556,10 +556,10 @@ class SessionEvaluator:
             self._best_base_logits(batch)[1] if says else base_right[0],
             torch.stack(base, 1),
             torch.stack(base_right, 1),
-            batch.base_there,
+            batch.base_is_present,
             torch.stack(novel, 1).unflatten(-1, (sessions, -1)),
             torch.stack(novel_right, 1).unflatten(-1, (sessions, -1)),
-            batch.novel_there.unflatten(1, (sessions, -1)),
+            batch.novel_is_present.unflatten(1, (sessions, -1)),
         )
         if method.uses_all_images:
             return AnsweredSequences(

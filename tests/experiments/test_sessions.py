@@ -156,7 +156,7 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
         pytest.skip("it is asked session by session anyway")
     batch, sessions = loader.batch(0, 6), SessionEvaluator(method, name, loader, False)
     once, steps = sessions.answer_sessions(method, batch), sessions._answer_by_session(method, batch)
-    for part in ("first", "base_right", "base_there", "novel_there"):
+    for part in ("first", "base_right", "base_is_present", "novel_is_present"):
         a, b = (getattr(output.answers, part) for output in (once, steps))
         assert torch.equal(a.expand_as(b), b), part
     scale = steps.answers.base.abs().max()  # rounding of logits, which margins are differences of
@@ -184,7 +184,7 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
     (every,) = made_at_once
     assert every == 6 * 6 * 8 * D * D
     most, of_sequence = 4 * loader.bytes_per_item, every // 6
-    monkeypatch.setattr(SequenceLoader, "cpu_bytes", most)
+    monkeypatch.setattr(SequenceLoader, "cpu_block_bytes", most)
     parts = evaluate(method, FECAM, loader, range(6)).counts
     assert sum(made_at_once[1:]) == every
     assert all(of_block // of_sequence * loader.bytes_per_item + of_block <= most for of_block in made_at_once[1:])
@@ -626,10 +626,10 @@ def test_counts_with_ties_and_missing_queries():
         first=torch.tensor([[True, True]]),
         base=zero,
         base_right=torch.tensor([[[True, True]]]),
-        base_there=torch.tensor([[True, False]]),
+        base_is_present=torch.tensor([[True, False]]),
         novel=torch.tensor([[[[-1.0, 0.0, -1.0]]]]),
         novel_right=torch.ones(1, 1, 1, 3, dtype=torch.bool),
-        novel_there=torch.tensor([[[True, True, False]]]),
+        novel_is_present=torch.tensor([[[True, True, False]]]),
     )
     counts = count_session_hits(answers, K, 2)
     assert counts.hits.tolist() == [[1, 1, 1]]
