@@ -43,7 +43,7 @@ COMPILING = tuple(
         "benchmarks/test_solve", "solvers/", "methods/", "plugin/test_contract", "plugin/test_identity",
         "product/test_example_method", "product/test_pretend", "protocols/test_variants", "experiments/test_calibrate",
         "store/test_check.py", "experiments/test_many_episodes", "store/test_reproduce", "experiments/test_stages",
-        "experiments/test_tuning",
+        "experiments/test_sessions", "experiments/test_threads", "experiments/test_training", "experiments/test_tuning",
     )
 )  # fmt: skip
 
