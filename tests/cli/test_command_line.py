@@ -86,14 +86,15 @@ def commands(label: str, rival: str) -> list[list[str]]:
     return [
         [], ["methods"], ["methods", "lr+a"], ["methods", "lr", "--format", "text"], ["tasks"], ["data", "list"],
         ["table", TASK], ["table", TASK, "--rank"], ["table", TASK, "--full"], ["table", TASK, "--rank", "--full"],
-        ["leaderboard"], ["compare", label, rival, "--task", TASK], ["show", label, TASK], ["show", str(path)],
+        ["leaderboard", TASK], ["compare", label, rival, "--task", TASK], ["show", label, TASK], ["show", str(path)],
         ["cite", "lr+a", "lda", "cub-5shot", "tiered-1shot"], ["cache"], ["weights", "list"],
         ["status", "c.toml"],
     ]  # fmt: skip
 
 
-def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(rows, at_terminal, call):
-    for arguments in commands(rows[0], rows[1]):
+@pytest.mark.parametrize("whole_leaderboard", [False, pytest.param(True, marks=pytest.mark.slow("all stored rows"))])
+def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(whole_leaderboard, rows, at_terminal, call):
+    for arguments in [["leaderboard"]] if whole_leaderboard else commands(rows[0], rows[1]):
         whole = set(INTERVAL.findall(call(*arguments)[1]))
         for columns in (80, 120):
             status, output = at_terminal(columns, *arguments)
