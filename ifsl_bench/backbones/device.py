@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import format_count
 
 StageType = Literal["data", "pretraining", "features", "meta-training", "evaluation"]
 CPU_DEVICE = torch.device("cpu")
@@ -167,7 +168,7 @@ def describe_device(device: torch.device) -> str:
     """Return the name of a device, for provenance."""
     if device.type in ACCELERATORS:
         return ACCELERATORS[device.type].name(device)
-    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+    return f"{_cpu_name()}, {format_count(torch.get_num_threads(), 'thread')}"
 
 
 def _cpu_name() -> str:

@@ -14,6 +14,7 @@ from ifsl_bench.data.read.images import BadItem, ImageItem, ImageSpec, decode_in
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import ProgressTask
+from ifsl_bench.utils.text_format import format_count
 
 T = TypeVar("T")
 MAX_LISTED = 20  # bad, and duplicate, images that the manifest names
@@ -108,7 +109,7 @@ def import_images(
         )
     for name in pools:
         if skipped := context.writer.pools[name].get("skipped"):
-            context.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
+            context.mark_partial(f"{name}: left out: {format_count(skipped['images'], 'image')} that cannot be used")
     report_duplicates(context, pools)
     _warn_of_image_findings(context, pools, spec)
 
@@ -159,9 +160,9 @@ def _import_pool(
 
 
 def _warn_of_image_findings(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
-    """Warn of images that were enlarged, not turned or are dark, in pools of an interrupted import too."""
+    """Warn of images that were enlarged, not turned, dark or too bright, in pools of an interrupted import too."""
     total = sum(context.writer.pools[name]["shape"][0] for name in pools)
-    for fact in ("enlarged", "not_turned", "dark"):
+    for fact in ("enlarged", "not_turned", "dark", "beyond_white"):
         entries = [entry for name in pools if (entry := context.writer.pools[name].get(fact))]
         if not entries:
             continue
@@ -173,6 +174,12 @@ def _warn_of_image_findings(context: BuildContext, pools: Mapping[str, ImageFile
             )
         elif fact == "not_turned":
             context.reporter.warn(f"{images} have an orientation (EXIF) that cannot be read; they are not turned")
+        elif fact == "beyond_white":
+            brightest = max(entry["brightest"] for entry in entries)
+            context.reporter.warn(
+                f"{images} have more than a tenth of their pixels beyond --white {spec.white}, up to {brightest:,}: "
+                "these are all white. Make the data set again with a larger number and --force, if that is not wanted"
+            )
         else:
             brightest = max(entry["brightest"] for entry in entries)
             white = (1 << brightest.bit_length()) - 1
@@ -183,14 +190,14 @@ def _warn_of_image_findings(context: BuildContext, pools: Mapping[str, ImageFile
 
 
 def report_duplicates(
-    context: BuildContext, pools: Mapping[str, ImageFiles], what: str = "images", how: str = "pixel by pixel"
+    context: BuildContext, pools: Mapping[str, ImageFiles], what: str = "image", how: str = "pixel by pixel"
 ) -> None:
     """Report and record which images are equal to another; they stay in their pools.
 
     Args:
         context: State of the build.
         pools: Pool -> class -> images, in the order of the digests in the pool's side file.
-        what: Images or rows of features, in messages.
+        what: The word for one of them in messages.
         how: How they are compared, in messages.
     """
     paths = [(name, path) for name, files in pools.items() for group in files.values() for path in group]
@@ -208,7 +215,7 @@ def report_duplicates(
     shown = [pairs[i] for i in worst_first[:MAX_LISTED]]
     names = ", ".join(f"{a[1]} = {b[1]}" for a, b in shown[:3])
     message = (
-        f"{len(pairs):,} {what} repeat another one {how}, {sum(pools_differ):,} of them in another pool and "
+        f"{format_count(len(pairs), what)} equal to another one {how}, {sum(pools_differ):,} in another pool and "
         f"{sum(sides_differ):,} on another side ({names}); they are kept"
     )
     (context.reporter.warn if any(pools_differ) else context.reporter.say)(message)

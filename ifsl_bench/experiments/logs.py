@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from ifsl_bench.utils.errors import UserError, format_error, one_line
+from ifsl_bench.utils.errors import UserError, format_error, lacks_memory, one_line
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import is_alive, process_id
 from ifsl_bench.utils.progress import LogReporter, ProgressTask, Reporter
@@ -153,7 +153,7 @@ class Log(Reporter):
 
     def log_end(self, error: Exception | None = None) -> None:
         """Write how the item ended, with the traceback of an unexpected error."""
-        if error and not isinstance(error, (UserError, OSError, MemoryError)):
+        if error and not (isinstance(error, (UserError, OSError)) or lacks_memory(error)):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.file.line(line)
         self.file.line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)

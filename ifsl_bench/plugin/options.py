@@ -18,7 +18,7 @@ import torch
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, forbid_writes, format_failure
 from ifsl_bench.plugin.space import RATE_NAME, Choices, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
-from ifsl_bench.utils.errors import UserError, error_location, one_line, unknown_name_error
+from ifsl_bench.utils.errors import UserError, class_and_message, error_location, one_line, unknown_name_error
 
 # -- types of options, and values that are converted to them
 
@@ -391,7 +391,7 @@ def default_options(method: type[Method], task: Task) -> dict[str, Any]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        reason = f"{error_location(error)}{type(error).__name__}: {error}"
+        reason = f"{error_location(error)}{class_and_message(error)}"
         raise UserError(f"{method.__qualname__}.defaults failed: {reason}") from error
     if not isinstance(own, dict):
         raise UserError(f"{method.__qualname__}.defaults returned {own!r}, expected a dict of options, {{}} for none")
@@ -508,6 +508,4 @@ def check_method(method: Any, called_in_error: str = "") -> None:
         try:
             getattr(method, name)(*[called] * (name == "label"), default)
         except (Exception, SystemExit) as error:
-            raise UserError(
-                f"{called}.{name} failed: {error_location(error)}{type(error).__name__}: {error}"
-            ) from error
+            raise UserError(f"{called}.{name} failed: {error_location(error)}{class_and_message(error)}") from error

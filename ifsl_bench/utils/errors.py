@@ -50,12 +50,30 @@ def format_error(error: BaseException) -> str:
     """Format an error in one line, with its class unless it is the user's mistake or the machine's refusal."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, MemoryError):
-        return "not enough memory"
+    if lacks_memory(error):
+        where, other = ("", "") if isinstance(error, MemoryError) else (" on the accelerator", ", or --device cpu")
+        return (
+            f"not enough memory{where}: end other programs, or take fewer --jobs{other}; the same command goes on from "
+            "where it stopped"
+        )
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return one_line(f"the system refused{where}: {error.strerror or error}")
-    return one_line(f"{type(error).__name__}: {error}")
+    return one_line(class_and_message(error))
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether memory was short, here or on an accelerator, whose error PyTorch defines."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def class_and_message(error: BaseException) -> str:
+    """Return "ValueError: its message", or the class alone where there is no message, or none that can be had."""
+    try:
+        message = str(error)
+    except Exception:  # of a class of the user's own
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 class MissingDependencyError(UserError):

@@ -29,13 +29,14 @@ def join_or(words: Iterable[str]) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a number of things: "1 row", "2 rows", "1,000 rows".
+    """Format a number of things: "1 row", "2 classes", "1,000 rows".
 
     Args:
         number: how many.
         noun: the word for one of them.
     """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def format_seeds(seeds: Collection[int]) -> str:

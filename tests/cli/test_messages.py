@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from ifsl_bench.cli.main import _run_with_error_lines
 from ifsl_bench.cli.running import _command_line_to_record
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.utils.errors import unknown_name_error
+from ifsl_bench.utils.errors import format_error, unknown_name_error
 from ifsl_bench.utils.files import Paths
 
 TASK = ("--task", "glyphs-5shot")
@@ -208,3 +209,31 @@ def test_names_that_no_file_can_have_are_not_the_systems_refusal(said, call, tmp
     status, out, err = call(*said)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "the system refused" not in err
+
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_error_without_a_text_is_named_and_lack_of_memory_says_what_helps():
+    assert [format_error(error) for error in (AssertionError(), Wordless(), KeyError("a"))] == [
+        "AssertionError",
+        "Wordless",
+        "KeyError: 'a'",
+    ]
+    assert "not enough memory: end other programs, or take fewer --jobs; " in format_error(MemoryError(8))
+    assert "on the accelerator: end other programs, or take fewer --jobs, or --device" in format_error(OUT_OF_MEMORY)
+
+
+def test_an_accelerator_out_of_memory_is_one_line(capsys):
+    def fail(error: Exception) -> None:
+        raise error
+
+    assert _guarded(lambda: fail(OUT_OF_MEMORY)) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(RuntimeError, match="another"):
+        _guarded(lambda: fail(RuntimeError("another")))

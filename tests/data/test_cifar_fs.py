@@ -131,7 +131,7 @@ def test_images_that_repeat_another_are_named_by_file_and_row(home, tmp_path, py
     content["test"]["data"][baby] = content["train"]["data"][apple]
     dataset = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2, content), False, messages)
     assert dataset.manifest["about"]["duplicates"]["first"] == [[f"train[{apple}]", f"test[{baby}]"]]
-    assert "1 of them in another pool and 1 on another side" in messages.warned[0]
+    assert "1 image equal to another one pixel by pixel, 1 in another pool and 1 on another side" in messages.warned[0]
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,15 @@ def test_accents_may_be_written_in_two_ways(features_folder, home, messages):
     written({"base-train": ("NFC", "NFD")})
     assert prepare(home, "mixed", features_folder, False, messages).fingerprint == first.fingerprint
     (warning,) = messages.warned
-    assert "base-train.npz: 8 labels differ from others only in how Unicode writes accents" in warning
+    assert "base-train.npz: 8 of 16 labels differ from others only in how Unicode writes accents" in warning
+    written({"novel-test": ("NFD", "NFD")})
+    prepare(home, "apart", features_folder, False, messages)
+    written({"novel-test": ("NFD", "NFD"), "novel-val": ("NFC", "NFC")})
+    with np.load(features_folder / "novel-test.npz") as file:
+        content = {"features": file["features"], "labels": np.char.replace(file["labels"], "300", "3")}
+    np.savez(features_folder / "novel-test.npz", **content)
+    refused(home, "twice", features_folder, r"'é3' is in base-train.npz and in novel-test.npz \(with accents that Uni")
+    written({})
     keep(features_folder / "base-test.npz", lambda y: y != "é3")
     refused(home, "fewer", features_folder, "class 'é3' is in base-train.npz alone")
 
@@ -354,8 +362,8 @@ def test_rows_that_repeat_and_rows_of_zeros_are_counted(features_folder, home, m
     np.savez(features_folder / "base-test.npz", features=features[5:], labels=labels[5:])
     prepare(home, "mine", features_folder, False, messages)
     repeated, zeros = messages.warned
-    assert f"{len(labels) - 7} rows of features repeat another one number by number" in repeated
-    assert f"{len(labels) - 7} of them in another pool and 0 on another side" in repeated
+    assert f"{len(labels) - 7} rows equal to another one number by number" in repeated
+    assert f"{len(labels) - 7} in another pool and 0 on another side" in repeated
     assert "7 of base/train, 2 of base/test: rows of features that are all zero" in zeros
 
 
@@ -369,7 +377,7 @@ def test_rows_that_repeat_within_their_pool_too_are_counted_in_another(features_
         np.savez(features_folder / f"{name}.npz", features=own, labels=labels)
     prepare(home, "mine", features_folder, False, messages)
     (warning,) = messages.warned
-    assert "11 rows of features repeat another one number by number, 8 of them in another pool and 4 on" in warning
+    assert "11 rows equal to another one number by number, 8 in another pool and 4 on" in warning
 
 
 def test_fewer_sessions_are_suggested_only_where_they_can_be_drawn(tmp_path, write_features, home, messages):

@@ -81,7 +81,7 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
         context = BuildContext(tree, messages)
         warn_of_ignored_files(context)
     (warning,) = messages.warned
-    assert "ignored 12 files that do not look like images: a/0.heic, a/1.heic, a/2.heic and 9 more" in warning
+    assert "ignored 12 files not named like an image: a/0.heic, a/1.heic, a/2.heic and 9 more" in warning
     assert "images end in .jpg, .jpeg, .png" in warning
     assert not context.about["partial"]
 
@@ -92,7 +92,7 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
 @pytest.mark.parametrize("target", ["nowhere", "class 99"], ids=["nowhere", "itself"])
 def test_a_broken_link_to_a_class_is_not_passed_over(photos, home, messages, target):
     (photos / "class 99").symlink_to(target)
-    message = r"1 links in .*photos cannot be followed: class 99\. Mend or remove them, or"
+    message = r"1 link in .*photos cannot be followed: class 99\. Mend or remove what is broken, or"
     refused(home, "mine", photos, message, own=SMALL)
     dataset = prepare(home, "mine", photos, False, messages, allow_partial=True, own=SMALL)
     assert dataset.partial
@@ -162,7 +162,14 @@ def test_images_that_are_dark_or_not_turned_are_counted(photos, home, messages):
     assert "1 of 481 images have an orientation (EXIF) that cannot be read; they are not turned" in warned
     again = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=16, white=4095))
     assert again.fingerprint != dataset.fingerprint
-    assert "have 16 bits" not in "\n".join(messages.warned[len(warned.splitlines()) :])
+    later = messages.warned[len(warned.splitlines()) :]
+    assert "have 16 bits" not in "\n".join(later)
+    assert "--white" not in "\n".join(later)
+    prepare(home, "mine", photos, True, messages, own=OwnOptions(size=16, white=255))
+    assert any(
+        "5 of 481 images have more than a tenth of their pixels beyond --white 255, up to 4,084" in line
+        for line in messages.warned
+    )
 
 
 def test_what_a_run_takes_is_measured_and_how_to_rehearse_it(photos, home, call):

@@ -76,6 +76,8 @@ ANSWERED = {
     "return Prediction(logits.masked_fill(torch.tensor(len(logits) > 8), -torch.inf))": r"infinite logits in (\d+) of ",
     "raise ValueError('mine')": "method 'X' failed: .*x.py line 12: ValueError: mine",
     "raise SystemExit(3)": "method 'X' failed: .*x.py line 12: SystemExit: 3",
+    "assert False": r"method 'X' failed: .*x.py line 12: AssertionError \(",
+    "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})": r"method 'X' failed: .*x.py line 12: E \(",
     "support.labels[0] += 1; logits += support.class_means(5)[:, :1, :1]; return Prediction(logits)": "it writes into ",
     "support.labels.numpy()[0] = 7; return Prediction(logits)": "breaks the contract: it writes into support.labels",
     "support.hidden[:] = True; return Prediction(logits)": "breaks the contract: it writes into support.hidden",

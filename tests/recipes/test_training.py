@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -239,10 +240,10 @@ def test_the_recipe_of_the_manual_is_the_one_that_new_writes(hues, call):
 
 
 def test_a_recipe_that_fails_in_training_is_named_with_its_line(hues, call):
-    text = NAN.split("    def loss")[0] + "    def loss(self, views, labels, at):\n        return {'l': self.nothing}\n"
-    Path("failing.py").write_text(text)
-    status, _, err = call("pretrain", "--task", "hues.toml", "--recipe", "failing.py", "-q")
-    assert status == 2
-    assert "recipe Late failed: " in err
-    assert "failing.py line" in err
-    assert "Traceback" not in err
+    head = NAN.split("    def loss")[0] + "    def loss(self, views, labels, at):\n"
+    for line, cause in (("return {'l': self.nothing}", "AttributeError: "), ("raise SystemExit", "SystemExit")):
+        Path("failing.py").write_text(f"{head}        {line}\n")
+        status, _, err = call("pretrain", "--task", "hues.toml", "--recipe", "failing.py", "-q")
+        assert status == 2
+        assert re.search(rf"recipe Late failed: \S*failing.py line \d+: {cause}", err), err
+        assert "Traceback" not in err

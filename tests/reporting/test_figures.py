@@ -463,6 +463,15 @@ def test_a_figure_of_many_rows_draws_those_that_can_be_told_apart(kind, with_own
     assert not any(note.startswith("left out") for note in named.notes)
 
 
+def test_validation_counts_rows_that_were_trained_alone(tmp_path):
+    drawing = ifsl_bench.plot.validation("glyphs-5shot", results=tmp_path)
+    stored = load_task_results(load_tasks("glyphs-5shot")[0], tmp_path).rows
+    trained = {row.label for row in stored if row.results[0].training and not row.has_changed_options}
+    assert {"castle", "anil"} <= trained, "which are not among the nine best of all rows"
+    assert {name.removeprefix("mean of ") for name in lines(drawing.figure) if name.startswith("mean of ")} == trained
+    assert drawing.notes == ()
+
+
 def test_few_lazy_models_are_drawn_and_no_panel_stands_alone():
     rows = ("upper-bound", "ncm", "castle", "imprint", "anil", "cec", "lwof")  # each with an A_0 of its own
     board = select_rows_to_draw(load_task_results(load_tasks("glyphs-sessions")[0], Path("none")), rows)

@@ -42,6 +42,7 @@ from ifsl_bench.utils.limits import (
     ZIP_LIST,
     image_bytes_limit,
 )
+from ifsl_bench.utils.text_format import format_count
 
 # What operating systems and archivers add to folders, apart from names that begin with a dot.
 _IGNORED_NAMES = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}
@@ -181,13 +182,13 @@ class FileTree(ABC):
         entries.sort(key=lambda entry: entry.path)
         if strange := [to_printable(e.path) for e in entries if to_printable(e.path) != e.path]:
             raise UserError(
-                f"{self.path} holds {len(strange)} files whose names are not UTF-8 ({format_first(strange)}); rename "
-                f"them, or the folders they are in"
+                f"{self.path} holds {format_count(len(strange), 'file')} with a name that is not UTF-8 "
+                f"({format_first(strange)}); rename files, or the folders they are in"
             )
         if twice := [a.path for a, b in itertools.pairwise(entries) if a.path == b.path]:
             raise UserError(
-                f"{self.path} holds {len(twice)} files twice under the same name ({format_first(twice)}), and which is "
-                f"meant is unclear; pack the archive again"
+                f"{self.path} holds {format_count(len(twice), 'file')} twice under the same name "
+                f"({format_first(twice)}), and which is meant is unclear; pack the archive again"
             )
         return entries
 

@@ -97,11 +97,13 @@ class ImageFindings:
         side: the shorter side in pixels, before it was resized.
         turned: False if the camera's orientation was to be applied and cannot be read.
         brightest: the largest number of an image of 16 bits that uses less than a tenth of its range; else None.
+        beyond_white: the largest number of an image with a tenth of its pixels beyond ``ImageSpec.white``; else None.
     """
 
     side: int
     turned: bool = True
     brightest: int | None = None
+    beyond_white: int | None = None
 
 
 def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFindings]:
@@ -141,7 +143,12 @@ def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFind
                     coloured, turned = _apply_orientation(image, coloured)
                 # A JPEG that is decoded at a part of its size is at least twice as large as it will be.
                 side = min(image.width, image.height)
-                finding = ImageFindings(side, turned, brightest if 0 < brightest < MAX_16_BIT // 10 else None)
+                finding = ImageFindings(
+                    side,
+                    turned,
+                    brightest if 0 < brightest < MAX_16_BIT // 10 else None,
+                    _beyond_white(image, spec.white),
+                )
                 return _fit_to_size(coloured, spec), finding
     except UnidentifiedImageError:
         raise BadImage(f"it is no image but {file_kind(content[:512])}") from None
@@ -167,6 +174,14 @@ def _apply_orientation(image: Image.Image, pixels: Image.Image) -> tuple[Image.I
     if orientation in TRANSPOSE_OF_ORIENTATION:
         return pixels.transpose(TRANSPOSE_OF_ORIENTATION[orientation]), True
     return pixels, orientation in (0, 1)  # unknown, and upright
+
+
+def _beyond_white(image: Image.Image, white: int | None) -> int | None:
+    """Return the largest number of an image of more than 8 bits with a tenth of its pixels beyond white; else None."""
+    if white is None or not (image.mode.startswith("I;16") or image.mode in ("I", "F")):
+        return None
+    numbers = np.asarray(image)
+    return int(numbers.max()) if (numbers > white).mean() > 0.1 else None
 
 
 def _is_16_bit(image: Image.Image, form: str | None) -> bool:
@@ -346,6 +361,8 @@ def decode_into(
         result.facts["not_turned"] = {"images": not_turned}
     if dark := [finding.brightest for finding in findings if finding.brightest is not None]:
         result.facts["dark"] = {"images": len(dark), "brightest": max(dark)}
+    if beyond := [finding.beyond_white for finding in findings if finding.beyond_white is not None]:
+        result.facts["beyond_white"] = {"images": len(beyond), "brightest": max(beyond)}
     return result
 
 

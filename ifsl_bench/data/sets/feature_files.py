@@ -16,6 +16,7 @@ from ifsl_bench.data.read.images import image_digest
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import LABEL_LENGTH
+from ifsl_bench.utils.text_format import format_count
 
 ALIKE_COSINE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
 _SAMPLED_ROWS = 5000  # rows, at least, where there are so many
@@ -29,12 +30,13 @@ _LARGE_FEATURE = 20.0
 
 @dataclass(frozen=True)
 class _FeaturePool:
-    """A pool before its features are read; ``ids`` [n] are indices into ``classes``."""
+    """A pool before its features are read; ``ids`` [n] are indices into ``classes``, ``written`` labels in the file."""
 
     entry: Entry
     width: int
     ids: np.ndarray
     classes: tuple[str, ...]
+    written: frozenset[str]
 
 
 class FeatureFiles(Layout):
@@ -80,7 +82,7 @@ class FeatureFiles(Layout):
                         ]  # rows of zeros are counted apart
                         np.save(context.writer.side_file(name), np.array(digests, np.uint64))
                 stage.advance(1)
-        report_duplicates(context, rows, "rows of features", "number by number")
+        report_duplicates(context, rows, "row", "number by number")
         zero_rows = {name: context.writer.pools[name].get("zero_rows", 0) for name in pools}
         if any(zero_rows.values()):
             counts = ", ".join(f"{count:,} of {name}" for name, count in zero_rows.items() if count)
@@ -131,10 +133,12 @@ def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
         names, merged = np.unique(names, return_inverse=True)  # in order of their numbers, if they are numbers
         if len(names) < len(values):
             context.reporter.warn(
-                f"{where}: {len(values) - len(names)} labels differ from others only in how Unicode writes accents "
-                f"(NFC or NFD); they are taken as the same class"
+                f"{where}: {len(values) - len(names):,} of {len(values):,} labels differ from others only in how "
+                "Unicode writes accents (NFC or NFD); they are taken as the same class"
             )
-        pools[pool] = surveyed = _FeaturePool(entry, features.shape[1], merged[ids], tuple(map(str, names)))
+        pools[pool] = surveyed = _FeaturePool(
+            entry, features.shape[1], merged[ids], tuple(map(str, names)), frozenset(map(str, values))
+        )
         first = pools["base/train"]
         if surveyed.width != first.width:
             raise UserError(f"{where} has {surveyed.width} features a row, {first.entry.name} has {first.width}")
@@ -148,8 +152,10 @@ def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
         for earlier_name, earlier in pools.items():
             both = set(surveyed.classes) & set(earlier.classes)
             if both and earlier_name != pool and not (pool.startswith("base/") and earlier_name.startswith("base/")):
+                alike = [name for name in surveyed.written & earlier.written if to_nfc(name) == min(both)]
+                form = "" if alike else " (with accents that Unicode writes in two ways, NFC and NFD)"
                 raise UserError(
-                    f"class {min(both)!r} is in {earlier.entry.name} and in {surveyed.entry.name}; novel "
+                    f"class {min(both)!r} is in {earlier.entry.name} and in {surveyed.entry.name}{form}; novel "
                     f"classes must be others than base classes, and others in each file: "
                     f"their labels may begin at 1000, 2000, ..."
                 )
@@ -239,7 +245,9 @@ def _load_features(tree: FileTree, entry: Entry) -> np.ndarray:
         largest = np.maximum(features.max(axis=1), -features.min(axis=1)).astype(np.float64)  # [n]
     if not np.isfinite(largest).all():
         rows = int((~np.isfinite(largest)).sum())
-        raise UserError(f"{tree.format_location(entry)}: features contain NaN or infinity in {rows:,} rows")
+        raise UserError(
+            f"{tree.format_location(entry)}: features contain NaN or infinity in {format_count(rows, 'row')}"
+        )
     beyond = (largest != 0) & ((largest < _SMALLEST) | (largest > _LARGEST))
     if beyond.any():
         usual = float(np.median(largest[largest != 0]))

@@ -23,6 +23,7 @@ from ifsl_bench.data.suggested_tasks import BASE_QUERIES, QUERIES, SHOTS, WAYS
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import SPLIT_FILE
+from ifsl_bench.utils.text_format import format_count
 from ifsl_bench.utils.toml import read_user_file
 
 SIDES = ("base", "novel/train", "novel/val", "novel/test")
@@ -107,8 +108,8 @@ class ImageFolder(Layout):
             context.reporter.warn(warning)
         if folders.respelled:
             context.reporter.warn(
-                f"{len(folders.respelled):,} classes have several folders, whose names differ only in how Unicode "
-                f"writes accents (NFC or NFD): {format_first(folders.respelled)}; the images in them are taken together"
+                f"{format_count(len(folders.respelled), 'class')} with several folders, whose names differ only in how "
+                f"Unicode writes accents (NFC or NFD): {format_first(folders.respelled)}; they are taken together"
             )
         classes, where = folders.classes, "the seeded split"
         sides: Mapping[str, str] | None = None
@@ -254,13 +255,13 @@ def warn_of_ignored_files(context: BuildContext, split: Path | None = None) -> N
     """
     others = [entry for entry in context.files.entries if not is_image(entry.path)]
     if lost := [entry.path for entry in others if entry.lost]:
-        message = f"{len(lost):,} links in {context.files.path} cannot be followed: {format_first(lost)}"
-        context.require_complete(message, f"{message}. Mend or remove them")
+        message = f"{format_count(len(lost), 'link')} in {context.files.path} cannot be followed: {format_first(lost)}"
+        context.require_complete(message, f"{message}. Mend or remove what is broken")
     used = split.resolve() if split else None
     if ignored := [e for e in others if not (e.lost or (used and (context.files.path / e.path).resolve() == used))]:
         context.reporter.warn(
-            f"ignored {len(ignored):,} files that do not look like images: {format_first([e.path for e in ignored])}; "
-            f"images end in {', '.join(IMAGE_SUFFIXES)}"
+            f"ignored {format_count(len(ignored), 'file')} not named like an image: "
+            f"{format_first([e.path for e in ignored])}; images end in {', '.join(IMAGE_SUFFIXES)}"
         )
 
 

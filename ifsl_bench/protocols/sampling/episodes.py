@@ -32,6 +32,7 @@ from ifsl_bench.protocols.sampling.draws import (
 )
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import format_count
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.sampling.sequences import SequenceSampler
@@ -107,7 +108,7 @@ class EpisodeSampler:
         if (least := int(counts.min())) < need:
             label = int(counts.argmin())
             raise UserError(
-                f"episodes of {stream[0]} need {need:,} images of a novel class ({shots:,} shots + "
+                f"episodes of {stream[0]} need {need:,} images of a novel class ({format_count(shots, 'shot')} + "
                 f"{shape.novel_queries:,} queries), class {repr(classes[label]) if classes else f'number {label}'} of "
                 f"{pools[0]} has {least}{fewer_images(least, shots, shape.novel_queries)}"
             )

@@ -30,6 +30,7 @@ from ifsl_bench.protocols.sampling.draws import (
 )
 from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, SessionSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.text_format import format_count
 
 _IMAGE_DRAW_PURPOSE = 2  # the purpose of the words that choose images
 
@@ -154,7 +155,7 @@ class SequenceSampler:
             if self.hide and self.shape.queries is None:  # as a base class has, but for its supports
                 queries = max(1, min(queries, least - self.shots))
             need, name = self.shots + queries, pools.names[0]
-            what = f"({self.shots:,} shots + {queries:,} queries)"
+            what = f"({format_count(self.shots, 'shot')} + {queries:,} queries)"
         if queries < 1:
             raise UserError(f"sequences of {self.task} have no queries of novel classes; --queries must be at least 1")
         if least < need:

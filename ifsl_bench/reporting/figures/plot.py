@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults, load_task_results, select_recipes
 from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.reporting.figures import base_classes as _base_classes
@@ -100,6 +101,7 @@ def _plot_results_function(
     docstring: str,
     *,
     limits_rows: bool = False,
+    is_drawn: Callable[[SeedAggregate], bool] = lambda row: True,
     passes_named: bool = False,
     with_published: bool = False,
 ) -> Callable[..., Drawing]:
@@ -110,6 +112,7 @@ def _plot_results_function(
         draw: draws the rows of a task.
         docstring: of the function.
         limits_rows: draw no more rows than can be told apart, unless the user names them.
+        is_drawn: whether the figure has a place for a row, where rows are limited.
         passes_named: pass on to ``draw`` whether the user named the rows.
         with_published: draw published rows too.
     """
@@ -125,7 +128,7 @@ def _plot_results_function(
         results: Folder = None,
     ) -> Drawing:
         task_results = _load_results_to_draw(task, methods, setting, recipe, home, results, with_published)
-        shown, left_out = limit_rows(task_results) if limits_rows and not methods else (task_results, [])
+        shown, left_out = limit_rows(task_results, is_drawn) if limits_rows and not methods else (task_results, [])
         drawn, notes = draw(shown, wide, **({"named": bool(methods)} if passes_named else {}))
         return _make_drawing((drawn, [*notes, *left_out]), task_results)
 
@@ -165,7 +168,11 @@ tradeoff = _plot_results_function(
 )
 seeds = _plot_results_function("seeds", _seeds.draw_seeds, "The accuracy of each training seed.")
 validation = _plot_results_function(
-    "validation", _seeds.draw_validation, "Validation accuracy over the course of meta-training.", limits_rows=True
+    "validation",
+    _seeds.draw_validation,
+    "Validation accuracy over the course of meta-training.",
+    limits_rows=True,
+    is_drawn=_seeds.is_validated,
 )
 pairs = _plot_results_function(
     "pairs", _pairs.draw_pairs, "Paired differences of all rows, a heat map.", passes_named=True

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
@@ -79,6 +80,11 @@ RING: dict[str, Any] = {
 }
 
 
+def is_validated(row: SeedAggregate) -> bool:
+    """Return whether the meta-training of all seeds of a row was watched on validation episodes."""
+    return all(result.training.get("validation") for result in row.results)
+
+
 @styled()
 def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the mean over a row's seeds as a line, with those as faint lines.
@@ -95,11 +101,7 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
     Raises:
         UserError: no row is meta-trained.
     """
-    rows = [
-        row
-        for row in rows_by_accuracy(task_results)
-        if all(result.training.get("validation") for result in row.results)
-    ]
+    rows = [row for row in rows_by_accuracy(task_results) if is_validated(row)]
     if not rows:
         raise UserError(
             f"{task_results.task_name}: no row of these is meta-trained, so that there is no validation to draw"

@@ -15,7 +15,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -340,12 +340,18 @@ def rows_by_accuracy(task_results: TaskResults) -> list[SeedAggregate]:
     return [place.row for place in task_results.ranked_rows]
 
 
-def limit_rows(task_results: TaskResults) -> tuple[TaskResults, list[str]]:
+def limit_rows(
+    task_results: TaskResults, is_drawn: Callable[[SeedAggregate], bool] = lambda row: True
+) -> tuple[TaskResults, list[str]]:
     """Return the results with as many rows as can be told apart in one figure, and a note on the others.
 
     The user's own rows come first, then the best of the stored ones, without those whose label a row of the user's has.
+
+    Args:
+        task_results: the results of a task.
+        is_drawn: whether the figure has a place for a row; others are not counted, nor noted.
     """
-    rows = rows_by_accuracy(task_results)
+    rows = [row for row in rows_by_accuracy(task_results) if is_drawn(row)]
     own = [row for row in rows if row.origin != STORED]
     own_labels = {row.label for row in own}
     stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
