@@ -83,9 +83,8 @@ def count_novel_classes(task: Task) -> int:
     return task.sessions.classes if task.sessions else task.episode.ways
 
 
-@lru_cache(maxsize=64)
 def find_recipe(reference: str) -> RecipeChoice:
-    """Find a recipe and check its options.
+    """Find a recipe and check its options; a file is read anew, since it may have changed.
 
     Args:
         reference: ``NAME`` or ``path/to/file.py:Class``, perhaps with options, as ``closer.beta=1.alpha=0.2``. The
@@ -95,6 +94,10 @@ def find_recipe(reference: str) -> RecipeChoice:
     Raises:
         UserError: no such recipe or option, with the nearest names; or a file that cannot be run.
     """
+    return (_find_recipe if registry.names_file(split_recipe(reference)[0]) else _find_registered_recipe)(reference)
+
+
+def _find_recipe(reference: str) -> RecipeChoice:
     name, *settings = split_recipe(reference)
     file = ""
     if registry.names_file(name):
@@ -124,6 +127,9 @@ def find_recipe(reference: str) -> RecipeChoice:
     if not 0 < passes <= 1000:
         raise UserError(f"passes of recipe {name!r} must be above 0 and 1,000 at most, not {passes:g}")
     return RecipeChoice(name, kind, {key: options[key] for key in declared if key in options}, passes, file)
+
+
+_find_registered_recipe = lru_cache(maxsize=64)(_find_recipe)
 
 
 @contextmanager

@@ -182,16 +182,13 @@ def test_a_recipe_of_a_file_is_known_by_its_code(hues, call):
         assert status == 0
         keys |= {line for line in out.splitlines() if "Late" in line}
     task = load_tasks("hues.toml")[0]
-    find_recipe.cache_clear()
     first = find_recipe("late.py").definition(task)
     Path("late.py").write_text(NAN)
-    find_recipe.cache_clear()
     assert find_recipe("late.py").definition(task)["source"] != first["source"]
 
 
 def test_a_loss_that_is_not_finite_ends_in_a_line(hues, call):
     Path("late.py").write_text(NAN)
-    find_recipe.cache_clear()
     how = ("--pretraining-steps", "24", "--recipe", "late.py")
     status, _, err = call("run", "--method", "ncm", "--task", "hues.toml", *how, "-q")
     assert status == 2
