@@ -140,7 +140,7 @@ def test_files_that_are_there_twice_are_named(tmp_path):
         archive.writestr("a/1.png", b"x")
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("a/1.png", b"y")
-    with open_tree(tmp_path / "a.zip") as tree, pytest.raises(UserError, match=r"1 files twice.*\(a/1\.png\)"):
+    with open_tree(tmp_path / "a.zip") as tree, pytest.raises(UserError, match=r"1 file twice.*\(a/1\.png\)"):
         _ = tree.entries
     make_tar(tmp_path / "a.tar", {"a/1.png": b"x", "./a/1.png": b"y"})
     with open_tree(tmp_path / "a.tar") as tree, pytest.raises(UserError, match=r"\(a/1\.png\)"):

@@ -244,7 +244,7 @@ def test_names_that_are_not_utf8_are_refused(tmp_path, home):
         os.rename(source / "bird 3", os.fsencode(source) + b"/caf\xe9")
     except OSError:
         pytest.skip("this file system takes UTF-8 names only")
-    refused(home, "birds", source, r"holds 5 files whose names are not UTF-8 \(caf\\xe9/about\.txt, .* 2 more")
+    refused(home, "birds", source, r"holds 5 files with a name that is not UTF-8 \(caf\\xe9/about\.txt, .* 2 more")
 
 
 def test_names_and_options_that_do_not_fit(tmp_path, features_folder, home):
