@@ -233,7 +233,7 @@ def test_an_accelerator_out_of_memory_is_one_line(capsys):
     def fail(error: Exception) -> None:
         raise error
 
-    assert _guarded(lambda: fail(OUT_OF_MEMORY)) == 2
+    assert _run_with_error_lines(lambda: fail(OUT_OF_MEMORY)) == 2
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(RuntimeError, match="another"):
-        _guarded(lambda: fail(RuntimeError("another")))
+        _run_with_error_lines(lambda: fail(RuntimeError("another")))
