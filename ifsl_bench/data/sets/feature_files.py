@@ -244,7 +244,7 @@ def _load_features(tree: FileTree, entry: Entry) -> np.ndarray:
     with np.errstate(over="ignore"):
         largest = np.maximum(features.max(axis=1), -features.min(axis=1)).astype(np.float64)  # [n]
     if not np.isfinite(largest).all():
-        rows = int((~np.isfinite(largest)).sum())
+        rows = format_count(int((~np.isfinite(largest)).sum()), "row")
         raise UserError(
             f"{tree.format_location(entry)}: features contain NaN or infinity in {format_count(rows, 'row')}"
         )
