@@ -168,7 +168,7 @@ NEW = np.arange(60) % 5 + 1000  # labels of classes that no other pool has
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks 'labels'"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 9)), labels=np.arange(3)), "9 features a row"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.arange(3)), "same classes"),
-        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), np.inf), labels=NEW), "infinity in 60"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), np.inf), labels=NEW), "in 60 rows"),
         (lambda f: (f / "base-test.npz").unlink(), "base-test.npz is missing; .* six files: .* each .npz or"),
         (lambda f: shutil.copy(f / "base-val.npz", f / "base-val.pt"), "holds base-val.npz and base-val.pt; leave one"),
         (lambda f: keep(f / "novel-val.npz", lambda y: y < 204), "5 novel classes, novel/val has 4"),

@@ -245,9 +245,7 @@ def _load_features(tree: FileTree, entry: Entry) -> np.ndarray:
         largest = np.maximum(features.max(axis=1), -features.min(axis=1)).astype(np.float64)  # [n]
     if not np.isfinite(largest).all():
         rows = format_count(int((~np.isfinite(largest)).sum()), "row")
-        raise UserError(
-            f"{tree.format_location(entry)}: features contain NaN or infinity in {format_count(rows, 'row')}"
-        )
+        raise UserError(f"{tree.format_location(entry)}: features contain NaN or infinity in {rows}")
     beyond = (largest != 0) & ((largest < _SMALLEST) | (largest > _LARGEST))
     if beyond.any():
         usual = float(np.median(largest[largest != 0]))
