@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ifsl_bench.backbones.recipe import View as View
     from ifsl_bench.experiments.learn2learn_exchange import from_learn2learn as from_learn2learn
     from ifsl_bench.experiments.learn2learn_exchange import to_learn2learn as to_learn2learn
+    from ifsl_bench.plugin.adapting import Adapting as Adapting
     from ifsl_bench.plugin.method import AdditiveClassifier as AdditiveClassifier
     from ifsl_bench.plugin.method import Base as Base
     from ifsl_bench.plugin.method import Method as Method
@@ -60,6 +61,7 @@ _HOMES = {
     "ifsl_bench.experiments.learn2learn_exchange": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.backbones.networks": ("LinearHead",),
     "ifsl_bench.backbones.recipe": ("Recipe", "View"),
+    "ifsl_bench.plugin.adapting": ("Adapting",),
     "ifsl_bench.plugin.method": (
         "Base",
         "AdditiveClassifier",

@@ -91,6 +91,11 @@ class SeedAggregate:
         return any(r.transductive for r in self.results)
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """What the method says of itself, in a few words each, such as what it changes in the network."""
+        return tuple(dict.fromkeys(flag for r in self.results for flag in r.flags))
+
+    @property
     def protocol(self) -> Protocol:
         """The protocol that it was measured by."""
         return self.results[0].protocol

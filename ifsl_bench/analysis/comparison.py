@@ -175,6 +175,9 @@ def _comparison_notes(
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
     if keeping := [f"{_reader_name(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
         yield f"{' and '.join(keeping)} of earlier sessions"
+    for row in (a, b):
+        if row.flags:
+            yield f"{_reader_name(row)} {', '.join(row.flags)}"
     if a.recipe != b.recipe:
         each = [
             f"{_reader_name(row)} on one trained {f'by {row.recipe}' if row.recipe else 'elsewhere'}" for row in (a, b)

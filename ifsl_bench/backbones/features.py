@@ -38,7 +38,8 @@ class FeaturePool:
 
     Attributes:
         name: the pool's name.
-        features: float32 [V * n, D], view v of image i in row ``v * n + i``.
+        features: float32 [V * n, D], view v of image i in row ``v * n + i``; of methods that see images, uint8
+            [n, H * W * C].
         base_logits: float32 [V * n, K] of the frozen base classifier.
         starts: int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``.
         views: V, augmented copies of each image; 1 means the plain images.
@@ -252,6 +253,13 @@ def make_feature_pool(
     weight, bias = base.weight.to(device), base.bias.to(device)
     logits = torch.cat([F.linear(block, weight, bias) for block in rows.split(1 << 16)])
     return FeaturePool(pool.name, rows, logits, pool.starts, len(features) // len(pool))
+
+
+def pool_rows(pool: Pool) -> Tensor:
+    """Return the numbers of a pool's images, uint8 [n, H * W * C]; they stay a memory map."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
+        return torch.from_numpy(pool.images.reshape(len(pool), -1))
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
     help="Check this method against the contract, on made-up episodes.",
 )
 @click.option("--package", is_flag=True, help="With 'new': a folder with an entry point and a test.")
+@click.option("--images", is_flag=True, help="With 'new': a method that sees images and changes the network.")
 @style_option
-def methods(names: tuple[str, ...], checked: str | None, package: bool, style: str) -> None:
+def methods(names: tuple[str, ...], checked: str | None, package: bool, images: bool, style: str) -> None:
     """List the methods; show one with its options and paper; or begin one of your own.
 
     NAME is what --method takes: a name of the list, or FILE.py:CLASS. What --tune tries is shown too. 'new NAME' writes
@@ -36,25 +37,26 @@ def methods(names: tuple[str, ...], checked: str | None, package: bool, style: s
     if names and checked is not None:
         raise UserError("methods NAME shows a method, methods --check NAME checks it; say one of them")
     new = names[:1] == ("new",)
-    if (package and not new) or (names and len(names) != 1 + new):
-        raise UserError("methods takes one NAME, or 'new NAME', which alone has --package")
+    if ((package or images) and not new) or (names and len(names) != 1 + new):
+        raise UserError("methods takes one NAME, or 'new NAME', which alone has --package and --images")
     if checked is not None:
         _print_contract_check(checked, style)
     elif new:
-        _create_method_file(names[1], package)
+        _create_method_file(names[1], package, images)
     elif names:
         _print_method(names[0], style)
     else:
         _print_methods(style)
 
 
-def _create_method_file(name: str, package: bool) -> None:
+def _create_method_file(name: str, package: bool, images: bool) -> None:
     from ifsl_bench.plugin.new_method import write_new_method
 
-    path = write_new_method(name, package)
+    path, data = write_new_method(name, package, images), "glyphs" if images else "tiny-features"
     then = f"pip install -e ./{path} && pytest {path}" if package else f"ifsl-bench methods --check {path}"
-    click.echo(f"wrote {path}; next: {then} && ifsl-bench run --method {path} --task tiny-features-5shot")
-    click.echo(f"in sessions: ifsl-bench run --method {path} --task tiny-features-sessions")
+    click.echo(f"wrote {path}; next: {then} && ifsl-bench run --method {path} --task {data}-5shot")
+    few = "+orders=4" if images else ""
+    click.echo(f"in sessions: ifsl-bench run --method {path} --task {data}-sessions{few}")
 
 
 def _print_methods(style: str) -> None:
@@ -99,6 +101,8 @@ def _print_method(name: str, style: str) -> None:
 
 
 def _print_contract_check(name: str, style: str) -> None:
+    from ifsl_bench.plugin.adapting import Adapting
+    from ifsl_bench.plugin.adapting_contract import check_adapting_rules
     from ifsl_bench.plugin.find_method import find_method
     from ifsl_bench.plugin.rules import check_contract, remark_on_ties
     from ifsl_bench.plugin.session_contract import check_session_rules
@@ -106,12 +110,15 @@ def _print_contract_check(name: str, style: str) -> None:
 
     chosen, meant = find_method(name)
     arguments = chosen.name, chosen.method, meant
-    checks = [*check_contract(*arguments), *check_session_rules(*arguments)]
+    if issubclass(chosen.method, Adapting):
+        checks = list(check_adapting_rules(chosen.name, chosen.method, meant))
+    else:
+        checks = [*check_contract(*arguments), *check_session_rules(*arguments)]
     rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
     print_tables_in_format([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
-    if remark := remark_on_ties(*arguments):
+    if not issubclass(chosen.method, Adapting) and (remark := remark_on_ties(*arguments)):
         print_lines(f"\nRemark: {remark}", style)
 
 

@@ -177,6 +177,10 @@ CHANGES = {  # of tasks: option -> what it takes, and its help
     "queries": ("N", "Query images of each novel class; in episodes those of base classes change in proportion."),
     "pretraining-steps": ("N", "Steps of the backbone's pretraining; use a few to rehearse a run."),
     "sessions": ("N", "Sessions after the base session; a task in episodes becomes one in sessions."),
+    "orders": (
+        "N",
+        "Orders of the novel classes in sessions, with one support set each: a few where each takes minutes.",
+    ),
     "novel-from": ("DATASET", "Take the novel classes of validation and testing from another data set."),
     "backbone": ("NAME", "Another backbone, such as timm:MODEL.TAG."),
     "weights": ("FILE", "Weights for the backbone, which is not pretrained here then; a copy stays in the home."),

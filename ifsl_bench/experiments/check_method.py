@@ -179,6 +179,8 @@ def _search_value_faults(result: Result, job: Job) -> Iterator[str]:
     """Yield a line for each value that no search of the job that a result is of gives."""
     if result.transductive != job.method.transductive:
         yield f"transductive: {str(result.transductive).lower()}, method {job.name} says otherwise"
+    if result.flags != (flags := job.method.flags(job.options)):
+        yield f"flags: {result.flags}, method {job.name} says {flags}"
     if job.training.non_default_values() and not job.is_meta_trained:
         name = next(iter(job.training.non_default_values()))
         yield f"train: {name}, and method {job.name} with these options trains nothing"

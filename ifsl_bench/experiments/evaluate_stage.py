@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ifsl_bench._version import __version__
 from ifsl_bench.backbones.contract import required_libraries
 from ifsl_bench.backbones.device import DeviceChoice, describe_device
@@ -28,6 +30,8 @@ from ifsl_bench.experiments.stages import (
 )
 from ifsl_bench.experiments.trained_models import TrainingRecord, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
+from ifsl_bench.plugin.adapting import Adapting
+from ifsl_bench.plugin.adapting_contract import check_adapting
 from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated, ties_remark
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
@@ -75,11 +79,28 @@ class EvaluationContext:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
         return self.prepared.episodes("test", self.device_choice.device)
 
-    def make_contract_probe(self) -> ContractProbe:
-        """Return the method with its first test episodes; of sequences, with the first sessions of these."""
-        first = self.loader("test").episodes(min(FIRST_EPISODES, self.job.episodes))
-        probe = ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked_base)
-        return probe.with_search_flag()
+    def make_contract_probe(self, count: int) -> ContractProbe:
+        """Return the method with its first test episodes; of sequences, with the first sessions of these.
+
+        Args:
+            count: how many, where there are as many.
+        """
+        first = self.loader("test").episodes(min(count, self.job.episodes))
+        return ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked_base)
+
+    def check_contract(self) -> tuple[ContractProbe, Tensor]:
+        """Check the method on its first test episodes, and return some of them with the answers.
+
+        Raises:
+            UserError: it breaks the contract.
+        """
+        if isinstance(self.method, Adapting):
+            probe = self.make_contract_probe(2)
+            return probe.part(0), check_adapting(probe)
+        probe = self.make_contract_probe(FIRST_EPISODES).with_search_flag()
+        answers, count = check_answers(probe), min(FIRST_EPISODES, self.job.episodes)
+        protocol_of(self.job.task).check_contract(self.job.name, self.method, self.loader("test"), count)
+        return probe, answers
 
     def find_bias(self, reporter: Reporter) -> Bias | None:
         """Find the bias that calibrates the method, on the validation episodes that options are chosen on.
@@ -163,10 +184,7 @@ class EvaluationStage(Stage):
     def compute(self, work: Workspace) -> Result:
         context = self.open(work)
         report_device(work, self, context.device_choice)
-        first = context.make_contract_probe()
-        answers = check_answers(first)
-        count = min(FIRST_EPISODES, self.job.episodes)
-        protocol_of(self.job.task).check_contract(self.job.name, context.method, context.loader("test"), count)
+        first, answers = context.check_contract()
         bias = context.find_bias(work.reporter)
         start, loader = time.perf_counter(), context.loader("test")
         loader.tally = ImageTally()
@@ -238,6 +256,7 @@ class EvaluationStage(Stage):
             calibration=StoredCalibration.from_calibrated_hits(calibrated, self.job.calibrated) if calibrated else None,
             images=StoredImageHits.from_image_hits(images) if images else None,
             transductive=job.method.transductive,
+            flags=job.method.flags(job.options),
             places={
                 "pretraining": backbone.info["device"],
                 **prepared.feature_devices(),

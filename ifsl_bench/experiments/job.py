@@ -171,6 +171,8 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
             job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
             if reason := protocol_of(task).refusal_reason(task, chosen.method, job.options):
                 raise UserError(f"{job.label} {reason}")
+            if chosen.method.sees != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
+                raise UserError(f"{job.label} sees {chosen.method.sees}, and the data of {task.name} are features")
             if training.sessions > 1 and job.is_meta_trained and chosen.method.keeps_supports(job.options):
                 raise UserError(
                     f"--train sessions={training.sessions}: {job.label} does not learn one session after the other; "

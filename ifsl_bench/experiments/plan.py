@@ -18,9 +18,11 @@ from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerpri
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, INTERRUPTED, RUNNING, LogState, log_path, read_log
 from ifsl_bench.experiments.runner import check_job, divide_into_work_items, list_stages, make_training_stage
+from ifsl_bench.experiments.search import candidates_by_round
 from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.stored_results import find_cached_result
 from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import result_file_name
 from ifsl_bench.utils.errors import UserError
@@ -250,10 +252,28 @@ def plan_notes(plans: Sequence[JobState], home: Paths) -> list[str]:
     for why, (first, *others) in reasons.items():
         more = f" and {len(others):,} more" if others else ""
         notes.append(why if why.startswith("data set ") else f"{first.job}{more}: {why}")
+    changing = [
+        plan.job for plan in plans if plan.job.method.sees != "features" and plan.state not in (STORED, REFUSED)
+    ]
+    notes += dict.fromkeys(f"{job.label} on {job.task.name}: {_sessions_to_learn(job)}" for job in changing)
     if missing := _count_missing_stages(plans, home):
         counted = ", ".join(f"{count:,} {kind}" for kind, count in missing.items())
         notes.append(f"missing stages, a shared one counted once: {counted}")
     return notes
+
+
+def _sessions_to_learn(job: Job) -> str:
+    """Count the sessions that a method which sees images learns, one at a time: what its run mostly takes."""
+    task, settings = job.task, len(candidates_by_round(job)[0]) if job.searched_names else 0
+    validation = len(task.evaluation.validation_halves[0])
+    calibrations = 1 if protocol_of(task).has_calibration(task, job.method) else 0
+    sessions = task.sessions.count if task.sessions else 1
+    count = job.episodes + validation * (settings + calibrations)
+    tried = f", {settings} settings tried on these" if settings else ""
+    return (
+        f"learns {count * sessions:,} sessions one at a time, of {job.episodes:,} test and {validation:,} validation "
+        f"{protocol_of(task).drawn}{tried}"
+    )
 
 
 def to_document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:

@@ -137,12 +137,13 @@ class DataStage(Stage):
 
 @dataclass(frozen=True)
 class PretrainStage(Stage):
-    """The backbone and its base classifier. ``seed`` is the training seed."""
+    """The backbone and its base classifier. ``seed`` is the training seed, ``sees`` what methods are given."""
 
     kind = placed_as = "pretraining"
     task: Task
     head: HeadKind
     seed: int
+    sees: str = "features"
 
     def __str__(self) -> str:
         task, seed = self.task, self.task.pretraining_seed(self.seed)
@@ -189,7 +190,7 @@ class PretrainStage(Stage):
 
     def open_task(self, work: Workspace) -> PreparedTask:
         """Open the task with this pretraining."""
-        return work.prepared(self.task, self.head, self.seed)
+        return work.prepared(self.task, self.head, self.seed, self.sees)
 
     def compute(self, work: Workspace) -> None:
         _ = self.open_task(work).pretrained
@@ -232,7 +233,7 @@ def make_data_stage(job: Job) -> DataStage:
 
 def make_pretrain_stage(job: Job) -> PretrainStage:
     """Return the stage of a job's backbone and base classifier."""
-    return PretrainStage(job.task, job.method.head, job.seed)
+    return PretrainStage(job.task, job.method.head, job.seed, job.method.sees)
 
 
 def list_backbone_stages(job: Job) -> list[Stage]:

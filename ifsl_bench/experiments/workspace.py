@@ -21,6 +21,7 @@ from ifsl_bench.backbones.features import (
     feature_folder,
     make_base_classifier,
     make_feature_pool,
+    pool_rows,
     read_feature_record,
     subtract_mean,
 )
@@ -34,7 +35,7 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import open_data
-from ifsl_bench.plugin.method import Base
+from ifsl_bench.plugin.method import Base, BaseNetwork
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL
 from ifsl_bench.protocols.loader import Loader
@@ -101,18 +102,19 @@ class Workspace:
 
         return CurveReporter(self.curves, f"{kind}/{key}", self.reporter)
 
-    def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
+    def prepared(self, task: Task, head: HeadKind, seed: int, sees: str = "features") -> PreparedTask:
         """Return the task with this pretraining; the last one stays open, its features in memory.
 
         Args:
             task: to prepare.
             head: of the base classifier.
             seed: of training.
+            sees: what methods are given, as :attr:`.Method.sees` has it.
         """
-        if not self._open or self._open[0].made_of != (task, head, seed):
+        if not self._open or self._open[0].made_of != (task, head, seed, sees):
             # A workspace of its own, with nothing open: in a reference cycle with this one, network and features would
             # stay in memory until Python next looks for cycles, which after many runs is many networks later.
-            self._open[:] = [PreparedTask(task, head, seed, replace(self))]
+            self._open[:] = [PreparedTask(task, head, seed, replace(self), sees)]
         return self._open[0]
 
 
@@ -143,11 +145,12 @@ class PreparedTask:
 
     Args:
         seed: of training; a task may have one pretraining for all of them.
+        sees: what methods are given of each image, as :attr:`.Method.sees` has it.
     """
 
-    def __init__(self, task: Task, head: HeadKind, seed: int, work: Workspace) -> None:
-        self.task, self.head, self.seed, self.work = task, head, seed, work
-        self.made_of = (task, head, seed)
+    def __init__(self, task: Task, head: HeadKind, seed: int, work: Workspace, sees: str = "features") -> None:
+        self.task, self.head, self.seed, self.work, self.sees = task, head, seed, work, sees
+        self.made_of = (task, head, seed, sees)
         self._features: dict[tuple[str, int], np.ndarray] = {}
         self._pools: dict[tuple[str, int, torch.device], FeaturePool] = {}
 
@@ -223,10 +226,25 @@ class PreparedTask:
                 pool.labels.astype(np.int64)
             )
 
-        return replace(make_base_classifier(self.pretrained, moments), images=images)
+        return replace(make_base_classifier(self.pretrained, moments), images=images, network=self._network())
+
+    def _network(self) -> BaseNetwork | None:
+        """Return the network, on the CPU, and its images, for methods that see images; None for others."""
+        if self.sees == "features":
+            return None
+        pretrained, pool, shape = self.pretrained, self.dataset.pool("base/train"), self.dataset.shape
+        device = next(pretrained.network.parameters()).device
+
+        def normalise(rows: torch.Tensor) -> torch.Tensor:
+            return pretrained.normalise(rows.unflatten(1, shape).to(device))
+
+        def images() -> tuple[torch.Tensor, torch.Tensor]:
+            return pool_rows(pool), torch.from_numpy(pool.labels.astype(np.int64))
+
+        return BaseNetwork(pretrained.network, normalise, images).to(CPU_DEVICE)
 
     def pool(self, name: str, views: int = 1, device: torch.device = CPU_DEVICE) -> FeaturePool:
-        """Return the features of a pool, copied to the device once.
+        """Return a pool, copied to the device once: its features, or what else methods see, and base logits.
 
         Args:
             name: of the pool.
@@ -236,9 +254,11 @@ class PreparedTask:
         if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
             with evaluation_threads():
-                self._pools[name, views, device] = make_feature_pool(
-                    features, pool, self.base, device, self.pretrained.mean
-                )
+                made = make_feature_pool(features, pool, self.base, device, self.pretrained.mean)
+            if self.sees == "images":
+                self.dataset.check_images(name)
+                made = replace(made, features=pool_rows(pool).to(device))
+            self._pools[name, views, device] = made
         return self._pools[name, views, device]
 
     def sampler(self, side: Side, device: torch.device = CPU_DEVICE) -> EpisodeSampler | SequenceSampler:

@@ -140,6 +140,7 @@ def describe_method(name: str) -> MethodDescription:
     facts += [
         ("trained", {"yes": "meta-trained", "no": "nothing is meta-trained"}.get(_training_text(kind, meant), "?"))
     ]
+    facts += [("sees", "; ".join([kind.sees, *kind.flags({})]))] if kind.sees != "features" else []
     facts += [("transductive", "an answer may depend on the other queries of its episode")] if kind.transductive else []
     facts += of_papers
     facts += [("cite", f"ifsl-bench cite {name}")] if papers or kind.bibtex else []

@@ -5,6 +5,7 @@ Shapes: E episodes at once, S support rows (ways x shots), Q queries, D features
 
 from __future__ import annotations
 
+import copy
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,27 @@ FEW = 64  # episodes a step of meta-training from which an H100 beat 16 cores fo
 
 
 @dataclass(frozen=True)
+class BaseNetwork:
+    """The pretrained network and its images, for methods that see images; :class:`.Adapting` has functions for it.
+
+    Attributes:
+        network: images [B, C, H, W] to features [B, D], in evaluation mode; it is copied, never changed.
+        normalise: from rows [B, P], as ``Support.features`` has them of such methods, to images for the network.
+        images: gives the rows of all base/train images [n, P] and their labels [n].
+    """
+
+    network: nn.Module
+    normalise: Callable[[Tensor], Tensor]
+    images: Callable[[], tuple[Tensor, Tensor]]
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> BaseNetwork:
+        """Return the network on another device or in another precision."""
+        network = copy.deepcopy(self.network).to(device=device, dtype=dtype)
+        like = next(network.parameters())
+        return replace(self, network=network, normalise=lambda rows: self.normalise(rows).to(like))
+
+
+@dataclass(frozen=True)
 class Base:
     """The frozen base classifier, and what is known of the features of base/train.
 
@@ -43,6 +65,7 @@ class Base:
             included. A run always gives both; a base that is made by hand may lack them.
         images: gives the features of all base/train images [n, D] and their labels [n], for sums over them that a
             method makes when it is made; None where a data set has but the means of its classes.
+        network: the network and its images, for methods that see images; None for others.
 
     Example:
         >>> base = ifsl_bench.Base(weight=torch.eye(3), bias=torch.zeros(3), prototypes=torch.eye(3))
@@ -57,10 +80,12 @@ class Base:
     counts: Tensor | None = None
     covariance: Tensor | None = None
     images: Callable[[], tuple[Tensor, Tensor]] | None = None
+    network: BaseNetwork | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
-        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: x.to(device=device, dtype=dtype) for name, x in tensors.items()})
+        movable = (Tensor, BaseNetwork)
+        parts: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, movable)}
+        return replace(self, **{name: x.to(device=device, dtype=dtype) for name, x in parts.items()})
 
 
 @dataclass(frozen=True)
@@ -200,6 +225,9 @@ class Method(nn.Module, ABC):
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
         uses_all_images: whether, in sessions, it is given all training images of the novel classes in place of their k
             supports, of all sessions at once: an upper bound, which no few-shot method is.
+        sees: "features" of the backbone, or "images", see :class:`.Adapting`: then ``Support.features`` has an image's
+            numbers in each row.
+        keeps: "nothing", or "images:5" where it carries up to so many images of each class; of methods that see images.
         class_bytes: bytes that it carries for each novel class, where they are so many that fewer episodes fit at once.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which
             methods are told apart, has not changed.
@@ -233,6 +261,8 @@ class Method(nn.Module, ABC):
     parallel_copies: ClassVar[bool] = False
     order_free: ClassVar[bool] = False
     uses_all_images: ClassVar[bool] = False
+    sees: ClassVar[str] = "features"
+    keeps: ClassVar[str] = "nothing"
     class_bytes: int = 0
     revision: ClassVar[int] = 0
     name: ClassVar[str] = ""
@@ -281,6 +311,11 @@ class Method(nn.Module, ABC):
             if all(options[key] == value for key, value in meant.items()):
                 return shorthand, set(meant)
         return name, set()
+
+    @classmethod
+    def flags(cls, options: Mapping[str, Any]) -> list[str]:
+        """Return what rows say of the method with these options, in a few words each."""
+        return []
 
     @classmethod
     def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:

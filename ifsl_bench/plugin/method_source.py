@@ -45,9 +45,10 @@ def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def method_source(method: type[Method]) -> str:
     """Return :func:`class_source` of a method."""
+    from ifsl_bench.plugin.adapting import Adapting
     from ifsl_bench.plugin.method import AdditiveClassifier, Method
 
-    return class_source(method, (Method, AdditiveClassifier))
+    return class_source(method, (Method, AdditiveClassifier, Adapting))
 
 
 @lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing

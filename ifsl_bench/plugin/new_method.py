@@ -13,7 +13,13 @@ from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, registered_
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import disk_errors
 
-RESERVED_NAMES = ("Method", "Prediction", "SessionOutput", *keyword.kwlist)  # classes that the file would not work with
+RESERVED_NAMES = (
+    "Adapting",
+    "Method",
+    "Prediction",
+    "SessionOutput",
+    *keyword.kwlist,
+)  # classes that the file would not work with
 METHOD_TEMPLATE = '''\
 """$name: what the method does, and whose it is. How such a file works: docs/writing-a-method.md of ifsl_bench."""
 
@@ -42,6 +48,52 @@ class $kind(Method):
     def answer(self, state, query):  # [E, Q, K + t N] after t sessions; an episode is one session
         novel = 10 * normalize(query.features, dim=-1) @ state.mT + self.bias
         return Prediction(torch.cat([self.base_logits(query), novel], -1))
+'''
+IMAGES_TEMPLATE = '''"""$kind, a method that sees images; see docs/adapting-methods.md of ifsl_bench."""
+
+import torch
+import torch.nn.functional as F
+
+from ifsl_bench import Adapting, Range
+
+
+def cosines(features, means):
+    return 16 * F.normalize(features, dim=-1) @ F.normalize(means, dim=-1).mT
+
+
+class $kind(Adapting):
+    """The last stage learns the supports of each session; every class is the mean of its features, by angle."""
+
+    changes = "the last stage"
+    space = {"rate": Range(1e-4, 1e-1, log=True)}  # where --tune looks for options
+
+    def __init__(self, base, ways, *, rate: float = 0.01, steps: int = 20):  # keyword-only arguments are options
+        super().__init__(base, ways)
+        self.rate, self.steps = rate, steps
+
+    def start(self):  # the state before any session
+        own = self.network().state_dict()
+        return {"weights": {name: own[name] for name in self.parameters_from(-1)}, "means": self.base.prototypes}
+
+    def adapt(self, state, images, labels, session):  # [S, C, H, W], [S]; returns the state after the session
+        network = self.network(state["weights"])  # a copy, free to change
+        weights = {name: network.get_parameter(name) for name in state["weights"]}
+        optimiser = torch.optim.SGD(weights.values(), lr=self.rate)
+        for _ in range(self.steps):
+            features = network(images)
+            logits = cosines(features, torch.cat([state["means"], self.class_means(features, labels)]))
+            logits[:, : len(session.hidden)].masked_fill_(session.hidden, -torch.inf)
+            optimiser.zero_grad()
+            F.cross_entropy(logits, session.first_class + labels).backward()
+            optimiser.step()
+        means = self.class_means(network(images), labels)
+        return {"weights": weights, "means": torch.cat([state["means"], means])}
+
+    def class_means(self, features, labels):
+        return torch.stack([features[labels == label].mean(0) for label in range(self.ways)])
+
+    def classify(self, state, images):  # [B, C, H, W]; returns the logits of all classes met so far
+        return cosines(self.network(state["weights"])(images), state["means"])
 '''
 PROJECT_TEMPLATE = """\
 [build-system]
@@ -84,12 +136,23 @@ def test_an_image_like_the_supports_of_a_class_is_of_that_class():
 '''
 
 
-def write_new_method(name: str, package: bool = False) -> Path:
+IMAGES_TEST_TEMPLATE = '''"""Run by pytest once the package is installed: pip install -e ."""
+
+from ifsl_bench.cli.main import cli
+
+
+def test_it_keeps_the_rules_of_the_suite():
+    cli(["methods", "--check", "$name"], standalone_mode=False)  # an error says which rules it breaks
+'''
+
+
+def write_new_method(name: str, package: bool = False, images: bool = False) -> Path:
     """Write a method that runs at once into the current folder: a file, or a package with entry point and test.
 
     Args:
         name: of the method.
         package: whether to write a package.
+        images: whether the method sees images; of such a package the test is the contract alone.
 
     Returns:
         The file, or the package's folder.
@@ -109,9 +172,10 @@ def write_new_method(name: str, package: bool = False) -> Path:
         raise UserError(f"methods new: there is a method {name!r} ('ifsl-bench methods'); choose another name")
     if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place
         raise UserError(f"methods new: there is a Python module {module!r}; choose another name")
-    files = {f"{module}.py": METHOD_TEMPLATE}
+    files = {f"{module}.py": IMAGES_TEMPLATE if images else METHOD_TEMPLATE}
     if package:
-        files |= {"pyproject.toml": PROJECT_TEMPLATE, f"test_{module}.py": TEST_TEMPLATE}
+        tests = IMAGES_TEST_TEMPLATE if images else TEST_TEMPLATE
+        files |= {"pyproject.toml": PROJECT_TEMPLATE, f"test_{module}.py": tests}
     with disk_errors(path, "cd"):
         if package:
             path.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -335,6 +336,11 @@ def accepts_options(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 def _make_small_method(method: type[Method], options: Mapping[str, Any]) -> Method:
     """Construct the method with a small base classifier."""
+    if method.sees != "features":
+        from ifsl_bench.plugin.adapting import make_small_base
+
+        with torch.random.fork_rng(devices=[]):
+            return make_method(method, make_small_base(), 5, options)
     small, counts = torch.ones(6, 8), torch.full((6,), 2)
     with torch.random.fork_rng(devices=[]):
         images = torch.rand(12, 8), torch.arange(6).repeat_interleave(2)  # classes vary, as covariances need it
@@ -433,6 +439,8 @@ ATTRIBUTE_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
     **dict.fromkeys(("transductive", "uses_all_images", "order_free", "parallel_copies"), FLAG_RULE),
     **dict.fromkeys(("revision", "class_bytes"), (lambda number: type(number) is int, "a whole number")),
+    "sees": (lambda sees: sees in ("features", "images"), "'features' or 'images'"),
+    "keeps": (lambda keeps: bool(re.fullmatch("nothing|images:[1-9][0-9]*", str(keeps))), "'nothing' or 'images:N'"),
     "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
     "requires": (
         lambda needs: _is_mapping(needs, str, lambda command: isinstance(command, str)),
@@ -487,6 +495,8 @@ def check_method(method: Any, called_in_error: str = "") -> None:
     for name, (is_sound, expected) in ATTRIBUTE_RULES.items():
         if not is_sound(value := getattr(method, name)):
             raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
+    if method.sees != "features" and not isinstance(changes := getattr(method, "changes", ""), str):
+        raise UserError(f"{called}.changes is {changes!r}, expected what it changes in the network, in a few words")
     options, space = options_of(method), method.space
     if "episodes" in options:  # labels say that of the evaluation
         raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")

@@ -85,7 +85,7 @@ def state_change_fault(learner: SessionLearner) -> str | None:
 
 def state_size_fault(learner: SessionLearner) -> str | None:
     """The state is as large for one support image of a class as for more."""
-    lean = learner.state([_one_image(support, learner.method.ways) for support in learner.supports])
+    lean = learner.state([first_of_each_class(support, learner.method.ways) for support in learner.supports])
     states = lean, learner.state(learner.supports)
     sizes = [[None if x is None else x.shape for x in leaves(state)] for state in states]
     return None if sizes[0] == sizes[1] else "its state grows with the number of support images"
@@ -205,7 +205,7 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
             yield (rule.__doc__ or "").strip().rstrip("."), rule(learner)
 
 
-def _one_image(support: Support, ways: int) -> Support:
+def first_of_each_class(support: Support, ways: int) -> Support:
     """Return the first image of each class.
 
     Args:

@@ -156,8 +156,9 @@ class EpisodeLoader(Loader):
         drawn = self.sampler.sample(start, count)
         support, query = self._view_rows(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
-        # A kernel gathers in one pass, and gives the same batches.
-        places = None if kernels_loaded(self.novel.features) else self._query_positions(drawn.query_novel)
+        # A kernel gathers features in one pass, and gives the same batches.
+        by_kernel = kernels_loaded(self.novel.features) and self.novel.features.is_floating_point()
+        places = None if by_kernel else self._query_positions(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""

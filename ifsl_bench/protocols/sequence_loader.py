@@ -350,11 +350,11 @@ class SessionEvaluator:
         with naming_errors(name, method, loader.base, pool, method.base):
             self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
             self._base = method.base_logits(loader.base)[0]  # [B, K]
-            self._novel = method.base_logits(pool)[0]  # [images, K]
             if isinstance(method, AdditiveClassifier):
+                self._novel = method.base_logits(pool)[0]  # [images, K]
+                self._best = self._novel.max(-1).values
                 self._queries, self._pool = method.transform_query(loader.base), method.transform_query(pool)
-        self._best = self._novel.max(-1).values
-        self._cpu = self._best.device.type == "cpu"
+        self._cpu = self._base.device.type == "cpu"
 
     def evaluate(
         self, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None, keep_margins: bool

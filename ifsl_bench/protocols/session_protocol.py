@@ -145,12 +145,14 @@ class Sessions(Protocol):
         return SequenceLoader(sampler, novel, base or novel, support)
 
     def refusal_reason(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
-        keeps = method.uses_all_images or method.keeps_supports(options)
+        keeps = method.uses_all_images or method.keeps_supports(options) or method.keeps != "nothing"
         if not keeps or task.sessions is None or task.sessions.memory == "supports":
             return None
         kept = (
             "is trained on every image of all classes"
             if method.uses_all_images
+            else f"keeps {method.keeps.removeprefix('images:')} images of each class"
+            if method.keeps != "nothing"
             else "keeps the supports of all sessions"
         )
         return f'{kept}, and {task.name} is for methods that keep none (memory = "none" in its [sessions])'

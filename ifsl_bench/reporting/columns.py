@@ -440,6 +440,7 @@ def list_remarks(row: SeedAggregate) -> list[str]:
     """Return the remarks on a measured row: what its method sees and keeps, and what its backbone saw and knows."""
     remarks = (
         "transductive" if row.is_transductive else "",
+        *row.flags,
         f"keeps {row.images_kept}" if row.images_kept else "",
         SEEN_MARKS[row.novel_classes_seen],
         "knows the number of classes" if row.knows_number_of_classes else "",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA_VERSION = 1
+PRINTED_FIELDS = ("method", "label", "task", "task_hash", "digest", "fingerprint")  # by tables and remarks
 Episodes = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 
@@ -213,6 +214,7 @@ class Result(ResultSection, frozen=True):
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
         choice: None where nothing was chosen, and where it is not recorded.
         images: hits of single test images; None where they are not recorded.
+        flags: what rows say of the method, in a few words each, as what it changes in the network.
     """
 
     schema: int
@@ -244,6 +246,7 @@ class Result(ResultSection, frozen=True):
     rounds: list[int] = msgspec.field(default_factory=list)
     choice: StoredOptionChoice | None = None
     images: StoredImageHits | None = None
+    flags: list[Annotated[str, Meta(max_length=80)]] = msgspec.field(default_factory=list)
 
     counts = RenamedAttribute("to_hit_counts")  # old names, for one release
     classes = RenamedAttribute("drawn_novel_classes")
@@ -619,7 +622,8 @@ def parse_result(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
                 result.episodes.column(name)
             except ValueError as error:
                 raise CorruptFile(f"{path} is not a valid result: episodes.{name}: {error}") from error
-    for name in ("method", "label", "task", "task_hash", "digest", "fingerprint"):  # which tables and remarks print
-        if not is_printable(getattr(result, name)):
-            raise CorruptFile(f"{path} is not a valid result: {name} {getattr(result, name)!r} is not printable text")
+    named = [(name, getattr(result, name)) for name in PRINTED_FIELDS] + [("flags", flag) for flag in result.flags]
+    for name, text in named:
+        if not is_printable(text):
+            raise CorruptFile(f"{path} is not a valid result: {name} {text!r} is not printable text")
     return result

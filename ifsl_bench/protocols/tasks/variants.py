@@ -53,6 +53,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             all, "none" leaves them as they are.
         sessions: the number of sessions after the base session, each of the task's ways; of a task in episodes it
             makes one in sessions.
+        orders: the number of orders of the novel classes in sequences of sessions, with one support set each, in
+            testing and in each half of validation; for methods that take minutes for an order.
     """
 
     base_classes: int | None = None
@@ -67,6 +69,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pretrained_on: str | None = None
     centre: str | None = None
     sessions: int | None = None
+    orders: int | None = None
 
     def parts(self) -> dict[str, int | str]:
         """Return the changes that are not None, as they are spelled in names: ``{"base-classes": 50}``."""
@@ -195,6 +198,11 @@ def apply_change(task: Task, change: Change) -> Task:
             f"base-order draws base classes among those of a list of sessions in any order, as of mini-sessions, "
             f"cifar100-sessions and cub-sessions; {task.name!r} is no such task"
         )
+    if change.orders and (task.sessions.published if task.sessions else change.sessions is None):
+        raise UserError(
+            f"orders is the number of orders of the novel classes in sequences of sessions; {task.name!r} has "
+            f"{'the one of its list' if task.sessions else 'episodes'}"
+        )
     if change.novel_from == task.dataset.name:
         raise UserError(
             f"task {task.name!r} is on data set {change.novel_from!r} already; novel-from takes another data set"
@@ -222,14 +230,19 @@ def apply_change(task: Task, change: Change) -> Task:
     )
     if spec := _changed_sessions(task, change):
         variant = with_sessions(variant, spec)
+    if change.orders:
+        halves = min(variant.evaluation.validation_episodes, 2 * change.orders)
+        evaluation = msgspec.structs.replace(variant.evaluation, validation_episodes=halves)
+        variant = msgspec.structs.replace(variant, evaluation=evaluation)
 
     def settings(of: Task) -> tuple[int | str | None, ...]:
         shape, spec = of.episode, of.pretraining
         queries = of.sessions.queries if of.sessions else shape.novel_queries
         changes = of.base_classes, of.base_order, shape.ways, of.shots, queries, spec.steps
         sessions = of.sessions.count if of.sessions else None
+        orders = of.sessions.orders if of.sessions and of.sessions.supports == 1 else None
         source = spec.weights, spec.pretrained_on
-        return *changes, of.novel_from, spec.backbone, *source, spec.centre or CENTRED, sessions
+        return *changes, of.novel_from, spec.backbone, *source, spec.centre or CENTRED, sessions, orders
 
     differs = [
         f"{key}={new}"
@@ -273,7 +286,8 @@ def _changed_sessions(task: Task, change: Change) -> SessionSpec | None:
     """The sessions of a task with a change."""
     if task.sessions is None and change.sessions is None:
         return None
-    new = {"count": change.sessions, "ways": change.ways, "queries": change.queries}
+    new = {"count": change.sessions, "ways": change.ways, "queries": change.queries, "orders": change.orders}
+    new["supports"] = 1 if change.orders else None
     spec = task.sessions or SessionSpec(count=1, ways=task.episode.ways)
     return msgspec.structs.replace(spec, **{name: value for name, value in new.items() if value is not None})
 
@@ -309,7 +323,7 @@ def derive_variant(task: Task, name: str, entry: Variant) -> Task:
     """
     if entry.sessions:
         task = with_sessions(task, entry.sessions)
-    names = (name for name in Change.__struct_fields__ if name != "sessions")
+    names = (name for name in Change.__struct_fields__ if name not in ("sessions", "orders"))
     change = {key: getattr(entry, name) for key, name in zip(CHANGE_KEYS, names, strict=False)}
     variant = apply_change(task, make_change(change))
     return msgspec.structs.replace(

@@ -1,0 +1,283 @@
+"""The contract of a method that sees images and changes the network after the base session."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.plugin.method import (
+    Base,
+    BaseNetwork,
+    Method,
+    NonFinite,
+    Prediction,
+    Query,
+    SessionOutput,
+    State,
+    Support,
+)
+from ifsl_bench.solvers.tree import leaves, rebuild, tree_map
+from ifsl_bench.utils.errors import UserError
+
+IMAGES_AT_ONCE = 256  # that `classify` is given
+ALONE = 1 << 40  # bytes a class: sequences are learned one at a time
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """The session that :meth:`Adapting.adapt` learns.
+
+    Attributes:
+        number: 1 for the first session after the base session; an episode is session 1.
+        first_class: the classes met before, K + (t - 1) N: label 0 of the session is this class among all.
+        hidden: [K] bool, base classes that are out of play, and get no logit.
+    """
+
+    number: int
+    first_class: int
+    hidden: Tensor
+
+
+class Adapting(Method):
+    """A method that is given images, and may change any weight of the network.
+
+    A subclass defines :meth:`start`, :meth:`adapt` and :meth:`classify`, and works in sessions and in episodes, which
+    are sessions of their own. What it carries from one session to the next is its *state*: the tensors that it changed
+    or added, in dicts, lists and tuples. All else is forgotten: :meth:`network` returns a new copy of the pretrained
+    network each time. Rows say how many bytes the state has for each novel class.
+
+    PyTorch's random numbers are seeded before each call of :meth:`adapt`, by the training seed, the session and its
+    images, so that a sequence has the same bits whichever others are learned.
+
+    Attributes:
+        changes: what it changes in the network, in a few words; rows say so.
+        keeps: "nothing", or "images:5" where the state has up to so many images of each class; rows say so.
+
+    Example:
+        >>> class LastMeans(ifsl_bench.Adapting):
+        ...     changes = "nothing"
+        ...
+        ...     def start(self):
+        ...         return self.base.prototypes
+        ...
+        ...     def adapt(self, state, images, labels, session):
+        ...         features = self.network()(images).detach()
+        ...         return torch.cat([state, torch.stack([features[labels == k].mean(0) for k in range(self.ways)])])
+        ...
+        ...     def classify(self, state, images):
+        ...         return -torch.cdist(self.network()(images), state)
+    """
+
+    sees = "images"
+    drawn_seed: Tensor
+    changes: ClassVar[str] = "the network"
+    class_bytes = ALONE
+
+    def __init__(self, base: Base, ways: int) -> None:
+        super().__init__(base, ways)
+        # A run seeds it by the method's name and the training seed.
+        self.register_buffer("drawn_seed", torch.randint(1 << 62, ()))
+
+    @classmethod
+    def flags(cls, options: Mapping[str, Any]) -> list[str]:
+        kept = [] if cls.keeps == "nothing" else [f"keeps {cls.keeps.removeprefix('images:')} images a class"]
+        return [f"changes {cls.changes}", *kept]
+
+    @abstractmethod
+    def start(self) -> State:
+        """Return the state before any session."""
+
+    @abstractmethod
+    def adapt(self, state: State, images: Tensor, labels: Tensor, session: SessionInfo) -> State:
+        """Return the state after a session; the one that is given stays as it is.
+
+        Gradients are on.
+
+        Args:
+            state: the state before it.
+            images: the supports, normalised, [S, C, H, W].
+            labels: [S], 0 to N - 1, sorted.
+            session: its number and place.
+        """
+
+    @abstractmethod
+    def classify(self, state: State, images: Tensor) -> Tensor:
+        """Return logits [B, K + t N] of all classes met in t sessions, base classes first.
+
+        Args:
+            state: the state after t sessions.
+            images: normalised, [B, C, H, W]; some of the queries, in any order.
+        """
+
+    def network(self, changed: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """Return a copy of the pretrained network in evaluation mode, which turns images into features [B, D].
+
+        Args:
+            changed: tensors to put in place of its own, by their names in its ``state_dict()``.
+        """
+        network = copy.deepcopy(self._images_of_base().network).requires_grad_(True).eval()
+        if changed:
+            own = network.state_dict()
+            with torch.no_grad():
+                for name, value in changed.items():
+                    own[name].copy_(value)
+        return network
+
+    def parameters_from(self, stage: int = -1) -> list[str]:
+        """Return the names of the parameters that a stage of the network and the later ones use.
+
+        Args:
+            stage: its number from 0, or from -1 for the last.
+
+        Raises:
+            UserError: the network has no such stage, or is not divided into stages.
+        """
+        network, (rows, _) = self.network(), self.base_images()
+        stages = getattr(network, "stages", ())
+        if len(stages) < 2 or not -len(stages) <= stage < len(stages):
+            raise UserError(
+                f"{type(self).__qualname__} changes stage {stage} of a network that has {len(stages)}: its class needs "
+                "`stages`, see docs/backbones.md"
+            )
+        names, parameters = zip(*network.named_parameters(), strict=True)
+        with torch.enable_grad():
+            x = self.prepare(rows[:2])
+            for number, run in enumerate(stages):
+                x = run(x.detach() if number == stage % len(stages) else x)
+            gradients = torch.autograd.grad(x.sum(), parameters, allow_unused=True)
+        return [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
+
+    def base_images(self) -> tuple[Tensor, Tensor]:
+        """Return all images of base/train as rows for :meth:`prepare`, [n, P], and their labels [n]."""
+        return self._images_of_base().images()
+
+    def prepare(self, rows: Tensor) -> Tensor:
+        """Return images [B, C, H, W], normalised for the network, from rows [B, P]."""
+        return self._images_of_base().normalise(rows)
+
+    def _images_of_base(self) -> BaseNetwork:
+        if self.base.network is None:
+            raise UserError(f"{type(self).__qualname__} sees images, and its base has no network")
+        return self.base.network
+
+    # -- as the harness asks any method
+
+    def base_logits(self, query: Query) -> Tensor:
+        start = self._checked("start", self.start())
+        return torch.stack([self.logits_of_rows(start, rows) for rows in query.features])
+
+    def learn(self, support: Support, before: State | None = None) -> SessionOutput:
+        sessions = () if before is None else before["sessions"]
+        states = []
+        for at, (rows, labels) in enumerate(zip(support.features, support.labels, strict=True)):
+            state = self._checked("start", self.start()) if before is None else self.of_sequence(before, at)
+            absent = (support.base_logits[at] == -torch.inf).all(0)  # where no base class is in the softmax
+            classes = support.hidden.shape[1] + len(sessions) * self.ways
+            session = SessionInfo(len(sessions) + 1, classes, support.hidden[at] | absent)
+            with torch.random.fork_rng([rows.device] if rows.is_cuda else []), torch.enable_grad():
+                torch.manual_seed(self._seed_of(session.number, rows))
+                states.append(self._checked("adapt", self.adapt(state, self.prepare(rows), labels, session)))
+        columns = zip(*map(leaves, states), strict=True)
+        stacked = [None if parts[0] is None else torch.stack(parts) for parts in columns]
+        # A None for each session, which takes no bytes.
+        return SessionOutput({"state": rebuild(states[0], stacked), "sessions": (*sessions, None)})
+
+    def answer(self, state: State, query: Query) -> Prediction:
+        logits = [self.logits_of_rows(self.of_sequence(state, at), rows) for at, rows in enumerate(query.features)]
+        return Prediction(torch.stack(logits))
+
+    @staticmethod
+    def of_sequence(state: State, at: int) -> State:
+        """Return the state of one sequence, as :meth:`adapt` returned it.
+
+        Args:
+            state: of a batch, as :meth:`learn` returned it.
+            at: number of the sequence in the batch.
+        """
+        return tree_map(lambda x: x[at], state["state"])
+
+    def _seed_of(self, session: int, rows: Tensor) -> int:
+        drawn = f"{self.drawn_seed.item()} {session} ".encode() + rows.cpu().numpy().tobytes()
+        return int.from_bytes(hashlib.sha256(drawn).digest()[:7])
+
+    def logits_of_rows(self, state: State, rows: Tensor, at_once: int = IMAGES_AT_ONCE) -> Tensor:
+        """Return the logits of images, [Q, C].
+
+        Args:
+            state: of one sequence.
+            rows: [Q, P], the images' numbers.
+            at_once: images in a batch; a transductive method is given all at once.
+        """
+        logits = []
+        for part in rows.split(max(1, len(rows)) if self.transductive else at_once):
+            of_part = self.classify(state, self.prepare(part))
+            if not isinstance(of_part, Tensor) or of_part.dim() != 2 or len(of_part) != len(part):
+                shape = list(of_part.shape) if isinstance(of_part, Tensor) else type(of_part).__name__
+                raise UserError(
+                    f"{type(self).__qualname__}.classify returned {shape}, expected logits [{len(part)}, classes]"
+                )
+            logits.append(of_part.detach())
+        return torch.cat(logits)
+
+    def _checked(self, name: str, state: State) -> State:
+        """Return a state without gradients; refuse one that is no tree of finite tensors."""
+        try:
+            state = tree_map(lambda x: x.detach(), state)
+        except TypeError as error:
+            raise UserError(
+                f"{type(self).__qualname__}.{name} returned a state that is no tree of tensors: "
+                f"{str(error).partition(';')[0]}"
+            ) from error
+        if not all(x.isfinite().all() for x in leaves(state) if x is not None and x.is_floating_point()):
+            raise NonFinite(f"{type(self).__qualname__}.{name} returned a state with NaN or infinite numbers")
+        return state
+
+
+# -- a small base classifier with a network and images, for checks before anything is computed
+
+
+class SmallNetwork(nn.Module):
+    """Two stages with batch norm and dropout: images [B, 1, 8, 8] to 8 features."""
+
+    features = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.last = nn.Sequential(nn.Conv2d(4, 8, 3, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1))
+
+    @property
+    def stages(self) -> list[Callable[[Tensor], Tensor]]:
+        """The two stages."""
+        return [self.stem, lambda x: self.last(x).mean((2, 3))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.stem(x)).mean((2, 3))
+
+
+def make_small_base() -> Base:
+    """Make a base classifier of 6 classes on the features of a :class:`SmallNetwork`; always the same one."""
+    classes, each = 6, 10
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        network = SmallNetwork().eval().requires_grad_(False)
+        labels = torch.arange(classes).repeat_interleave(each)
+        rows = (torch.randint(40, 216, (classes, 64))[labels] + torch.randint(-40, 40, (len(labels), 64))).byte()
+
+    def normalise(some: Tensor) -> Tensor:
+        return some.unflatten(1, (1, 8, 8)) / 128 - 1
+
+    features = network(normalise(rows))
+    means = features.unflatten(0, (classes, each)).mean(1)
+    apart = features - means[labels]
+    moments = torch.full((classes,), float(each)), apart.mT @ apart / len(apart)
+    images = BaseNetwork(network, normalise, lambda: (rows, labels))
+    weight = means - means.mean(0)
+    return Base(weight, -(weight * means).sum(1) / 2, means, 1.0, *moments, lambda: (features, labels), images)

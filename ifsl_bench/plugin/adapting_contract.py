@@ -1,0 +1,232 @@
+"""The rules for methods that see images, held against what they learn and answer.
+
+Every run looks at its first two episodes or sequences (:func:`check_adapting`); ``ifsl-bench methods --check NAME``
+goes through all rules on made-up images (:func:`check_adapting_rules`). They are few, since each learns a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ifsl_bench.plugin.adapting import Adapting, make_small_base
+from ifsl_bench.plugin.episode_contract import ContractProbe, logits_differ
+from ifsl_bench.plugin.method import Query, State, Support, check_prediction, masked_logits, naming_errors
+from ifsl_bench.plugin.options import make_method, remake_method
+from ifsl_bench.plugin.session_contract import first_of_each_class
+from ifsl_bench.solvers.tree import leaves, tree_map
+from ifsl_bench.utils.errors import UserError
+
+ODD_BATCH = 7  # images in a batch, where batches are compared
+
+
+@dataclass(frozen=True)
+class AdaptingLearner:
+    """A method that sees images, with two sessions that it learns one after the other.
+
+    Attributes:
+        name: the method's name in errors.
+        supports: of both sessions, of one sequence.
+        query: of the classes of the first.
+    """
+
+    name: str
+    method: Adapting
+    supports: tuple[Support, Support]
+    query: Query
+
+    @cached_property
+    def first(self) -> State:
+        """The state after the first session."""
+        return self.learn(0)
+
+    @cached_property
+    def second(self) -> State:
+        """The state after the second session, learned from a copy of the first."""
+        return self.learn(1, tree_map(torch.clone, self.first))
+
+    def learn(self, session: int, before: State | None = None) -> State:
+        """Return the state after a session, learned anew.
+
+        Args:
+            session: 0 or 1.
+            before: the state before it.
+        """
+        return self.method.learn(self.supports[session], before).state
+
+    def logits(self, state: State) -> Tensor:
+        """Return logits [1, Q, C], -inf for hidden base classes, and check their shape and that they are finite."""
+        hidden, novel = self.supports[0].hidden, len(state["sessions"]) * self.method.ways
+        queries = self.query.features.shape[1]
+        prediction = check_prediction(self.name, self.method.answer(state, self.query), hidden, queries, novel)
+        return masked_logits(prediction, hidden)
+
+
+def form_fault(learner: AdaptingLearner) -> str | None:
+    """States are trees of finite tensors, and logits are those of all classes met so far."""
+    classes = learner.supports[0].hidden.shape[1]
+    before = learner.method.base_logits(learner.query)
+    if before.shape[-1] != classes:
+        return f"before any session it answers with {before.shape[-1]} classes, expected the {classes} base classes"
+    for state in (learner.first, learner.second):
+        learner.logits(state)
+    return None
+
+
+def state_change_fault(learner: AdaptingLearner) -> str | None:
+    """Learning a session leaves the state before it as it is."""
+    before = [x.clone() for x in leaves(learner.first) if x is not None]
+    learner.learn(1, learner.first)
+    changed = not _equal(before, leaves(learner.first))
+    return "learning a session changes the state of the session before it" if changed else None
+
+
+def repeat_fault(learner: AdaptingLearner) -> str | None:
+    """The same images, learned again, give the same state."""
+    same = _equal(leaves(learner.learn(0)), leaves(learner.first))
+    return None if same else "the same session, learned again, gives another state: it keeps or draws something else"
+
+
+def batch_fault(learner: AdaptingLearner) -> str | None:
+    """The answer to an image does not depend on the others in its batch, unless the class says it is transductive."""
+    if learner.method.transductive:
+        return None
+    rows, state = learner.query.features[0], learner.first
+    of_one = learner.method.of_sequence(state, 0)
+    order = torch.arange(len(rows) - 1, -1, -1, device=rows.device)
+    with torch.no_grad():
+        turned = learner.method.logits_of_rows(of_one, rows[order], ODD_BATCH)[order]
+        plain = learner.method.logits_of_rows(of_one, rows, len(rows))
+    if not logits_differ(turned[None], plain[None], searches=False):
+        return None
+    return (
+        "the answer to an image depends on the others in its batch, as with batch norm in training mode; call eval() "
+        "on the network, or declare transductive = True"
+    )
+
+
+def stale_state_fault(learner: AdaptingLearner) -> str | None:
+    """An answer comes from the state that is given, whatever was learned since."""
+    before = learner.logits(learner.first)
+    learner.learn(1, learner.first)
+    differ = logits_differ(learner.logits(learner.first), before, searches=False)
+    return "the answer from a state changes when another session is learned" if differ else None
+
+
+def state_size_fault(learner: AdaptingLearner) -> str | None:
+    """The state is as large for one support image of a class as for more, unless the class says that it keeps some."""
+    if learner.method.keeps != "nothing":
+        return None
+    one = first_of_each_class(learner.supports[0], learner.method.ways)
+    states = learner.method.learn(one).state, learner.first
+    sizes = [[None if x is None else x.shape for x in leaves(state)] for state in states]
+    return None if sizes[0] == sizes[1] else 'its state grows with the number of support images, and keeps is "nothing"'
+
+
+def hidden_class_fault(learner: AdaptingLearner) -> str | None:
+    """The values of a hidden base class change no answer about the others."""
+    hidden = torch.zeros_like(learner.supports[0].hidden)
+    hidden[:, 1] = True
+    answers = []
+    for shift in (0.0, 5.0):
+        base = learner.method.base
+        rows = shift * hidden[0, :, None].to(base.weight)
+        other = replace(base, weight=base.weight + rows, prototypes=base.prototypes + rows)
+        method = remake_method(learner.method, other, learner.method.ways)
+        method.load_state_dict(learner.method.state_dict())
+        assert isinstance(method, Adapting)
+        changed = replace(learner.supports[0], hidden=hidden)
+        shifted = replace(learner, method=method.eval(), supports=(changed, changed))
+        answers.append(shifted.logits(shifted.first).log_softmax(-1))
+    differ = logits_differ(answers[1], answers[0], searches=False)
+    return "a hidden base class leaves a trace in the answers" if differ else None
+
+
+Rule = Callable[[AdaptingLearner], str | None]  # returns how a method breaks it; None where it does not
+RULES_OF_A_RUN: tuple[Rule, ...] = (form_fault, state_change_fault, repeat_fault, batch_fault, stale_state_fault)
+RULES: tuple[Rule, ...] = (*RULES_OF_A_RUN, state_size_fault, hidden_class_fault)
+
+
+def _equal(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:
+    """Return whether tensors are equal, bit by bit, leaving out what is None."""
+    ours, theirs = ([x for x in part if x is not None] for part in (first, second))
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+@torch.no_grad()
+def check_adapting(probe: ContractProbe) -> Tensor:
+    """Check a method that sees images on a run's first episodes, and return its answer to the first of them.
+
+    Args:
+        probe: with one or two episodes; the second stands for the second session of the first.
+
+    Raises:
+        UserError: it breaks a rule; the message names it.
+    """
+    assert isinstance(probe.method, Adapting)
+    parts = probe.part(0), probe.part(len(probe.masked) - 1)
+    learner = AdaptingLearner(probe.name, probe.method, (parts[0].support, parts[1].support), parts[0].query)
+    with naming_errors(probe.name, probe.method, probe.method.base):
+        for rule in RULES_OF_A_RUN:
+            if broken := rule(learner):
+                raise UserError(f"method {probe.name!r} breaks the contract: {broken}")
+    return parts[0].logits()
+
+
+def make_random_learner(name: str, kind: type[Adapting], options: Mapping[str, Any]) -> AdaptingLearner:
+    """Make a method with a small network and two sessions of made-up images; always the same ones.
+
+    Args:
+        name: the method's name in errors.
+        kind: its class.
+        options: of its constructor.
+    """
+    ways, shots, queries = 3, 4, 4 * ODD_BATCH
+    base = make_small_base()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        method = make_method(kind, base, ways, options).eval()
+        assert isinstance(method, Adapting)
+        labels = torch.arange(ways).repeat_interleave(shots)
+        centres = torch.randint(40, 216, (2, ways, 64))
+        images = [centre[labels] + torch.randint(-40, 40, (len(labels), 64)) for centre in centres]
+        asked = centres[0][torch.arange(queries) % ways] + torch.randint(-40, 40, (queries, 64))
+    hidden = torch.zeros(1, len(base.weight), dtype=torch.bool)
+    assert base.network is not None
+
+    def base_logits(rows: Tensor) -> Tensor:
+        assert base.network is not None
+        with torch.no_grad():
+            return F.linear(base.network.network(base.network.normalise(rows)), base.weight, base.bias)[None]
+
+    first, second = (Support(rows.byte()[None], labels[None], hidden, base_logits(rows.byte())) for rows in images)
+    return AdaptingLearner(name, method, (first, second), Query(asked.byte()[None], base_logits(asked.byte())))
+
+
+@torch.no_grad()
+def check_adapting_rules(
+    name: str, kind: type[Adapting], options: Mapping[str, Any]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield every rule for methods that see images, in words, and how the method breaks it on made-up images, or None.
+
+    Args:
+        name: the method's name in errors.
+        kind: its class.
+        options: of its constructor.
+
+    Raises:
+        UserError: it learns or answers nothing that could be checked.
+    """
+    learner = make_random_learner(name, kind, options)
+    with naming_errors(name, learner.method, learner.method.base):
+        for rule in RULES:
+            broken = rule(learner)
+            yield (rule.__doc__ or "").strip().rstrip("."), broken
+            if broken and rule is form_fault:  # it would spoil the other rules too
+                return
