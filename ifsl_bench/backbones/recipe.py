@@ -212,7 +212,8 @@ class RecipeBackbone(Backbone):
 
     def is_training_only(self, name: str) -> bool:
         """Return whether a tensor of the state is of no use after the training."""
-        return name.removeprefix("recipe.").startswith(tuple(self.recipe.training_only))
+        name = name.removeprefix("recipe.")
+        return any(name == part or name.startswith(f"{part}.") for part in self.recipe.training_only)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.recipe.embed(x)

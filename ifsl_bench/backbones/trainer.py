@@ -120,10 +120,8 @@ class PretrainingTrainer(PretrainingCheckpoint):
                 for name, value in module.named_parameters():
                     tensors[f"{part}.{name}"] = value.detach().to(STORED_DTYPE)  # exact: they were rounded before
             if isinstance(self.network, RecipeBackbone):
-                is_training_only = self.network.is_training_only
-                tensors = {
-                    name: x for name, x in tensors.items() if not is_training_only(name.removeprefix("network."))
-                }
+                for name in filter(self.network.is_training_only, self.network.state_dict()):
+                    del tensors[f"network.{name}"]
         else:
             for i, parameter in enumerate(self.parameters):
                 buffer = self.optimiser.state[parameter].get("momentum_buffer")

@@ -103,18 +103,23 @@ def test_all_recipes_have_the_passes_of_the_task(hue_task, tmp_path):
         assert (trainer.steps, trainer.passes) == (steps, passes), recipe
 
 
-def test_what_is_stored_is_what_is_needed(hue_task, hues):
-    home, (task, dataset) = Paths.locate(hues / "home"), hue_task("savc.queue=50")
+@pytest.mark.parametrize("recipe", ["ce", "rotation", "closer", "alice", "etf", "fact", "supcon", "savc.queue=50"])
+def test_a_finished_training_is_read_again(recipe, hue_task, hues):
+    """Network, base classifier and the rest of what is stored are those that training ended with."""
+    home, (task, dataset) = Paths.locate(hues / "home"), hue_task(recipe)
     trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-    state = CheckpointFolder(home.pretrained / trained.key).load()
-    names = {name.removeprefix("network.recipe.").partition(".")[0] for name in state.tensors}
-    assert names == {"backbone", "head"}
     opened = open_pretrained(home, task, dataset, "linear", 0, CPU, Reporter())
     images = torch.randn(4, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert torch.equal(opened.network(images), trained.network(images))
-    assert opened.result_entry()["recipe"] == "savc.queue=50"
-    assert opened.result_entry()["steps"] == round(24 / opened.result_entry()["passes"])
+        assert torch.equal(opened.head(opened.network(images)), trained.head(trained.network(images)))
+    assert not list(home.pretrained.glob("*.corrupt-*"))
+    assert opened.result_entry().get("recipe", "ce") == recipe
+    if recipe.startswith("savc"):
+        state = CheckpointFolder(home.pretrained / trained.key).load()
+        names = {name.removeprefix("network.recipe.").partition(".")[0] for name in state.tensors}
+        assert names == {"backbone", "head"}, "no queue and no momentum encoder"
+        assert opened.result_entry()["steps"] == round(24 / opened.result_entry()["passes"])
 
 
 def test_keys_tell_recipes_apart_and_plain_cross_entropy_keeps_its_own(hue_task):
