@@ -192,7 +192,8 @@ def test_rows_that_no_seed_changes_have_no_variance_over_seeds(call):
     ncm, _, difference = json.loads(out)
     assert ncm["seeds"] == difference["seeds"] == 1
     assert ncm["sd_seed"] is None
-    assert ncm["sd_single"] == pytest.approx(np.hypot(ncm["sd_order"], ncm["sd_support"]), abs=1e-4)
+    parts = [ncm[f"sd_{part}"] for part in ("order", "support", "test_images")]
+    assert ncm["sd_single"] == pytest.approx(np.linalg.norm(parts), abs=1e-4)
     wrong = [difference[name] for name in ("wrong_sign", "wrong_sign_low", "wrong_sign_high", "wrong_sign_made")]
     assert (difference["mean"], wrong) == (0, [None] * 4), "on these features the two are the same"
     _, text, _ = call("variance", "tiny-features-sessions", "--method", "ncm,imprint,teen")
