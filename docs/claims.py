@@ -24,8 +24,19 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import overall_difference
+from ifsl_bench.analysis.grid_variance import TAILS
 from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting, holm_rejections
-from ifsl_bench.analysis.task_results import TaskResults, find_rival, load_results_by_name, require_row
+from ifsl_bench.analysis.recipe_grid import GridSplit, grid_of
+from ifsl_bench.analysis.task_results import (
+    ALL_RECIPES,
+    TaskResults,
+    find_rival,
+    load_results_by_name,
+    require_row,
+    select_recipes,
+)
+from ifsl_bench.protocols.metrics import Estimate
+from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import metric_titles
 from ifsl_bench.reporting.columns import format_plus_minus
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
@@ -48,14 +59,21 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ``{least.by:.0f}`` and ``{most.by:.0f}`` are the smallest and the largest.
         rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``; in sessions ``"lazy"`` or
             ``"lazy (ROW)"``, as tables have it.
+        recipes: pairs A, B of recipes, compared under each of ``methods`` on each task, in place of ``rows``.
+        methods: the classifiers of ``recipes``, or the only ones in the grid of ``shares``: labels without a recipe.
+        shares: pairs A, B of sources of variance in a grid of recipes and classifiers, as "recipe" or "test images", or
+            a source and a number of percent, in place of ``rows``: A - B in percent of the variance of a single value.
         says: of every A - B. "not told apart" asserts nothing of A and B, only that the data leave it open.
         margin: in points, of "equivalent".
     """
 
     text: str
-    rows: list[tuple[str, str]]
     tasks: list[str]
     says: Literal["ahead", "behind", "equivalent", "not told apart"]
+    rows: list[tuple[str, str]] = []
+    recipes: list[tuple[str, str]] = []
+    methods: list[str] = []
+    shares: list[tuple[str, str | float]] = []
     metric: str = "acc"
     margin: float = 0.0
 
@@ -91,6 +109,63 @@ class Evidence:
     by: float  # the difference in the direction that the claim says
     fixed: str  # what is held fixed; and the backbones, where those of A and B differ
 
+    def p_beyond(self, beyond: float, reverse: bool) -> float:
+        """One-sided p-value of the hypothesis that A - B, or B - A, is no larger than a number of points."""
+        gap = self.difference
+        return replace(gap, mean=(-gap.mean if reverse else gap.mean) - beyond).one_sided_p_value()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of variance in a grid, in the place of a row; or a number of percent."""
+
+    label: str
+    grid: GridSplit
+    options_at_edge: tuple[str, ...] = ()  # at the edge of what was tried
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of the grid."""
+        return self.grid.protocol
+
+    @property
+    def units(self) -> str:
+        """The units that intervals are over."""
+        return self.protocol.units
+
+    @property
+    def draws(self) -> np.ndarray | float:
+        """Draws of its percent of the variance; the number itself."""
+        return self.grid.shares[self.label].draws if self.label in self.grid.shares else float(self.label)
+
+    @property
+    def percent(self) -> float:
+        """Its percent of the variance; the number itself."""
+        return self.grid.shares[self.label].percent.value if self.label in self.grid.shares else float(self.label)
+
+
+@dataclass(frozen=True)
+class ShareEvidence:
+    """The percent of the variance that source A explains minus that of B, on one task."""
+
+    a: Source
+    b: Source
+    task: str
+    by: float
+    fixed: str
+
+    @property
+    def difference(self) -> Estimate:
+        """A - B in percent, and how far from it the farther end of the 95% interval is."""
+        gap = self.a.percent - self.b.percent
+        low, high = np.percentile(self.a.draws - self.b.draws, TAILS)
+        return Estimate(gap, float(max(high - gap, gap - low)))
+
+    def p_beyond(self, beyond: float, reverse: bool) -> float:
+        """One-sided p-value of the hypothesis that A - B, or B - A, is no larger than a number of percent."""
+        gaps = np.asarray(self.a.draws - self.b.draws) * (-1 if reverse else 1) - beyond
+        return float(((gaps <= 0).sum() + 1) / (len(gaps) + 1))
+
 
 @dataclass(frozen=True)
 class EvaluatedClaim:
@@ -98,7 +173,7 @@ class EvaluatedClaim:
 
     name: str
     claim: Claim
-    evidence: list[Evidence]
+    evidence: list[Evidence] | list[ShareEvidence]
     verdict: str  # "supported", "not told apart" or "contradicted"; "equivalent within m" or "not shown"
     holds: bool  # whether the verdict is what the claim says
 
@@ -121,6 +196,8 @@ def read_claims(path: Path) -> dict[str, Claim]:
     for name, claim in claims.items():
         if claim.metric not in metric_titles():
             raise unknown_name_error("metric", claim.metric, metric_titles(), where=f"of claim {name}")
+        if sum(map(bool, (claim.rows, claim.recipes, claim.shares))) != 1 or (claim.recipes and not claim.methods):
+            raise UserError(f"{path}: {name}: a claim is on rows, on recipes under methods, or on shares")
         if (claim.says == "equivalent") != (claim.margin > 0):
             raise UserError(f"{path}: {name}: equivalence needs a margin above 0, and no other claim has one")
     return claims
@@ -161,7 +238,9 @@ def evaluate(claims: Mapping[str, Claim], folders: Paths) -> list[EvaluatedClaim
     return [_evaluated(name, claim, evidence[name], shown) for name, claim in claims.items()]
 
 
-def _evaluated(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) -> EvaluatedClaim:
+def _evaluated(
+    name: str, claim: Claim, evidence: list[Evidence] | list[ShareEvidence], shown: set[Key]
+) -> EvaluatedClaim:
     assertions, refutations = (
         set(chain.from_iterable(keys)) for keys in zip(*(_keys(claim, compared) for compared in evidence), strict=True)
     )
@@ -171,23 +250,35 @@ def _evaluated(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key
     return EvaluatedClaim(name, claim, evidence, claim.verdict(holds), holds)
 
 
-def _keys(claim: Claim, evidence: Evidence) -> tuple[list[Key], list[Key]]:
+def _keys(claim: Claim, evidence: Evidence | ShareEvidence) -> tuple[list[Key], list[Key]]:
     """The keys of the statements that have to be shown of one difference, and of those that contradict the claim."""
     a, b, at = evidence.a.label, evidence.b.label, (evidence.task, claim.metric)
+    if claim.shares:
+        at = (evidence.task, f"share of {claim.metric} among {claim.methods or 'all'}")
     return [(*at, *statement) for statement in claim.assertions(a, b)], [
         (*at, *statement) for statement in claim.refutations(a, b)
     ]
 
 
-def _p(evidence: Evidence, key: Key) -> float:
+def _p(evidence: Evidence | ShareEvidence, key: Key) -> float:
     """One-sided p-value of the hypothesis that a statement is wrong."""
     *_, first, _, beyond = key
-    gap = evidence.difference
-    return replace(gap, mean=(gap.mean if first == evidence.a.label else -gap.mean) - beyond).one_sided_p_value()
+    return evidence.p_beyond(beyond, first != evidence.a.label)
 
 
-def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence]:
+def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence] | list[ShareEvidence]:
+    if claim.shares:
+        return [_share(claim, boards[task], a, str(b)) for a, b in claim.shares for task in claim.tasks]
     evidence = []
+    for a, b in claim.recipes:
+        for method in claim.methods:
+            for task in claim.tasks:
+                (board,) = select_recipes([boards[task]], [a, b])
+                labels = {row.recipe: row.label for row in board.rows if row.label_without_recipe == method}
+                if missing := [recipe for recipe in (a, b) if recipe not in labels]:
+                    raise UserError(f"there is no row of {method} on {task} under the recipe {missing[0]}")
+                first, second = (require_row(board, labels[recipe]) for recipe in (a, b))
+                evidence.append(_compared(claim, board, first, second))
     for a, b in claim.rows:
         for task in claim.tasks:
             board = boards[task]
@@ -198,7 +289,24 @@ def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence]
     return evidence
 
 
+def _share(claim: Claim, task_results: TaskResults, a: str, b: str) -> ShareEvidence:
+    """The share of source A minus that of source B, or minus a number of percent."""
+    every = task_results.select_recipes([ALL_RECIPES])
+    grid = grid_of(every.select_labels(claim.methods) if claim.methods else every, claim.metric)
+    split = grid.splits[0]
+    for source in (a, b):
+        if source not in split.shares and not (source == b and source.replace(".", "", 1).isdigit()):
+            where = f"of the variance on {task_results.task_name}"
+            raise unknown_name_error("source", source, split.shares, where=where)
+    first, second = Source(a, split), Source(b, split)
+    gap = first.percent - second.percent
+    fixed = f"recipes, classifiers, base and novel classes{'' if 'test images' in split.shares else ', test images'}"
+    return ShareEvidence(first, second, task_results.task_name, -gap if claim.says == "behind" else gap, fixed)
+
+
 def _compared(claim: Claim, board: TaskResults, a: SeedAggregate, b: SeedAggregate) -> Evidence:
+    if {id(a), id(b)} & set(map(id, board.hidden_rows)):
+        board = board.select_recipes([row.recipe for row in (a, b) if row.recipe])
     gap = overall_difference(a, b, board.comparable_rows, claim.metric)
     fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
     fixed += ["backbone"] if a.has_one_pretraining and b.has_one_pretraining else []
@@ -218,6 +326,8 @@ def _backbones(row: SeedAggregate) -> set[str]:
 def heading_of_claim(claim: EvaluatedClaim) -> str:
     """The heading of the metric that a claim is on: in sessions alone, Acc. is an average."""
     metric = claim.claim.metric
+    if claim.claim.shares:
+        return f"percent of the variance of {claim.evidence[0].a.protocol.column(metric).title}"
     of_rows = {evidence.a.protocol.column(metric).title for evidence in claim.evidence}
     return of_rows.pop() if len(of_rows) == 1 else metric_titles()[metric]
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ifsl_bench.reporting.figures.confusions import class_accuracy as class_accuracy
     from ifsl_bench.reporting.frames import Results as Results
     from ifsl_bench.reporting.notebook import compare as compare
+    from ifsl_bench.reporting.notebook import grid as grid
     from ifsl_bench.reporting.notebook import leaderboard as leaderboard
     from ifsl_bench.reporting.notebook import load as load
     from ifsl_bench.reporting.notebook import load_all as load_all
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ifsl_bench.reporting.frames": ("Results",),
-    "ifsl_bench.reporting.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance"),
+    "ifsl_bench.reporting.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance", "grid"),
     "ifsl_bench.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.utils.errors": ("UserError",),
     "ifsl_bench.reporting.figures.confusions": ("class_accuracy",),

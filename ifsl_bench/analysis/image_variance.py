@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,8 +80,22 @@ def estimate_image_variance(
     Returns:
         None where a result does not record hits of images, or where the metric is not made of them.
     """
+    pools = []
+    for of_rows in _shares_of_rows([a, b] if b else [a], metric, seeds) or ():
+        mine, *others = [pool.shares for pool in of_rows]
+        for theirs in others:
+            same = len(mine) == len(theirs)
+            mine = mine - theirs if same else mine.mean(0, keepdims=True) - theirs.mean(0, keepdims=True)
+        pools.append(replace(of_rows[0], shares=mine))
+    return sum_pool_variances(pools, models_fixed) if pools else None
+
+
+def _shares_of_rows(
+    rows: Sequence[SeedAggregate], metric: str, seeds: Sequence[int]
+) -> list[list[WeightedPoolShares]] | None:
+    """Return for each pool the shares of each row, of the same groups of images; None where they are not recorded."""
     parts: list[list[tuple[ImageHits, Mapping[str, Mapping[str, float]]]]] = []  # of each row, by seed
-    for row in (a, b) if b else (a,):
+    for row in rows:
         parts.append([])
         for seed in [seed for seed in row.seeds if seed in seeds] or row.seeds:
             hits, weights = row.image_hits[row.seeds.index(seed)], row.image_weights(metric, seed)
@@ -95,14 +109,10 @@ def estimate_image_variance(
         first = grouped[0][0][0].pools[name]
         if any((hits.pools[name].query_counts != first.query_counts).any() for part in grouped for hits, _ in part):
             return None
-        mine, *others = [
-            np.stack([_weighted_shares(hits, weights, name) for hits, weights in part]) for part in grouped
-        ]
-        for theirs in others:
-            same = len(mine) == len(theirs)
-            mine = mine - theirs if same else mine.mean(0, keepdims=True) - theirs.mean(0, keepdims=True)
-        pools.append(WeightedPoolShares(mine, first.query_counts, np.repeat(np.arange(len(first.sizes)), first.groups)))
-    return sum_pool_variances(pools, models_fixed)
+        shares = [np.stack([_weighted_shares(hits, weights, name) for hits, weights in part]) for part in grouped]
+        classes = np.repeat(np.arange(len(first.sizes)), first.groups)
+        pools.append([WeightedPoolShares(of_row, first.query_counts, classes) for of_row in shares])
+    return pools
 
 
 def _weighted_shares(hits: ImageHits, weights: Mapping[str, Mapping[str, float]], name: str) -> np.ndarray:
@@ -121,25 +131,92 @@ def sum_pool_variances(pools: Sequence[WeightedPoolShares], models_fixed: bool) 
         pools: with the same seeds.
         models_fixed: see :func:`estimate_image_variance`.
     """
-    value = spread = freedom = 0.0
-    for pool in pools:
+    return _effects_of_pools([[pool] for pool in pools], models_fixed).mean_variance()
+
+
+@dataclass(frozen=True)
+class ImageEffects:
+    """What each group of test images does to the means of K rows, in percent.
+
+    Attributes:
+        first: [S, K, G] effects by seed in the even episodes; a product of two has its correction already.
+        second: [S, K, G] those in the odd episodes; in sessions the same.
+        strata: [G] classes, by which products have a mean of their own.
+        models_fixed: see :func:`estimate_image_variance`.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    strata: np.ndarray
+    models_fixed: bool
+
+    def of_sums(self, weights: np.ndarray) -> ImageEffects:
+        """Return the effects on weighted sums of the rows.
+
+        Args:
+            weights: [n, K].
+        """
+        return replace(self, first=weights @ self.first, second=weights @ self.second)
+
+    def covariance(self) -> np.ndarray:
+        """Return the covariances that test images give the rows, as means over seeds, [K, K]; not always positive."""
+        seeds = len(self.first)
+        both = self.first.sum(0) @ self.second.sum(0).T
+        if self.models_fixed or seeds < 2:
+            both = both / seeds**2
+        else:
+            both = (both - (self.first @ self.second.swapaxes(1, 2)).sum(0)) / (seeds * (seeds - 1))
+        return np.asarray(both + both.T) / 2
+
+    def mean_variance(self) -> ImageVariance:
+        """Return the mean over the rows of the variance that test images give them."""
+        seeds = len(self.first)
+        products = (self.first.sum(0) * self.second.sum(0)).mean(0)  # [G]
+        if self.models_fixed or seeds < 2:
+            products = products / seeds**2
+        else:
+            products = (products - (self.first * self.second).sum(0).mean(0)) / (seeds * (seeds - 1))
+        value, groups = float(products.sum()), np.bincount(self.strata)
+        means = np.bincount(self.strata, products) / np.maximum(groups, 1)
+        spread = float(((products - means[self.strata]) ** 2).sum())
+        freedom = float(np.maximum(groups - 1, 0).sum())
+        if value <= 0:
+            return HELD_FIXED
+        return ImageVariance(value, min(freedom, 2 * value**2 / spread) if spread else freedom)
+
+
+def effects_of_images(
+    rows: Sequence[SeedAggregate], metric: str, seeds: Sequence[int], models_fixed: bool
+) -> ImageEffects | None:
+    """Return what each test image does to the means of rows; None where a result does not record hits of images.
+
+    Args:
+        rows: on one task, with these seeds all.
+        metric: its name.
+        seeds: that means are over.
+        models_fixed: see :func:`estimate_image_variance`.
+    """
+    pools = _shares_of_rows(rows, metric, seeds)
+    return _effects_of_pools(pools, models_fixed) if pools else None
+
+
+def _effects_of_pools(pools: Sequence[Sequence[WeightedPoolShares]], models_fixed: bool) -> ImageEffects:
+    """Return the effects of the images of all pools on rows, of whose shares each pool has one for each row."""
+    first, second, strata, before = [], [], [], 0
+    for of_rows in pools:
         # Classes of one group are one stratum: they have no variance within.
-        alone = np.bincount(pool.group_classes)[pool.group_classes] == 1
-        stratum = np.where(alone, len(pool.group_classes), pool.group_classes)
-        y, weights = _linearise_shares(pool, stratum)  # [S, H, G], [H, G]
-        seeds, first, second = len(y), y[:, 0], y[:, -1]
-        products = first.sum(0) * second.sum(0) / seeds**2
-        if not models_fixed and seeds > 1:
-            products = (first.sum(0) * second.sum(0) - (first * second).sum(0)) / (seeds * (seeds - 1))
-        products *= _finite_sample_correction(weights[0], weights[-1], stratum)[stratum]
-        groups = np.bincount(stratum)
-        means = np.bincount(stratum, products) / np.maximum(groups, 1)
-        value += float(products.sum())
-        spread += float(((products - means[stratum]) ** 2).sum())
-        freedom += float(np.maximum(groups - 1, 0).sum())
-    if value <= 0:
-        return HELD_FIXED
-    return ImageVariance(1e4 * value, min(freedom, 2 * value**2 / spread) if spread else freedom)
+        classes = of_rows[0].group_classes
+        alone = np.bincount(classes)[classes] == 1
+        stratum = np.where(alone, len(classes), classes)
+        linear = [_linearise_shares(pool, stratum) for pool in of_rows]
+        weights = linear[0][1]  # [H, G]
+        y = 100 * np.stack([effects for effects, _ in linear], 2)  # [S, H, K, G]
+        scale = np.sqrt(_finite_sample_correction(weights[0], weights[-1], stratum)[stratum])
+        first.append(y[:, 0] * scale)
+        second.append(y[:, -1] * scale)
+        strata.append(stratum + before)
+        before += int(stratum.max()) + 1
+    return ImageEffects(np.concatenate(first, -1), np.concatenate(second, -1), np.concatenate(strata), models_fixed)
 
 
 def _linearise_shares(pool: WeightedPoolShares, stratum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -126,7 +126,7 @@ def split_variance(values: np.ndarray) -> dict[str, VarianceEstimate]:
     Raises:
         UserError: there is one order.
     """
-    squares, weights = _mean_squares(values), _mean_square_weights(*values.shape)
+    squares, weights = mean_squares(values), mean_square_weights(*values.shape)
     return {
         part: _estimate_variance([(w, squares[name]) for name, w in of_part.items()])
         for part, of_part in weights.items()
@@ -161,8 +161,12 @@ def add_image_variance(
     return {**variances, IMAGES: VarianceEstimate(value, low, high), ONE: both}
 
 
-def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
-    """Return the mean square of each part whose degrees of freedom are not 0."""
+def mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
+    """Return the mean square of each part whose degrees of freedom are not 0, of [seeds, orders, supports].
+
+    Raises:
+        UserError: there is one order.
+    """
     seeds, orders, supports = x.shape
     means = _order_means(x)
     by_seed, by_order, by_support, mean = means.mean(1), means.mean(0), x.mean(0), means.mean()
@@ -181,8 +185,14 @@ def _mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
     return squares
 
 
-def _mean_square_weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
-    """Return part -> mean square -> its weight in the estimate, from the expected mean squares of the design."""
+def mean_square_weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
+    """Return part -> mean square -> its weight in the estimate, from the expected mean squares of the design.
+
+    Args:
+        seeds: how many.
+        orders: how many.
+        supports: support sets of each order.
+    """
     m, r = 1 / seeds, 1 / supports
     weights = {
         "order": {"order": m * r, "support": -m * r, "seed by order": -m * r, "rest": m * r},
@@ -284,11 +294,11 @@ def estimate_wrong_sign_chance(
     """
     from scipy.special import ndtr, stdtrit
 
-    mean, squares = estimate_mean_difference(differences, image_variance), _mean_squares(differences)
+    mean, squares = estimate_mean_difference(differences, image_variance), mean_squares(differences)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
     merged = _merge_order_terms(
-        [(w, squares[name]) for name, w in _mean_square_weights(*differences.shape)["one"].items()]
+        [(w, squares[name]) for name, w in mean_square_weights(*differences.shape)["one"].items()]
     )
     terms = [(w * square.value, square.effective_degrees_of_freedom) for w, square in merged]
     terms += [(image_variance.variance, image_variance.degrees_of_freedom)] if image_variance else []

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.find_recipe import RecipeChoice, make_recipe
+from ifsl_bench.backbones.find_recipe import RecipeChoice, make_recipe, naming_recipe_errors
 from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
 from ifsl_bench.backbones.networks import ResNetSmall
 from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone, TrainingStep
@@ -54,6 +54,20 @@ def make_small_recipe(choice: RecipeChoice) -> Recipe:
         torch.manual_seed(0)
         backbone = ResNetSmall(channels=3, norm_momentum=0.1)
         return make_recipe(choice, backbone, CLASSES, NOVEL).train()
+
+
+def passes_at_test(choice: RecipeChoice) -> float:
+    """Return the passes of the backbone that a finished recipe takes to embed an image.
+
+    Raises:
+        UserError: the recipe cannot be made, or fails.
+    """
+    recipe, passed = make_small_recipe(choice).eval(), list[int]()
+    recipe.backbone.register_forward_pre_hook(lambda _, given: passed.append(given[0].numel()))
+    images = torch.zeros(1, 3, SIZE, SIZE)
+    with naming_recipe_errors(choice), torch.no_grad():
+        recipe.embed(images)
+    return sum(passed) / images.numel()
 
 
 def _make_views(recipe: Recipe, count: int = IMAGES, seed: int = 0) -> tuple[list[Tensor], Tensor]:

@@ -42,6 +42,7 @@ SECTIONS = {
         "plot": "plot",
         "compare": "results",
         "variance": "results",
+        "grid": "results",
         "show": "results",
         "results": "own_results",
         "check": "results",

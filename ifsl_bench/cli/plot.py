@@ -190,6 +190,14 @@ KINDS: Mapping[str, FigureKind] = {
         """,
         ("glyphs-5shot --method lr --out x.pdf", "glyphs-5shot --method lr,lr+a --out x.pdf"),
     ),
+    "recipes": FigureKind(
+        """Recipes and classifiers, each with each.
+
+        A line for each recipe of the backbone, the best first, with a mark for each classifier; of all recipes unless
+        --recipe names some.
+        """,
+        ("glyphs-sessions --out recipes.pdf", "glyphs-sessions --recipe ce,closer --method ncm,teen --out x.pdf"),
+    ),
     "sessions": FigureKind(
         """Accuracy after each session.
 

@@ -22,6 +22,7 @@ from ifsl_bench.cli.options import (
     label_option,
     locate_folders,
     make_reporter,
+    parse_names,
     quiet_option,
     recipe_option,
     style_option,
@@ -243,6 +244,38 @@ def variance(
     print_tables_in_format(
         [table for task_results in results_of_tasks for table in variance_tables(task_results, metric)], style
     )
+
+
+@click.command(
+    epilog=format_examples(
+        "grid glyphs-sessions", "grid glyphs-sessions --recipe ce,closer --method ncm,teen --format csv"
+    )
+)
+@click.argument("task", shell_complete=complete_tasks)
+@click.option("--metric", default="acc", metavar="NAME", help="Of those in --format json [acc; in sessions, Avg.].")
+@label_option
+@click.option(
+    "--recipe",
+    "recipes",
+    multiple=True,
+    callback=parse_names,
+    metavar="NAME",
+    help="Only these recipes, with their options as closer.beta=1; comma-separated or repeated [all].",
+)
+@add_folders_options
+@style_option
+def grid(task: str, metric: str, labels: tuple[str, ...], recipes: tuple[str, ...], folders: Paths, style: str) -> None:
+    """Compare recipes and classifiers, each with each.
+
+    A classifier is a method with its options, whatever recipe trained the backbone. Shows the grid of both, where the
+    errors of each cell are, the order of recipes under each classifier and back with what is not told apart, and how
+    much of the variance is of the recipe, the classifier, both, and of what is drawn.
+    """
+    from ifsl_bench.analysis.task_results import ALL_RECIPES, load_results_of_tasks
+    from ifsl_bench.reporting.recipe_tables import grid_tables
+
+    (task_results,) = load_results_of_tasks([task], labels, folders, recipes or [ALL_RECIPES])
+    print_tables_in_format(grid_tables(task_results, metric), style)
 
 
 @click.command(epilog=format_examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, group_by_base_only
 from ifsl_bench.analysis.ranking import RankedRow, RowDifference
@@ -391,18 +392,23 @@ STATE = Column[TableRow](
 
 def _format_training(entry: TableRow) -> str:
     """Return the steps of the backbone's training, and the passes of the backbone that each takes for an image."""
-    facts = _recipe_fields(entry)
+    facts = recipe_facts(entry.measured_row, entry.task)
     return f"{facts['pretraining_steps']:,} x {facts['passes']:g}" if facts["recipe"] else ""
 
 
-def _recipe_fields(entry: TableRow) -> dict[str, str | float | bool | None]:
-    row = entry.measured_row
+def recipe_facts(row: SeedAggregate | None, task: Task) -> dict[str, Any]:
+    """Return the recipe of a row, its steps of training, passes in a step, and whether it knows the number of classes.
+
+    Args:
+        row: a measured row; all is None without one, or where its backbone was not trained on the task's images.
+        task: the row's.
+    """
     if row is None or row.recipe is None:
         return dict.fromkeys(("recipe", "pretraining_steps", "passes", "knows_classes"))
     facts = row.results[0].pretraining
     return {
         "recipe": row.recipe,
-        "pretraining_steps": facts.get("steps", entry.task.pretraining.steps),
+        "pretraining_steps": facts.get("steps", task.pretraining.steps),
         "passes": facts.get("passes", 1.0),
         "knows_classes": row.knows_number_of_classes,
     }
@@ -466,7 +472,7 @@ def _source_column(ranked: bool) -> Column[TableRow]:
 
 def _data_fields(entry: TableRow) -> dict[str, bool | str | float | None]:
     novel_seen = entry.measured_row.novel_classes_seen if entry.measured_row else None
-    return {"partial_data": entry.is_partial, "novel_seen": novel_seen, **_recipe_fields(entry)}
+    return {"partial_data": entry.is_partial, "novel_seen": novel_seen, **recipe_facts(entry.measured_row, entry.task)}
 
 
 def _format_difference_to_best(entry: TableRow) -> str:

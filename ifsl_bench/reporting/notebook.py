@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ifsl_bench.analysis.comparison import compare as compare_rows
 from ifsl_bench.analysis.task_results import (
+    ALL_RECIPES,
     find_rows_to_compare,
     load_measured_tasks,
     load_results_by_name,
@@ -24,6 +25,7 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
 from ifsl_bench.reporting.leaderboard import leaderboard_tables, task_tables
+from ifsl_bench.reporting.recipe_tables import grid_tables
 from ifsl_bench.store.result_folder import packaged_results_folder, read_results
 from ifsl_bench.store.schema import Result, read_result
 from ifsl_bench.utils.errors import UserError
@@ -162,6 +164,37 @@ def variance(
         [task], as_name_tuple(methods), Paths.locate(home, results), as_name_tuple(recipe)
     )
     return Frame(variance_tables(task_results, metric))
+
+
+def grid(
+    task: str,
+    *,
+    methods: Names = (),
+    metric: str = "acc",
+    recipe: Names = (),
+    home: Folder = None,
+    results: Folder = None,
+) -> Frame:
+    """Return tables of a task's recipes and classifiers, each with each; ``table`` in their records tells them apart.
+
+    Args:
+        task: its name.
+        methods: labels of the only classifiers, or rows, to compare.
+        metric: one that the rows have, as :func:`table` names it.
+        recipe: the only recipes to compare, see :func:`table`; by default all.
+        home: the home folder, as ``--home``.
+        results: the folder of results, as ``--results``.
+
+    Raises:
+        UserError: an unknown task or row, or no method that was measured under two recipes.
+
+    Example:
+        >>> frame = ifsl_bench.grid("glyphs-sessions").to_pandas()  # doctest: +SKIP
+        >>> frame[frame.table == "shares"].set_index("source").percent  # doctest: +SKIP
+    """
+    recipes = as_name_tuple(recipe) or (ALL_RECIPES,)
+    (task_results,) = load_results_of_tasks([task], as_name_tuple(methods), Paths.locate(home, results), recipes)
+    return Frame(grid_tables(task_results, metric))
 
 
 def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:

@@ -82,8 +82,9 @@ class Table(Generic[R]):
     lead_sentence: str = ""
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a dict for each row, for programs."""
-        return [{k: v for column in self.columns for k, v in column.fields(row).items()} for row in self.rows]
+        """Return a dict for each row, for programs; none of a table whose columns are for readers alone."""
+        records = ({k: v for column in self.columns for k, v in column.fields(row).items()} for row in self.rows)
+        return [record for record in records if record]
 
     def headings(self) -> list[str]:
         """Return the headings that readers see."""

@@ -11,10 +11,10 @@ from scipy import stats
 from ifsl_bench.analysis.session_variance import (
     PARTS,
     MeanSquare,
-    _mean_squares,
     _variance_interval,
     estimate_mean_difference,
     estimate_wrong_sign_chance,
+    mean_squares,
     split_variance,
 )
 from ifsl_bench.analysis.task_results import load_results_by_name
@@ -49,7 +49,7 @@ def test_heavy_tails_leave_fewer_degrees():
     rng, effective = np.random.default_rng(5), dict[str, float]()
     for name, draw in (("normal", rng.normal), ("exponential", rng.exponential)):
         x = draw(size=(1, 4000, 1))
-        effective[name] = _mean_squares(x)["order"].effective_degrees_of_freedom
+        effective[name] = mean_squares(x)["order"].effective_degrees_of_freedom
     assert effective["normal"] > 0.85 * 3999
     assert effective["exponential"] == pytest.approx(3999 / (1 + 6 / 2), rel=0.3)
 

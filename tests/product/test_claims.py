@@ -14,6 +14,7 @@ import pytest
 from claims import Claim, EvaluatedClaim, edges_of, evaluate, evaluate_all, read_claims, summary
 from scipy import stats
 
+from ifsl_bench import grid
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_task_results
@@ -23,6 +24,7 @@ from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
 from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
+from tests.analysis.test_recipe_grid import relabelled
 from tests.store.result_fields import row
 
 ROOT = Path(__file__).parents[2]
@@ -183,11 +185,11 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
 def test_verdicts_are_those_of_a_plain_computation():
     every = read_claims(packaged_results_folder() / CLAIMS_FILE)
     some = {name: every[name] for name in ("attention-gains", "attention-letters-5shot", "lwof-letters")}
-    some["wrong"] = Claim("", [("lr+s", "lr+a")], ["glyphs-1shot"], "ahead")
-    some["small"] = Claim("", [("lr+a", "lr+s"), ("mlp+a", "mlp+s")], ["glyphs-5shot"], "equivalent", margin=0.6)
-    some["far"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "equivalent", margin=2.0)
-    some["chance"] = Claim("", [("lr", "lr+a")], ["glyphs-5shot"], "behind", "calibrated_acc")  # p = 0.01, alone
-    some["alike"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "not told apart")
+    some["wrong"] = Claim("", ["glyphs-1shot"], "ahead", [("lr+s", "lr+a")])
+    some["small"] = Claim("", ["glyphs-5shot"], "equivalent", [("lr+a", "lr+s"), ("mlp+a", "mlp+s")], margin=0.6)
+    some["far"] = Claim("", ["glyphs-1shot"], "equivalent", [("lr+a", "lr+s")], margin=2.0)
+    some["chance"] = Claim("", ["glyphs-5shot"], "behind", [("lr", "lr+a")], metric="calibrated_acc")  # p = 0.01, alone
+    some["alike"] = Claim("", ["glyphs-1shot"], "not told apart", [("lr+a", "lr+s")])
     result = {
         judgement.name: judgement.verdict
         for judgement in evaluate(some, Paths(packaged_results_folder(), packaged_results_folder()))
@@ -219,7 +221,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
         for result in row(label, means, n=2000, noise=noise, **settings).results:
             write_result(tmp_path, result)
     monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
-    claim = Claim("{0.by:.1f} {least.by:.1f}", [(a, b)], [TASK], says, margin=margin)
+    claim = Claim("{0.by:.1f} {least.by:.1f}", [TASK], says, [(a, b)], margin=margin)
     (judgement,) = evaluate({"x": claim}, Paths(tmp_path, tmp_path))
     assert (judgement.verdict, judgement.holds) == (verdict, holds)
     if says == "behind":
@@ -227,7 +229,7 @@ def test_verdicts_of_rows_whose_differences_are_known(a, b, says, margin, verdic
 
 
 def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
-    claim = Claim("", [("ncm", "lazy (lr)")], ["tiny-features-sessions"], "ahead")
+    claim = Claim("", ["tiny-features-sessions"], "ahead", [("ncm", "lazy (lr)")])
     (judgement,) = evaluate({"x": claim}, Paths(packaged_results_folder(), packaged_results_folder()))
     assert "with 95% interval over orders and seeds." in summary([judgement])
     (evidence,) = judgement.evidence
@@ -243,9 +245,54 @@ def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     assert evidence.difference.mean == pytest.approx(np.mean(gaps), abs=1e-5)  # summaries have six digits
 
 
+def test_claims_on_recipes_and_on_shares_of_variance(tmp_path):
+    """A recipe minus another under a classifier is the row minus the row; a share is that of the command `grid`."""
+    stand_ins = {("closer", "ncm"): "protonet", ("closer", "teen"): "imprint"}
+    relabelled(tmp_path, "glyphs-sessions", stand_ins, range(3))
+    file = tmp_path / "claims.toml"
+    file.write_text(
+        """
+[recipes]
+text = "closer is {least.by:.1f} to {most.by:.1f} points behind"
+recipes = [["closer", "ce"]]
+methods = ["ncm", "teen"]
+tasks = ["glyphs-sessions"]
+says = "behind"
+[shares]
+text = "The classifier explains {0.by:.1f} percent more than the recipe"
+shares = [["classifier", "recipe"]]
+tasks = ["glyphs-sessions"]
+says = "ahead"
+[number]
+text = "The recipe explains more than 99 percent"
+shares = [["recipe", 99]]
+tasks = ["glyphs-sessions"]
+says = "ahead"
+"""
+    )
+    folders = Paths(tmp_path, tmp_path)
+    judged = {judgement.name: judgement for judgement in evaluate(read_claims(file), folders)}
+    board = load_task_results(*load_tasks("glyphs-sessions"), tmp_path).select_recipes(["ce", "closer"])
+    for evidence, method in zip(judged["recipes"].evidence, ("ncm", "teen"), strict=True):
+        a, b = board.find_row(f"{method}.recipe=closer"), board.find_row(method)
+        assert (evidence.a.label, evidence.b.label) == (a.label, b.label)
+        assert evidence.difference == compare(a, b, board.comparable_rows).overall_differences["acc"]
+    shares = {record["source"]: record for record in grid("glyphs-sessions", results=tmp_path) if "percent" in record}
+    gap = shares["classifier"]["percent"] - shares["recipe"]["percent"]
+    assert judged["shares"].evidence[0].by == pytest.approx(gap, abs=1e-3)
+    assert judged["shares"].verdict == "not told apart", "with two of each"
+    assert judged["number"].verdict == "contradicted", "and so its two differences are kept apart from the other's"
+    assert "percent of the variance of Avg." in "\n".join(module_of_claims.lines_of(judged["shares"]))
+    with pytest.raises(UserError, match="unknown source 'recipes' of the variance on glyphs-sessions"):
+        evaluate({"x": Claim("", ["glyphs-sessions"], "ahead", shares=[("recipes", 1.0)])}, folders)
+    with pytest.raises(UserError, match="there is no row of lr on glyphs-sessions under the recipe closer"):
+        evaluate({"x": Claim("", ["glyphs-sessions"], "ahead", recipes=[("closer", "ce")], methods=["lr"])}, folders)
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
+        ('says = "ahead"\nrecipes = [["a", "b"]]\nmethods = ["ncm"]', "a claim is on rows, on recipes under methods"),
         ('says = "above"', "Invalid enum value 'above'"),
         ('says = "ahead"\nmargn = 1.0', "unknown field `margn`; did you mean 'margin'?"),
         ('says = "equivalent"', "equivalence needs a margin above 0"),

@@ -12,6 +12,8 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench.analysis.task_results import load_task_results
+from ifsl_bench.backbones.find_recipe import find_recipe
+from ifsl_bench.backbones.recipe_rules import passes_at_test
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -205,6 +207,36 @@ def test_figures_draw_the_recipes_that_are_asked_for(rows, call):
     assert status == 0, err
     assert "has 4 more rows on backbones of other recipes (ce, closer.beta=1)" in out
     assert "recipe" not in call("plot", "seeds", TASK, "--recipe", "all", "--out", "seeds.svg")[1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "passes"),
+    [("ce", 1), ("rotation", 4), ("rotation.angles=2", 2), ("rotation.turns=false", 1), ("savc", 2), ("etf", 1)],
+)
+def test_passes_at_test_are_the_turns_that_an_image_is_seen_in(recipe, passes):
+    assert passes_at_test(find_recipe(recipe)) == passes
+
+
+def test_the_grid_is_drawn_and_named_in_the_page(rows, call):
+    """Marks are the cells' means, in a line for each recipe from the best; the page has the same tables."""
+    cells = [record for record in ifsl_bench.grid(TASK) if record["table"] == "cells"]
+    assert {record["method"] for record in cells} == MADE
+    assert {(record["recipe"], record["passes"]) for record in cells} == {("ce", 1), ("closer.beta=1", 3), ("etf", 1)}
+    drawing = ifsl_bench.plot.recipes(TASK)
+    (axes,) = drawing.figure.axes
+    lines = {line.get_gid(): line for line in axes.get_lines()}
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    for record in cells:
+        mean = lines[f"mean of {record['classifier']} | {record['recipe']}"]
+        assert mean.get_xdata()[0] == pytest.approx(record["acc"], abs=1e-4)
+        assert names[round(float(mean.get_ydata()[0]))] == record["recipe"].replace(".beta=1", ", beta 1")
+        assert len(lines[f"seeds of {record['classifier']} | {record['recipe']}"].get_xdata()) == 3
+    assert call("report", TASK, "--out", "page.html")[0] == 0
+    text = Path("page.html").read_text()
+    assert "Recipes and classifiers" in text
+    assert all(f"{record['acc']:.2f} ± {record['acc_interval']:.2f}" in text for record in cells)
+    assert call("report", TASK, "--recipe", "ce", "--out", "page.html")[0] == 0
+    assert "Recipes and classifiers" not in Path("page.html").read_text()
 
 
 def test_the_page_has_the_recipes_that_are_asked_for(rows, call):

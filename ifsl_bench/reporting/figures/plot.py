@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.task_results import TaskResults, load_task_results, select_recipes
+from ifsl_bench.analysis.task_results import ALL_RECIPES, TaskResults, load_task_results, select_recipes
 from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.reporting.figures import base_classes as _base_classes
 from ifsl_bench.reporting.figures import pairs as _pairs
 from ifsl_bench.reporting.figures import ranks as _ranks
+from ifsl_bench.reporting.figures import recipes as _recipes
 from ifsl_bench.reporting.figures import seeds as _seeds
 from ifsl_bench.reporting.figures import sessions as _sessions
 from ifsl_bench.reporting.figures import tradeoff as _tradeoff
@@ -53,6 +54,7 @@ __all__ = [
     "inner_steps",
     "pairs",
     "ranks",
+    "recipes",
     "seeds",
     "sessions",
     "tradeoff",
@@ -104,6 +106,7 @@ def _plot_results_function(
     is_drawn: Callable[[SeedAggregate], bool] = lambda row: True,
     passes_named: bool = False,
     with_published: bool = False,
+    every_recipe: bool = False,
 ) -> Callable[..., Drawing]:
     """Return the function that draws the results of a task.
 
@@ -115,6 +118,7 @@ def _plot_results_function(
         is_drawn: whether the figure has a place for a row, where rows are limited.
         passes_named: pass on to ``draw`` whether the user named the rows.
         with_published: draw published rows too.
+        every_recipe: draw the rows of all recipes, unless the user names some.
     """
 
     def figure(
@@ -127,6 +131,7 @@ def _plot_results_function(
         home: Folder = None,
         results: Folder = None,
     ) -> Drawing:
+        recipe = as_name_tuple(recipe) or ((ALL_RECIPES,) if every_recipe else ())
         task_results = _load_results_to_draw(task, methods, setting, recipe, home, results, with_published)
         shown, left_out = limit_rows(task_results, is_drawn) if limits_rows and not methods else (task_results, [])
         drawn, notes = draw(shown, wide, **({"named": bool(methods)} if passes_named else {}))
@@ -173,6 +178,9 @@ validation = _plot_results_function(
     "Validation accuracy over the course of meta-training.",
     limits_rows=True,
     is_drawn=_seeds.is_validated,
+)
+recipes = _plot_results_function(
+    "recipes", _recipes.draw_recipes, "Recipes and classifiers, each with each.", every_recipe=True
 )
 pairs = _plot_results_function(
     "pairs", _pairs.draw_pairs, "Paired differences of all rows, a heat map.", passes_named=True

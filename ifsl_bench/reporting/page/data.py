@@ -7,6 +7,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ifsl_bench.analysis.aggregate import (
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.session_variance import split_variance_of_row
 from ifsl_bench.analysis.task_results import (
+    ALL_RECIPES,
     TaskResults,
     append_lost_remarks,
     load_task_results,
@@ -41,6 +43,7 @@ from ifsl_bench.reporting.columns import TableRow, list_table_rows, published_ta
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
 from ifsl_bench.reporting.page.references import Citation, cite_measured_row, cite_paper, cite_published_method
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, distinct_styles, style_of_label
+from ifsl_bench.reporting.recipe_tables import grid_tables
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.store.published import FLAG_LETTERS
 from ifsl_bench.store.schema import Result, result_path
@@ -125,6 +128,7 @@ class Page:
     sections: list[TaskSection]
     rows: list[PageRow]
     citations: list[Citation]
+    grids: list[tuple[Task, list[Table[Any]]]]  # tables of recipes and classifiers, of tasks in sessions first
 
 
 def load_results_with_variants(
@@ -181,6 +185,7 @@ def collect_page(results_of_tasks: Iterable[TaskResults]) -> Page:
     Args:
         results_of_tasks: the results of the tasks, shown in every setting that has rows of its own.
     """
+    results_of_tasks = list(results_of_tasks)
     sections: list[TaskSection] = []
     rows: list[PageRow] = []
     citations: dict[Citation, int] = {}
@@ -202,7 +207,18 @@ def collect_page(results_of_tasks: Iterable[TaskResults]) -> Page:
                     numbers[_row_key(entry)] = len(rows)
                     rows.append(_page_row(entry, names[entry.label] > 1, looks, citations))
             sections.append(_task_section(view, table, numbers))
-    return Page(sections, rows, list(citations))
+    return Page(sections, rows, list(citations), _recipe_grids(results_of_tasks))
+
+
+def _recipe_grids(results_of_tasks: Sequence[TaskResults]) -> list[tuple[Task, list[Table[Any]]]]:
+    """Return the tables of recipes and classifiers of the tasks that have several of both."""
+    grids = []
+    for task_results in results_of_tasks:
+        every = task_results.select_recipes(task_results.recipes or [ALL_RECIPES])
+        if len({row.recipe for row in every.rows if row.recipe}) > 1:
+            with suppress(UserError):  # no classifier is measured under two of them
+                grids.append((task_results.task, grid_tables(every)))
+    return sorted(grids, key=lambda grid: not protocol_of(grid[0]).learns_sessions)
 
 
 def _row_key(entry: TableRow) -> object:

@@ -71,6 +71,7 @@ def render_page(page: Page) -> str:
         ],
         protocols=PROTOCOLS,
         protocol_of=_protocol_name,
+        grids=page.grids,
         settings={name: _describe_setting(name) for name in list_settings(page)},
         version=__version__,
         counts=_count_rows(page),
