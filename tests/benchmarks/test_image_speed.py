@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
 
 import loky
 import msgspec
@@ -28,6 +29,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build_dataset
+from ifsl_bench.experiments.job import with_recipe
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -103,6 +105,73 @@ def test_pretraining(benchmark, photos, tmp_path):
         synchronised(trainer.head.weight.detach())
 
     ratio(benchmark, ours, bare, steps * spec.batch)
+
+
+SEEN = """
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+
+from ifsl_bench import LinearHead, Recipe
+from ifsl_bench.recipes.{module} import {name}
+
+
+class Seen(Recipe):
+    views = {name}.views
+
+    def __init__(self, backbone, classes):
+        super().__init__(backbone, classes)
+        self.head = LinearHead(backbone.features, classes)
+
+    def loss(self, views, labels, at):
+        of_size = [torch.cat(list(group)) for _, group in groupby(views, key=lambda x: x.shape[-1])]
+        logits = [self.head(self.features(x)) for x in of_size]
+        return {{"loss": sum(F.cross_entropy(x, labels.repeat(len(x) // len(labels))) for x in logits)}}
+
+    def classifier(self):
+        return self.head
+"""
+
+
+@pytest.mark.parametrize(("module", "name"), [("closer", "Closer"), ("savc", "Savc")])
+def test_training_with_the_views_of_a_recipe(benchmark, photos, tmp_path, module, name):
+    """Goal 0.9 of a bare training step on as many images of the same sizes, in memory."""
+    steps, batch = (1, 8) if benchmark.disabled else (4, 32)
+    (tmp_path / "seen.py").write_text(SEEN.format(module=module, name=name))
+    spec = msgspec.structs.replace(TASK.pretraining, steps=1, batch=batch)
+    task = with_recipe(msgspec.structs.replace(TASK, pretraining=spec), str(tmp_path / "seen.py"))
+    trainer = PretrainingTrainer(tmp_path / "a", task, photos, "linear", 0, DEVICE)
+    trainer.steps = steps
+    pool = photos.pool("base/train")
+    network = to_channels_last(make_backbone(spec.backbone, photos.shape), DEVICE)
+    head = make_head("linear", network.features, len(pool.classes)).to(DEVICE)
+    optimiser = torch.optim.SGD([*network.parameters(), *head.parameters()], lr=0.1, momentum=0.9, weight_decay=5e-4)
+    precision = choose_precision(DEVICE)
+    whole = trainer.normalise(torch.from_numpy(pool.images[:batch].copy()).to(DEVICE))
+    labels = torch.from_numpy(pool.labels[:batch].copy()).to(DEVICE)
+    sides = Counter(round(view.side * whole.shape[-1]) for view in trainer.recipe.views)
+    batches = [whole[..., :side, :side].repeat(count, 1, 1, 1) for side, count in sides.items()]
+
+    def bare() -> None:
+        for _ in range(steps):
+            loss = 0.0
+            for images in batches:
+                with precision.autocast(DEVICE):
+                    features = network(images)
+                loss = loss + F.cross_entropy(head(features.float()), labels.repeat(len(images) // batch))
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+        synchronised(loss.detach())
+
+    def ours() -> None:
+        trainer.info |= {"epoch": 0, "finished": False}
+        trainer._measure_accuracy = lambda pool, batch: 0.0  # evaluation is no training step
+        trainer.train(Reporter())
+        synchronised(trainer.head.weight.detach())
+
+    ratio(benchmark, ours, bare, steps * batch * len(trainer.recipe.views))
 
 
 def test_features(benchmark, photos, tmp_path):
