@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import multiprocessing
+import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,10 +21,12 @@ from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import with_recipe
 from ifsl_bench.protocols.tasks.task_files import load_tasks
+from ifsl_bench.recipes.rotation import Rotation
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
+from tests.recipes.test_losses import LABELS, at, made, views
 
 CPU = torch.device("cpu")
 RECIPES = ["closer", "savc.queue=50", "rotation.turns=no"]
@@ -41,6 +47,34 @@ class Late(Recipe):
         loss = torch.nn.functional.cross_entropy(self.head(self.features(views[0])), labels)
         return {"loss": loss * (float("nan") if at.step >= 7 else 1.0)}
 """
+
+# Written from the manual alone.
+TURNS = '''\
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from ifsl_bench import LinearHead, Recipe
+
+
+class Turns(Recipe):
+    """Cross-entropy over 4 K classes, one for each quarter-turn of an image; at test cosines are means over turns."""
+
+    passes = 4.0
+    training_only = ("head",)
+
+    def __init__(self, backbone, classes):
+        super().__init__(backbone, classes)
+        self.head = LinearHead(backbone.features, 4 * classes)
+
+    def loss(self, views, labels, at):
+        turned = torch.cat([torch.rot90(views[0], r, (2, 3)) for r in range(4)])
+        targets = torch.cat([4 * labels + r for r in range(4)])
+        return {"loss": cross_entropy(self.head(self.features(turned)), targets)}
+
+    def embed(self, images):
+        turns = [normalize(self.features(torch.rot90(images, r, (2, 3))), dim=1) for r in range(4)]
+        return torch.cat(turns, 1) / 2
+'''
 
 
 @pytest.fixture
@@ -89,6 +123,30 @@ def test_an_interrupted_training_ends_with_the_same_weights(hue_task, recipe, tm
     assert kept
     for name, value in kept.items():
         assert torch.equal(value, tensors(broken)[name]), name
+
+
+@pytest.mark.slow("trains in a process that is killed")
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_killed_training_ends_with_the_same_weights(hue_task, tmp_path):
+    """SAVC has a queue of keys and a second network beside the trained one."""
+    task, dataset = hue_task("savc.queue=50", 1200)
+    killed, whole = (Paths.locate(tmp_path / name) for name in ("killed", "whole"))
+
+    def train(home: Paths):
+        return pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+
+    process = multiprocessing.get_context("fork").Process(target=train, args=(killed,))
+    process.start()
+    while not (files := list(killed.pretrained.glob("*/checkpoint.json"))):
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    record = json.loads(files[0].read_text())
+    assert record["epoch"] >= 1
+    assert not record["finished"]
+    assert train(killed).sha256 == train(whole).sha256
 
 
 def test_all_recipes_have_the_passes_of_the_task(hue_task, tmp_path):
@@ -208,6 +266,23 @@ def test_a_new_recipe_runs_at_once(hues, call):
     status, _, err = call("recipes", "new", "my-recipe")
     assert status == 2
     assert "is there already" in err
+
+
+def test_a_strangers_rotation_is_ours_and_has_rows_in_both_protocols(hues, call):
+    Path("turns.py").write_text(TURNS)
+    theirs, ours, images = made(find_recipe("turns.py").kind), made(Rotation), views(1)
+    assert torch.equal(theirs.loss(images, LABELS, at())["loss"], ours.loss(images, LABELS, at())["loss"])
+    torch.testing.assert_close(theirs.embed(images[0]), ours.embed(images[0]))
+    assert theirs.passes_per_step == ours.passes_of_step
+    text = Path("hues.toml").read_text().replace("hues-1shot", "hues-sessions")
+    Path("sessions.toml").write_text(
+        f"{text}[tasks.hues-sessions.sessions]\norders = 2\nsupports = 2\ncount = 2\nways = 2\n"
+    )
+    for task in ("hues.toml", "sessions.toml"):
+        status, out, err = call("run", "--method", "ncm", "--task", task, "--recipe", "rotation,turns.py", "-q")
+        assert status == 0, err
+        assert "\nncm | rotation  " in out
+        assert "\nncm | Turns  " in out
 
 
 BROKEN = {
