@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ifsl_bench.backbones.device import disable_tf32
 from ifsl_bench.backbones.pretrained import PretrainedBackbone
+from ifsl_bench.backbones.recipe import RecipeBackbone
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocols.sampling.draws import seed_of
@@ -222,7 +223,9 @@ def make_base_classifier(pretrained: PretrainedBackbone, moments: ClassMoments) 
     scale = 1.0 if head.scale is None else float(head.scale)
     statistics = (subtract_mean(moments.means, pretrained.mean), moments.counts, moments.covariance)
     means, counts, covariance = (torch.from_numpy(x).float() for x in statistics)
-    return Base(weight, bias, means, scale, counts, covariance)
+    learned = pretrained.network.recipe.extras() if isinstance(pretrained.network, RecipeBackbone) else {}
+    extras = {name: x.detach().float().cpu() for name, x in learned.items()}
+    return Base(weight, bias, means, scale, counts, covariance, extras=extras)
 
 
 def subtract_mean(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:

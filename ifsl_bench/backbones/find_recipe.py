@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -63,6 +63,11 @@ class RecipeChoice:
     def knows_classes(self) -> bool:
         """Whether the harness gives the recipe the number of classes that will come."""
         return self.recipe_class.knows_classes and TOTAL_OPTION not in self.options
+
+    @property
+    def provides(self) -> Sequence[str]:
+        """The names of what it learns beside features, see :meth:`ifsl_bench.Recipe.provides`."""
+        return self.recipe_class.provides(self.options)
 
     def definition(self, task: Task) -> dict[str, Any]:
         """Return everything of the recipe that determines weights, for JSON.
@@ -130,6 +135,26 @@ def _find_recipe(reference: str) -> RecipeChoice:
 
 
 _find_registered_recipe = lru_cache(maxsize=64)(_find_recipe)
+
+
+def recipes_that_provide(names: Sequence[str]) -> list[str]:
+    """Return the registered recipes that learn all of these extras, each with the one option that it takes, if any.
+
+    Args:
+        names: of extras.
+    """
+    found = []
+    for name in registry.registered_entry_points(registry.RECIPE_GROUP):
+        kind = registry.load_plugin(registry.RECIPE_GROUP, name).value
+        if not (isinstance(kind, type) and issubclass(kind, Recipe)):
+            continue
+        settings: list[dict[str, Any]] = [{}]
+        for option in options_of(kind).values():  # type: ignore[arg-type]  # constructors are alike
+            settings += [{option.name: value} for value in get_args(option.kind) if isinstance(value, str)]
+        fitting = [setting for setting in settings if set(names) <= set(kind.provides(setting))]
+        if fitting:
+            found.append(".".join([name, *(f"{key}={value}" for key, value in fitting[0].items())]))
+    return found
 
 
 @contextmanager

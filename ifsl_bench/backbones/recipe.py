@@ -8,7 +8,7 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -189,6 +189,24 @@ class Recipe(nn.Module):
         A cosine classifier is fitted always.
         """
         return None
+
+    @classmethod
+    def provides(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the names of :meth:`extras`, up to the first dot of each, with these options.
+
+        Methods that need others are refused before anything is trained.
+
+        Args:
+            options: of the constructor, without those that are the default.
+        """
+        return ()
+
+    def extras(self) -> dict[str, Tensor]:
+        """Return what the recipe learned beside features, by default nothing; methods get it as ``Base.extras``.
+
+        It is made of parameters and buffers that are not ``training_only``, since weights are stored without those.
+        """
+        return {}
 
 
 def to_single_or_double(x: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +34,8 @@ def check_recipe(choice: RecipeChoice) -> list[tuple[str, str | None]]:
         UserError: it cannot be made.
     """
     results: list[tuple[str, str | None]] = []
-    for words, rule in RULES.items():
+    rules: dict[str, Callable[[Recipe], None]] = {**RULES, EXTRAS_RULE: partial(_check_extras, options=choice.options)}
+    for words, rule in rules.items():
         broken: str | None = None
         try:
             rule(make_small_recipe(choice))
@@ -167,14 +170,30 @@ def _check_training_only(recipe: Recipe) -> None:
             if twin.is_training_only(name) and value.is_floating_point():
                 value.fill_(torch.nan)
         same = torch.equal(embedding(images[0]), twin(images[0]))
+        extras, of_twin = recipe.extras(), twin.recipe.extras()
     if not same:
         raise RuleViolation("the features depend on what is dropped")
+    if changed := [name for name, x in extras.items() if not torch.equal(x, of_twin[name])]:
+        raise RuleViolation(f"extra {changed[0]!r} depends on what is dropped")
     head = recipe.classifier()
     if head is not None and head.weight.shape != (CLASSES, embedding.features):
         shape = [CLASSES, embedding.features]
         raise RuleViolation(
             f"the classifier's weight is {list(head.weight.shape)}, expected {shape} for {CLASSES} classes"
         )
+
+
+EXTRAS_RULE = "Extras are finite tensors, those that it says it provides"
+
+
+def _check_extras(recipe: Recipe, options: Mapping[str, Any]) -> None:
+    extras = recipe.extras()
+    for name, x in extras.items():
+        if not isinstance(x, Tensor) or not bool(torch.isfinite(x).all()):
+            raise RuleViolation(f"extra {name!r} is no tensor of finite numbers")
+    named, provided = {name.partition(".")[0] for name in extras}, set(recipe.provides(options))
+    if named != provided:
+        raise RuleViolation(f"extras() has {sorted(named)}, and provides() says {sorted(provided)}")
 
 
 RULES: dict[str, Callable[[Recipe], None]] = {

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from ifsl_bench.backbones.contract import check_backbone, is_frozen
-from ifsl_bench.backbones.find_recipe import find_recipe
+from ifsl_bench.backbones.find_recipe import find_recipe, recipes_that_provide
 from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig, expand_method_names, narrow_configs
 from ifsl_bench.plugin.display_names import Label, split_recipe
 from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
-from ifsl_bench.plugin.options import is_trainable, resolve_options
+from ifsl_bench.plugin.options import is_trainable, missing_extras, resolve_options
 from ifsl_bench.plugin.space import RATE_NAME
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE, MetaTraining, Side, Task
@@ -173,6 +173,7 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
                 raise UserError(f"{job.label} {reason}")
             if chosen.method.sees != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
                 raise UserError(f"{job.label} sees {chosen.method.sees}, and the data of {task.name} are features")
+            check_extras(job)
             if training.sessions > 1 and job.is_meta_trained and chosen.method.keeps_supports(job.options):
                 raise UserError(
                     f"--train sessions={training.sessions}: {job.label} does not learn one session after the other; "
@@ -202,6 +203,21 @@ def with_recipe(task: Task, recipe: str) -> Task:
     if is_frozen(task.pretraining):
         raise UserError(f"--recipe: backbone {task.pretraining.backbone} of {task.name} has weights from elsewhere")
     return msgspec.structs.replace(task, recipe=reference)
+
+
+def check_extras(job: Job) -> None:
+    """Raise :class:`UserError` where the recipe of a job's backbone does not learn what its method needs."""
+    if not job.method.needs:
+        return
+    spec = job.task.pretraining
+    here = spec.backbone not in (NO_BACKBONE, INCLUDED) and not is_frozen(spec)
+    recipe = find_recipe(job.task.recipe_reference or PLAIN_RECIPE)
+    if not (missing := missing_extras(job.method, recipe.provides if here else ())):
+        return
+    lacks = f"recipe {recipe.label} does not" if here else f"nothing that {job.task.name} is given does"
+    providers = recipes_that_provide(job.method.needs) if here else []
+    advice = f"; add --recipe {' or '.join(providers)}" if providers else ""
+    raise UserError(f"method {job.name} needs a recipe that learns its {' and '.join(missing)}, and {lacks}{advice}")
 
 
 def _check_config(config: RunConfig) -> None:

@@ -23,6 +23,7 @@ from ifsl_bench.plugin.method import (
     check_prediction,
     masked_logits,
     naming_errors,
+    tensors_of,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -151,9 +152,8 @@ def repeat_fault(probe: ContractProbe) -> str | None:
 
 def input_change_fault(probe: ContractProbe) -> str | None:
     """The call changes nothing that the method is given."""
-    holders = {"support": probe.support, "query": probe.query, "base": probe.method.base}
-    named = {f"{holder}.{name}": x for holder, tensors in holders.items() for name, x in vars(tensors).items()}
-    parts = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    given = (probe.support, probe.query, probe.method.base)
+    parts = {f"{type(of).__name__.lower()}.{name}": x for of in given for name, x in tensors_of(of).items()}
     before = {name: value.detach().clone() for name, value in parts.items()}
     with naming_errors(probe.name, probe.method):
         probe.method(probe.support, probe.query)

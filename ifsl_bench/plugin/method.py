@@ -66,6 +66,7 @@ class Base:
         images: gives the features of all base/train images [n, D] and their labels [n], for sums over them that a
             method makes when it is made; None where a data set has but the means of its classes.
         network: the network and its images, for methods that see images; None for others.
+        extras: what the recipe of the backbone learned beside features, by name; see :attr:`Method.needs`.
 
     Example:
         >>> base = ifsl_bench.Base(weight=torch.eye(3), bias=torch.zeros(3), prototypes=torch.eye(3))
@@ -81,11 +82,14 @@ class Base:
     covariance: Tensor | None = None
     images: Callable[[], tuple[Tensor, Tensor]] | None = None
     network: BaseNetwork | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
         movable = (Tensor, BaseNetwork)
         parts: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, movable)}
-        return replace(self, **{name: x.to(device=device, dtype=dtype) for name, x in parts.items()})
+        moved = {name: x.to(device=device, dtype=dtype) for name, x in parts.items()}
+        extras = {name: x.to(device=device, dtype=dtype) for name, x in self.extras.items()}
+        return replace(self, **moved, extras=extras)
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,8 @@ class Method(nn.Module, ABC):
         session_grid: for options of the grid, further values to choose from in sessions.
         schedule: replaces the task's meta-training schedule.
         shorthands: further names of the method, each with the options that it stands for.
+        needs: the names of :attr:`Base.extras`, each up to a dot, without which it cannot be made. On the backbone of a
+            recipe that does not learn them it is refused before anything is trained, and ``all`` leaves it out.
         requires: top-level modules that the method imports when it is made, and that its package does not depend on,
             each with the command that installs it. Where one is missing the method is listed with that command, and
             refused before anything is computed.
@@ -256,6 +262,7 @@ class Method(nn.Module, ABC):
     session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     schedule: ClassVar[MetaTraining | None] = None
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    needs: ClassVar[Sequence[str]] = ()
     requires: ClassVar[Mapping[str, str]] = {}
     transductive: ClassVar[bool] = False
     parallel_copies: ClassVar[bool] = False
@@ -328,6 +335,18 @@ class Method(nn.Module, ABC):
             return True
         says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING_METHODS} & vars(kind).keys())
         return says.isdisjoint(LEARNING_METHODS)
+
+    @classmethod
+    def example_extras(cls, classes: int, features: int) -> dict[str, Tensor]:
+        """Return made-up tensors as a recipe may give them, on which the rules of the contract are tried.
+
+        A method with :attr:`needs` defines it; random numbers are PyTorch's own.
+
+        Args:
+            classes: the number K of base classes.
+            features: D.
+        """
+        return {}
 
     def base_logits(self, query: Query) -> Tensor:
         """Return logits of the base classes before any session, [E, Q, K]; by default the base classifier's.
@@ -519,13 +538,23 @@ def forbid_writes(name: str, *given: Base | Support | Query) -> Iterator[None]:
         UserError: a tensor was changed; the message names it.
     """
     tensors = {
-        f"{type(of).__name__.lower()}.{key}": x for of in given for key, x in vars(of).items() if _counts_changes(x)
+        f"{type(of).__name__.lower()}.{key}": x
+        for of in given
+        for key, x in tensors_of(of).items()
+        if _counts_changes(x)
     }
     before = [x._version for x in tensors.values()]
     yield
     for (key, x), version in zip(tensors.items(), before, strict=True):
         if x._version != version:
             raise UserError(f"method {name!r} breaks the contract: it writes into {key}")
+
+
+def tensors_of(given: Base | Support | Query) -> dict[str, Tensor]:
+    """Return all tensors of what a method is given, by name."""
+    extras = given.extras if isinstance(given, Base) else {}
+    named = {**vars(given), **{f"extras[{name!r}]": x for name, x in extras.items()}}
+    return {name: x for name, x in named.items() if isinstance(x, Tensor)}
 
 
 def _counts_changes(value: Any) -> bool:

@@ -7,8 +7,8 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, Union
 from weakref import WeakKeyDictionary
@@ -345,7 +345,29 @@ def _make_small_method(method: type[Method], options: Mapping[str, Any]) -> Meth
     with torch.random.fork_rng(devices=[]):
         images = torch.rand(12, 8), torch.arange(6).repeat_interleave(2)  # classes vary, as covariances need it
         base = Base(small, torch.zeros(6), small, 1.0, counts, torch.eye(8), lambda: images)
-        return make_method(method, base, 5, options)
+        return make_method(method, with_example_extras(base, method), 5, options)
+
+
+def with_example_extras(base: Base, method: type[Method]) -> Base:
+    """Return a made-up base classifier with the extras that a method needs, made up as well.
+
+    Args:
+        base: the base classifier.
+        method: the class.
+
+    Raises:
+        UserError: its ``example_extras`` are not what it needs.
+    """
+    made = method.example_extras(*base.weight.shape)
+    if missing := missing_extras(method, made):
+        raise UserError(f"{method.__qualname__}.example_extras makes no {missing[0]!r}, which the method needs")
+    return replace(base, extras={name: x.to(base.weight) for name, x in made.items()})
+
+
+def missing_extras(method: type[Method], names: Iterable[str]) -> list[str]:
+    """Return what a method needs of a recipe and is not among these names, each as far as its first dot."""
+    given = {name.partition(".")[0] for name in names}
+    return [name for name in method.needs if name not in given]
 
 
 def resolve_options(
@@ -442,6 +464,10 @@ ATTRIBUTE_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sees": (lambda sees: sees in ("features", "images"), "'features' or 'images'"),
     "keeps": (lambda keeps: bool(re.fullmatch("nothing|images:[1-9][0-9]*", str(keeps))), "'nothing' or 'images:N'"),
     "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
+    "needs": (
+        lambda names: isinstance(names, (tuple, list)) and all(isinstance(name, str) for name in names),
+        "a tuple of names of a recipe's extras",
+    ),
     "requires": (
         lambda needs: _is_mapping(needs, str, lambda command: isinstance(command, str)),
         "module -> the command that installs it",

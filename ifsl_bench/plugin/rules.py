@@ -24,7 +24,7 @@ from ifsl_bench.plugin.episode_contract import (
     ties_remark,
 )
 from ifsl_bench.plugin.method import Base, Method, Query, Support, format_failure, naming_errors
-from ifsl_bench.plugin.options import make_method, remake_method
+from ifsl_bench.plugin.options import make_method, remake_method, with_example_extras
 from ifsl_bench.utils.errors import UserError
 
 PARALLEL_COPIES = 3  # that answer at once, and twice as many answers
@@ -151,6 +151,7 @@ def make_random_probe(
         images = prototypes.repeat_interleave(len(within) // K, 0) + within[: len(within) // K * K]
         of_base = torch.arange(K).repeat_interleave(len(within) // K)
         base = Base(weight, 0.1 * bias, prototypes, 9.0, *moments, lambda: (images, of_base))
+        base = with_example_extras(base, kind)
         method = make_method(kind, base, N, options).double().eval()
         means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
         of = labels, torch.arange(Q) % N

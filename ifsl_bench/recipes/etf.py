@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -63,31 +64,49 @@ class ProjectionNeck(nn.Module):
 class Etf(Recipe):
     """Dot-regression loss, ``10 mean 1/2 (E_y . h - 1)^2`` with h of length one, to a fixed simplex E of N classes.
 
-    A neck of three layers is between backbone and simplex, and stays at test.
+    A neck of three layers is between backbone and simplex. It stays at test; or features are the backbone's, and the
+    neck is an extra for methods that tune it. The simplex is an extra always.
 
     Args:
         backbone: images to features.
         classes: the number K of base classes.
         total: N, the number of corners: base and novel classes, or K and some to spare; None for K.
+        neck: "kept" between backbone and classifiers, or "apart" as an extra.
     """
 
     knows_classes = True
     corners: Tensor
 
-    def __init__(self, backbone: Backbone, classes: int, *, total: int | None = None) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: int,
+        *,
+        total: int | None = None,
+        neck: Literal["kept", "apart"] = "kept",
+    ) -> None:
         super().__init__(backbone, classes)
         total = classes if total is None else total
         if total < classes:
             raise ValueError(f"total={total} is fewer than the {classes} base classes")
-        self.neck = ProjectionNeck(backbone.features)
+        self.neck, self.is_apart = ProjectionNeck(backbone.features), neck == "apart"
         self.register_buffer("corners", make_simplex(total, backbone.features))
 
     def loss(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, Tensor]:
-        cosines = F.linear(F.normalize(self.embed(views[0]), dim=1), self.corners)  # [B, N]
+        cosines = F.linear(F.normalize(self.neck(self.features(views[0])), dim=1), self.corners)  # [B, N]
         if at.is_logged:
             at.logged_values["accuracy"] = batch_accuracy(cosines[:, : self.classes], labels)
         own = cosines.gather(1, labels[:, None])
         return {"loss": LOSS_WEIGHT * 0.5 * (own - 1).square().mean()}
 
     def embed(self, images: Tensor) -> Tensor:
-        return self.neck(self.features(images))
+        features = self.features(images)
+        return features if self.is_apart else self.neck(features)
+
+    @classmethod
+    def provides(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        return ("corners", "neck") if options.get("neck") == "apart" else ("corners",)
+
+    def extras(self) -> dict[str, Tensor]:
+        neck = {f"neck.{name}": x for name, x in self.neck.named_parameters()} if self.is_apart else {}
+        return {"corners": self.corners, **neck}  # [N, D]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,13 @@ class Fact(Recipe):
         terms["virtual"] = self.balance * F.cross_entropy(logits, nearest)
         terms["back"] = self.balance * F.cross_entropy(logits.scatter(1, nearest[:, None], -torch.inf), base_choice)
         return terms
+
+    @classmethod
+    def provides(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        return ("virtual",)
+
+    def extras(self) -> dict[str, Tensor]:
+        return {"virtual": self.weight[self.classes :]}  # [N - K, D]
 
     def _continue_after_mixing(self, inner: Tensor) -> Tensor:
         """Continue from the mixing point to features, [B, D]."""

@@ -24,7 +24,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import map_tensors
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
-from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.options import make_method, with_example_extras
 from ifsl_bench.plugin.session_contract import (
     SessionLearner,
     check_session_rules,
@@ -93,7 +93,7 @@ def seeded_method(name: str, base: Base, ways: int = 2) -> Method:
     method, options = chosen_and_options(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return make_method(method, base, ways, options).double().eval()
+        return make_method(method, with_example_extras(base, method), ways, options).double().eval()
 
 
 # Of those that learn session by session; anil needs learn2learn.

@@ -16,6 +16,7 @@ import torch
 
 from ifsl_bench import Method, Prediction, api
 from ifsl_bench.analysis.task_results import load_task_results
+from ifsl_bench.backbones.find_recipe import recipes_that_provide
 from ifsl_bench.experiments import evaluate_stage, search, stages
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
@@ -141,7 +142,8 @@ def test_every_method_that_has_something_to_choose_declares_where():
         kind = registry.load_plugin(registry.METHOD_GROUP, name).value
         if kind is None:
             continue
-        (job,) = make_jobs(RunConfig([name], ["glyphs-5shot"]))
+        recipes = recipes_that_provide(kind.needs)[:1] if kind.needs else []
+        (job,) = make_jobs(RunConfig([name], ["glyphs-5shot"], recipes=recipes))
         assert kind.space or not (job.is_meta_trained or kind.grid), name
         values = {**default_options(kind, task), RATE_NAME: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
-from ifsl_bench.plugin.options import options_of
+from ifsl_bench.plugin.options import options_of, with_example_extras
 
 METHODS = sorted(registry.registered_entry_points(registry.METHOD_GROUP))
 E, N, SHOTS, Q, D, K = 4, 5, 3, 8, 24, 9
@@ -52,7 +52,7 @@ def method(request):
         pytest.skip(plugin.problem)
     assert not plugin.problem
     torch.manual_seed(0)
-    instance = plugin.value(make_base(), N).double().eval()
+    instance = plugin.value(with_example_extras(make_base(), plugin.value), N).double().eval()
     instance.registered = request.param
     return instance
 

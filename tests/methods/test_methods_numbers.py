@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import masked_logits
-from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.options import make_method, with_example_extras
 from tests.methods.test_methods_contract import E, K, N, Q, make_base, make_episodes
 
 PINNED = Path(__file__).with_name("pinned_numbers.json")
@@ -45,7 +45,11 @@ def numbers(name: str) -> dict[str, list[float]]:
     _, kind, meant = registry.resolve_method(name)
     torch.manual_seed(0)
     with mock.patch.object(torch.nn.init, "trunc_normal_", truncated):
-        method = make_method(kind, make_base(), N, {**meant, **PULLED.get(name, {})}).double().eval()
+        method = (
+            make_method(kind, with_example_extras(make_base(), kind), N, {**meant, **PULLED.get(name, {})})
+            .double()
+            .eval()
+        )
     support, query = make_episodes(method.base, hide=True)
     logits = masked_logits(method(support, query), support.hidden)
     result = {"revision": [kind.revision], "logits": logits[:2, 0].flatten().nan_to_num(neginf=-10.0).tolist()}

@@ -15,6 +15,7 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
+from ifsl_bench.plugin.options import with_example_extras
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render_tables
@@ -46,7 +47,7 @@ def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:
 def make(name: str, base: Base | None = None):
     _, kind, options = registry.resolve_method(name)
     torch.manual_seed(0)
-    return kind(base or make_base(), N, **options).double().eval()
+    return kind(with_example_extras(base or make_base(), kind), N, **options).double().eval()
 
 
 @pytest.mark.parametrize("name", ROWS)

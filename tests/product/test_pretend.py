@@ -29,7 +29,7 @@ from ifsl_bench.experiments.stages import MetaTrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import is_from_search, logits_differ
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
-from ifsl_bench.plugin.options import options_of
+from ifsl_bench.plugin.options import options_of, with_example_extras
 from ifsl_bench.protocols.loader import batch_size, evaluate
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import numba_code_cache
@@ -86,11 +86,14 @@ def seeded_method(name: str, options: dict, base: Base) -> Method:
     if plugin.lacks:
         pytest.skip(plugin.problem)
     torch.manual_seed(0)
-    return plugin.value(base, N, **options)
+    made_up = with_example_extras(base.to("cpu"), plugin.value).to(base.weight.device)
+    return plugin.value(made_up, N, **options)
 
 
 def on(x, device):
     """A base classifier, support or query on a device."""
+    if isinstance(x, Base):
+        return x.to(device)
     return type(x)(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(x).items()})
 
 
