@@ -196,7 +196,7 @@ KINDS: Mapping[str, FigureKind] = {
         A line for each recipe of the backbone, the best first, with a mark for each classifier; of all recipes unless
         --recipe names some.
         """,
-        ("glyphs-sessions --out recipes.pdf", "glyphs-sessions --recipe ce,closer --method ncm,teen --out x.pdf"),
+        ("glyphs-sessions --out recipes.pdf", "glyphs-sessions --recipe ce,closer --out x.pdf"),
     ),
     "sessions": FigureKind(
         """Accuracy after each session.

@@ -246,11 +246,7 @@ def variance(
     )
 
 
-@click.command(
-    epilog=format_examples(
-        "grid glyphs-sessions", "grid glyphs-sessions --recipe ce,closer --method ncm,teen --format csv"
-    )
-)
+@click.command(epilog=format_examples("grid glyphs-sessions", "grid glyphs-sessions --recipe ce,closer --format csv"))
 @click.argument("task", shell_complete=complete_tasks)
 @click.option("--metric", default="acc", metavar="NAME", help="Of those in --format json [acc; in sessions, Avg.].")
 @label_option

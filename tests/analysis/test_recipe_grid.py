@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from ifsl_bench.analysis.comparison import overall_difference
 from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, RECIPE, split_grid
@@ -17,6 +18,8 @@ from ifsl_bench.analysis.image_variance import ImageEffects, effects_of_images, 
 from ifsl_bench.analysis.recipe_grid import RECIPES, _cliques, grid_of
 from ifsl_bench.analysis.session_variance import PARTS, split_variance
 from ifsl_bench.analysis.task_results import ALL_RECIPES, load_results_by_name
+from ifsl_bench.reporting.figures.recipes import draw_recipes
+from ifsl_bench.reporting.figures.style import COLUMN, SMALLEST
 from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.recipe_tables import grid_tables
@@ -288,6 +291,18 @@ def test_the_command_and_every_format_have_the_same_numbers(tables, results, cal
         text, sign = render_tables(tables, style), r" $\pm$ " if style == "latex" else " ± "
         assert text.count(f"{cell.acc:.2f}{sign}{cell.acc_interval:.2f}") == 2, "in the grid and among cells"
         assert f"{share.percent:.1f}" in text
+
+
+def test_the_figure_fits_its_column_and_leaves_missing_cells_out(board):
+    figure, notes = draw_recipes(board)
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
+    whole = figure.get_tightbbox()
+    assert (whole.x0, whole.y0) >= (-0.02, -0.02)
+    assert (whole.x1, whole.y1) <= (COLUMN + 0.02, figure.get_figheight() + 0.02)
+    marks = {line.get_gid() for line in figure.axes[0].get_lines()}
+    assert {f"mean of {c} | {r}" for r, c in (*STAND_INS, ("ce", "lr"))} <= marks
+    assert "mean of lr | fact" not in marks
+    assert "not measured: lr | fact" in notes
 
 
 def test_in_episodes_the_units_are_episodes(tmp_path, call):
