@@ -270,7 +270,7 @@ def test_a_new_recipe_runs_at_once(hues, call):
 
 def test_a_strangers_rotation_is_ours_and_has_rows_in_both_protocols(hues, call):
     Path("turns.py").write_text(TURNS)
-    theirs, ours, images = made(find_recipe("turns.py").kind), made(Rotation), views(1)
+    theirs, ours, images = made(find_recipe("turns.py").recipe_class), made(Rotation), views(1)
     assert torch.equal(theirs.loss(images, LABELS, at())["loss"], ours.loss(images, LABELS, at())["loss"])
     torch.testing.assert_close(theirs.embed(images[0]), ours.embed(images[0]))
     assert theirs.passes_per_step == ours.passes_of_step
