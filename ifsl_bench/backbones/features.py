@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.backbones.device import disable_tf32
+from ifsl_bench.backbones.networks import FirstStages
 from ifsl_bench.backbones.pretrained import PretrainedBackbone
 from ifsl_bench.backbones.recipe import RecipeBackbone
 from ifsl_bench.data.pools import Dataset, Pool
@@ -39,8 +40,8 @@ class FeaturePool:
 
     Attributes:
         name: the pool's name.
-        features: float32 [V * n, D], view v of image i in row ``v * n + i``; of methods that see images, uint8
-            [n, H * W * C].
+        features: float32 [V * n, D], view v of image i in row ``v * n + i``; of methods that see images or maps,
+            their numbers, [V * n, P].
         base_logits: float32 [V * n, K] of the frozen base classifier.
         starts: int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``.
         views: V, augmented copies of each image; 1 means the plain images.
@@ -59,7 +60,7 @@ class FeaturePool:
 
 
 def feature_folder(
-    home: Paths, key: str, pool: str, task: Task, n_views: int = 1, fingerprint_prefix: str = ""
+    home: Paths, key: str, pool: str, task: Task, n_views: int = 1, fingerprint_prefix: str = "", stage: int = 0
 ) -> Path:
     """Return the folder of the features of a pool under a pretraining.
 
@@ -71,8 +72,10 @@ def feature_folder(
         n_views: 1 for the plain images, more for augmented copies.
         fingerprint_prefix: of the data set that the pool comes from, which tells pools of one name apart; see
             :meth:`ifsl_bench.data.pools.Dataset.fingerprint_prefix`.
+        stage: of maps, as of :func:`compute_features`.
     """
     name = pool.replace("/", "-") + (f"-from-{fingerprint_prefix}" if fingerprint_prefix else "")
+    name += f"-maps{stage}" if stage else ""
     if n_views > 1:
         spec = task.pretraining
         augmented = sha256_json([n_views, spec.crop_padding, spec.flip])[:6]
@@ -98,6 +101,7 @@ def compute_features(
     reporter: Reporter,
     n_views: int = 1,
     device_description: str = "",
+    stage: int = 0,
 ) -> np.ndarray:
     """Return the features of a pool, from the cache or computed.
 
@@ -112,34 +116,42 @@ def compute_features(
         n_views: 1 for the plain images; more for that many augmented views of each image (padding, crop, flip as in
             pretraining), as the released code augments in meta-training.
         device_description: description of the device, for the record.
+        stage: for maps, those behind so many stages of the network; below 0, behind all but so many.
 
     Returns:
-        float32 [views * n, D], a read-only memory map, checked in full.
+        float32 [views * n, D], of maps float16 [views * n, C, H, W]: a read-only memory map, checked in full.
 
     Raises:
         CorruptFile: the images, or features that the data set consists of, are not what was written.
-        UserError: a file may not be read or written.
+        UserError: a file may not be read or written; or the network has no such stage, or maps too large for float16.
     """
     pool = dataset.pool(name)
     if pool.images.ndim == 2:
         dataset.check_images(name)
         return pool.images
-    folder = feature_folder(home, pretrained.features_key, name, task, n_views, dataset.fingerprint_prefix(name))
-    shape = (n_views * len(pool), pretrained.network.features)
+    folder = feature_folder(home, pretrained.features_key, name, task, n_views, dataset.fingerprint_prefix(name), stage)
+    shape, dtype, what = (n_views * len(pool), pretrained.network.features), "float32", "features"
+    if stage:
+        pretrained = replace(pretrained, network=FirstStages(pretrained.network, stage))
+        one = replace(pool, images=pool.images[:1], labels=pool.labels[:1])
+        (first,) = _compute_batches(task, pretrained, one, device, 1)
+        shape, dtype, what = (n_views * len(pool), *first.shape[1:]), "float16", "maps"
 
     def read_cached() -> np.ndarray | None:
-        return _open_cached(folder, shape, pretrained.features_sha256)
+        return _open_cached(folder, shape, dtype, pretrained.features_sha256)
 
     def compute() -> np.ndarray:
         if os.path.lexists(folder):
-            reporter.warn(f"{folder} holds features of other weights; computing them again")
+            reporter.warn(f"{folder} holds {what} of other weights; computing them again")
         dataset.check_images(name)
         with atomic_folder(folder) as partial:
-            bank = create_array(partial / "features.npy", shape, "float32")
-            title = f"features of {name}" + (f", {n_views} views" if n_views > 1 else "")
+            bank = create_array(partial / "features.npy", shape, dtype)
+            title = f"{what} of {name}" + (f", {n_views} views" if n_views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:
                 at = 0
                 for block in _compute_batches(task, pretrained, pool, device, n_views):
+                    if stage and np.abs(block).max() > np.finfo(np.float16).max:
+                        raise UserError(f"the maps behind stage {stage} are too large for float16; take another stage")
                     bank[at : at + len(block)] = block
                     at += len(block)
                     stage.advance(len(block))
@@ -190,7 +202,7 @@ def _compute_batches(
         yield before.cpu().numpy()
 
 
-def _open_cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray | None:
+def _open_cached(folder: Path, shape: tuple[int, ...], dtype: str, pretraining: str) -> np.ndarray | None:
     """Open the features in a folder; None where there are none, or only other weights' features."""
     if not os.path.lexists(folder):
         return None
@@ -203,7 +215,7 @@ def _open_cached(folder: Path, shape: tuple[int, int], pretraining: str) -> np.n
         raise CorruptFile(f"{folder} holds the features of {entry.get('of')}")
     if entry.get("pretraining_sha256") != pretraining:
         return None
-    array = open_array(path, shape, "float32")
+    array = open_array(path, shape, dtype)
     if sha256_file(path) != entry.get("sha256"):
         raise CorruptFile(f"{path} is not what was written: its checksum differs")
     mark_used(folder / "bank.json")
@@ -258,11 +270,16 @@ def make_feature_pool(
     return FeaturePool(pool.name, rows, logits, pool.starts, len(features) // len(pool))
 
 
-def pool_rows(pool: Pool) -> Tensor:
-    """Return the numbers of a pool's images, uint8 [n, H * W * C]; they stay a memory map."""
+def as_rows(images: np.ndarray) -> Tensor:
+    """Return the numbers of images or maps, [n, P]; they stay a memory map."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
-        return torch.from_numpy(pool.images.reshape(len(pool), -1))
+        return torch.from_numpy(images.reshape(len(images), -1))
+
+
+def stage_seen(sees: str) -> int:
+    """Return N of ``maps:N``, what a method sees; 0 where it sees features or images."""
+    return int(sees.removeprefix("maps:")) if sees.startswith("maps:") else 0
 
 
 @dataclass(frozen=True)

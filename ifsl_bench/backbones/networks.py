@@ -379,6 +379,66 @@ class PrecomputedFeatures(Backbone):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
+def split_stages(network: Backbone, number: int) -> int:
+    """Return after how many stages a network is divided.
+
+    Args:
+        network: to be divided.
+        number: of its stages; below 0, all but so many.
+
+    Raises:
+        UserError: nothing would be on one of the sides.
+    """
+    stages = len(network.stages)
+    first = number % stages if -stages < number < stages else 0
+    if not first:
+        raise UserError(
+            f"maps:{number} of a network that has {stages} stage{'s' * (stages != 1)}: its class needs `stages`, see "
+            "docs/backbones.md"
+        )
+    return first
+
+
+class FirstStages(Backbone):
+    """The first stages of a network: images [B, C, H, W] to maps.
+
+    Args:
+        whole: the network.
+        number: of the stages; below 0, all but so many.
+    """
+
+    def __init__(self, whole: Backbone, number: int) -> None:
+        super().__init__()
+        self.whole, self.features, self.number = whole, whole.features, split_stages(whole, number)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in list(self.whole.stages)[: self.number]:
+            x = stage(x)
+        return x
+
+
+class LaterStages(Backbone):
+    """The stages of a network behind the first ones: maps [B, C, H, W] to features [B, D].
+
+    Args:
+        whole: the network.
+        number: of the stages before; below 0, all but so many.
+    """
+
+    def __init__(self, whole: Backbone, number: int) -> None:
+        super().__init__()
+        self.whole, self.features, self.first = whole, whole.features, split_stages(whole, number)
+
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        return list(self.whole.stages)[self.first :]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
 class FrozenNetwork(Backbone):
     """A network from elsewhere, in evaluation mode; float32 features, in bf16 on an accelerator that has it.
 

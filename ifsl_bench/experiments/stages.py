@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbones.device import CPU_DEVICE, DeviceChoice, StageType
-from ifsl_bench.backbones.features import feature_folder, read_feature_record
+from ifsl_bench.backbones.features import feature_folder, read_feature_record, stage_seen
 from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
@@ -198,21 +198,27 @@ class PretrainStage(Stage):
 
 @dataclass(frozen=True)
 class FeatureStage(Stage):
-    """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each."""
+    """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each.
+
+    With a ``stage`` other than 0 they are the maps behind so many stages of the backbone; below 0, all but so many.
+    """
 
     kind = placed_as = "features"
     backbone: PretrainStage
     pool: str
     views: int
+    stage: int = 0
 
     def __str__(self) -> str:
-        return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
+        name = "maps" if self.stage else "features"
+        return f"{name} of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
 
     def key(self, home: Paths) -> str:
         task, origin = self.backbone.task, ""
         if task.novel_from and self.pool in NOVEL_POOLS:
             origin = fingerprint_prefix(novel_fingerprint(task, home)) or "?"
-        folder = feature_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
+        of = self.views, origin, self.stage
+        folder = feature_folder(home, self.backbone.features_key(home), self.pool, task, *of)
         return folder.relative_to(home.features).as_posix()
 
     def is_cached(self, home: Paths) -> bool:
@@ -223,7 +229,7 @@ class FeatureStage(Stage):
         return weights is not None and there.get("pretraining_sha256") == weights
 
     def compute(self, work: Workspace) -> None:
-        self.backbone.open_task(work).features(self.pool, self.views)
+        self.backbone.open_task(work).features(self.pool, self.views, self.stage)
 
 
 def make_data_stage(job: Job) -> DataStage:
@@ -250,7 +256,10 @@ def list_backbone_stages(job: Job) -> list[Stage]:
     pools = {("base/train", 1): None}
     for side in sides:
         pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
-    return [*stages, *(FeatureStage(backbone, pool, views) for pool, views in pools)]
+    stages += [FeatureStage(backbone, pool, views) for pool, views in pools]
+    if stage := stage_seen(job.method.sees):
+        stages += [FeatureStage(backbone, pool, views, stage) for pool, views in pools]
+    return stages
 
 
 # -- meta-training

@@ -16,16 +16,17 @@ from ifsl_bench.backbones.device import CPU_DEVICE, DeviceChoice, StageType, cho
 from ifsl_bench.backbones.features import (
     ClassMoments,
     FeaturePool,
+    as_rows,
     compute_class_moments,
     compute_features,
     feature_folder,
     make_base_classifier,
     make_feature_pool,
-    pool_rows,
     read_feature_record,
+    stage_seen,
     subtract_mean,
 )
-from ifsl_bench.backbones.networks import PrecomputedFeatures
+from ifsl_bench.backbones.networks import LaterStages, PrecomputedFeatures
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     PretrainedBackbone,
@@ -151,7 +152,7 @@ class PreparedTask:
     def __init__(self, task: Task, head: HeadKind, seed: int, work: Workspace, sees: str = "features") -> None:
         self.task, self.head, self.seed, self.work, self.sees = task, head, seed, work, sees
         self.made_of = (task, head, seed, sees)
-        self._features: dict[tuple[str, int], np.ndarray] = {}
+        self._features: dict[tuple[str, int, int], np.ndarray] = {}
         self._pools: dict[tuple[str, int, torch.device], FeaturePool] = {}
 
     @cached_property
@@ -185,28 +186,31 @@ class PreparedTask:
             linear = PreparedTask(self.task, "linear", self.seed, work)
             return fit_cosine_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
 
-    def features(self, pool: str, views: int = 1) -> np.ndarray:
+    def features(self, pool: str, views: int = 1, stage: int = 0) -> np.ndarray:
         """Return the features of a pool, float32 [views * n, D], as the network has them; verified when first opened.
 
         Args:
             pool: by name, with n images.
             views: 1 for the plain images, else the number of augmented ones of each.
+            stage: for maps, float16 [views * n, C, H, W]: those behind so many stages of the network; below 0, behind
+                all but so many.
         """
-        if (pool, views) not in self._features:
+        if (pool, views, stage) not in self._features:
             made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.choose_device("features")
             how = (place.device, self.work.reporter, views, str(place))
             with thread_limits(host_threads(place.device)):
-                self._features[pool, views] = compute_features(self.work.home, *made_of, *how)
-        return self._features[pool, views]
+                self._features[pool, views, stage] = compute_features(self.work.home, *made_of, *how, stage)
+        return self._features[pool, views, stage]
 
     def feature_devices(self) -> dict[str, str]:
         """Return the devices that computed the opened features, as far as recorded: one entry, or one a pool."""
         places = {}
-        for pool, views in self._features:
-            origin = self.dataset.fingerprint_prefix(pool)
-            folder = feature_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
+        for pool, views, stage in self._features:
+            of = views, self.dataset.fingerprint_prefix(pool), stage
+            folder = feature_folder(self.work.home, self.pretrained.features_key, pool, self.task, *of)
             if place := str(read_feature_record(folder).get("place", "")):
-                places[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
+                name = "maps" if stage else "features"
+                places[f"{name} of {pool}" + (f", {views} views" if views > 1 else "")] = place
         return {"features": next(iter(places.values()))} if len(set(places.values())) == 1 else places
 
     @cached_property
@@ -232,16 +236,26 @@ class PreparedTask:
         """Return the network, on the CPU, and its images, for methods that see images; None for others."""
         if self.sees == "features":
             return None
-        pretrained, pool, shape = self.pretrained, self.dataset.pool("base/train"), self.dataset.shape
-        device = next(pretrained.network.parameters()).device
+        pretrained, labels = self.pretrained, self.dataset.pool("base/train").labels.astype(np.int64)
+        device, network, shape = next(pretrained.network.parameters()).device, pretrained.network, self.dataset.shape
+        if stage := stage_seen(self.sees):
+            network, shape = LaterStages(network, stage), self.features("base/train", 1, stage).shape[1:]
 
         def normalise(rows: torch.Tensor) -> torch.Tensor:
-            return pretrained.normalise(rows.unflatten(1, shape).to(device))
+            inputs = rows.unflatten(1, shape)
+            return inputs.float() if stage else pretrained.normalise(inputs.to(device))
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
-            return pool_rows(pool), torch.from_numpy(pool.labels.astype(np.int64))
+            return self._rows("base/train", 1), torch.from_numpy(labels)
 
-        return BaseNetwork(pretrained.network, normalise, images).to(CPU_DEVICE)
+        return BaseNetwork(network, normalise, images).to(CPU_DEVICE)
+
+    def _rows(self, name: str, views: int) -> torch.Tensor:
+        """Return the numbers of a pool's images or maps, a row for each, as a memory map."""
+        if stage := stage_seen(self.sees):
+            return as_rows(self.features(name, views, stage))
+        self.dataset.check_images(name)
+        return as_rows(self.dataset.pool(name).images)
 
     def pool(self, name: str, views: int = 1, device: torch.device = CPU_DEVICE) -> FeaturePool:
         """Return a pool, copied to the device once: its features, or what else methods see, and base logits.
@@ -255,9 +269,8 @@ class PreparedTask:
             features, pool = self.features(name, views), self.dataset.pool(name)
             with evaluation_threads():
                 made = make_feature_pool(features, pool, self.base, device, self.pretrained.mean)
-            if self.sees == "images":
-                self.dataset.check_images(name)
-                made = replace(made, features=pool_rows(pool).to(device))
+            if self.sees != "features":
+                made = replace(made, features=self._rows(name, views).to(device))
             self._pools[name, views, device] = made
         return self._pools[name, views, device]
 

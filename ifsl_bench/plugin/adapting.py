@@ -53,6 +53,9 @@ class Adapting(Method):
     or added, in dicts, lists and tuples. All else is forgotten: :meth:`network` returns a new copy of the pretrained
     network each time. Rows say how many bytes the state has for each novel class.
 
+    With ``sees = "maps:-1"`` it is given what the last stage of the network is given, from a cache, in place of images,
+    and :meth:`network` has that stage alone: nothing below it is computed, or changes.
+
     PyTorch's random numbers are seeded before each call of :meth:`adapt`, by the training seed, the session and its
     images, so that a sequence has the same bits whichever others are learned.
 
@@ -141,7 +144,7 @@ class Adapting(Method):
         """
         network, (rows, _) = self.network(), self.base_images()
         stages = getattr(network, "stages", ())
-        if len(stages) < 2 or not -len(stages) <= stage < len(stages):
+        if not -len(stages) <= stage < len(stages) or (len(stages) < 2 and self.sees == "images"):
             raise UserError(
                 f"{type(self).__qualname__} changes stage {stage} of a network that has {len(stages)}: its class needs "
                 "`stages`, see docs/backbones.md"
@@ -159,7 +162,7 @@ class Adapting(Method):
         return self._images_of_base().images()
 
     def prepare(self, rows: Tensor) -> Tensor:
-        """Return images [B, C, H, W], normalised for the network, from rows [B, P]."""
+        """Return images [B, C, H, W], normalised for the network, or maps, from rows [B, P]."""
         return self._images_of_base().normalise(rows)
 
     def _images_of_base(self) -> BaseNetwork:

@@ -35,8 +35,8 @@ class BaseNetwork:
 
     Attributes:
         network: images [B, C, H, W] to features [B, D], in evaluation mode; it is copied, never changed.
-        normalise: from rows [B, P], as ``Support.features`` has them of such methods, to images for the network.
-        images: gives the rows of all base/train images [n, P] and their labels [n].
+        normalise: from rows [B, P], as ``Support.features`` has them of such methods, to what the network is given.
+        images: gives the rows of all base/train images or maps [n, P] and their labels [n].
     """
 
     network: nn.Module
@@ -231,8 +231,8 @@ class Method(nn.Module, ABC):
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
         uses_all_images: whether, in sessions, it is given all training images of the novel classes in place of their k
             supports, of all sessions at once: an upper bound, which no few-shot method is.
-        sees: "features" of the backbone, or "images", see :class:`.Adapting`: then ``Support.features`` has an image's
-            numbers in each row.
+        sees: "features" of the backbone, "images", or "maps:-1", what the last stage of the backbone is given
+            ("maps:2": what two stages return); see :class:`.Adapting`. ``Support.features`` has their numbers in rows.
         keeps: "nothing", or "images:5" where it carries up to so many images of each class; of methods that see images.
         class_bytes: bytes that it carries for each novel class, where they are so many that fewer episodes fit at once.
         revision: raise it to have models and results made anew though the syntax of the method's own code, by which

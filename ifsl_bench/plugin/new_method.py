@@ -64,6 +64,7 @@ def cosines(features, means):
 class $kind(Adapting):
     """The last stage learns the supports of each session; every class is the mean of its features, by angle."""
 
+    sees = "maps:-1"  # what the last stage is given; "images" to change what lies below, too
     changes = "the last stage"
     space = {"rate": Range(1e-4, 1e-1, log=True)}  # where --tune looks for options
 

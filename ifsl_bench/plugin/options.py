@@ -461,7 +461,10 @@ ATTRIBUTE_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
     **dict.fromkeys(("transductive", "uses_all_images", "order_free", "parallel_copies"), FLAG_RULE),
     **dict.fromkeys(("revision", "class_bytes"), (lambda number: type(number) is int, "a whole number")),
-    "sees": (lambda sees: sees in ("features", "images"), "'features' or 'images'"),
+    "sees": (
+        lambda sees: bool(re.fullmatch("features|images|maps:-?[1-9][0-9]?", str(sees))),
+        "'features', 'images' or 'maps:N', the maps behind N stages of the backbone (below 0: all but so many)",
+    ),
     "keeps": (lambda keeps: bool(re.fullmatch("nothing|images:[1-9][0-9]*", str(keeps))), "'nothing' or 'images:N'"),
     "bibtex": (lambda text: isinstance(text, str), "the text of a BibTeX entry"),
     "needs": (

@@ -13,12 +13,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ifsl_bench import api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
+from ifsl_bench.experiments.stages import FeatureStage, list_backbone_stages, make_pretrain_stage
 from ifsl_bench.plugin.adapting_contract import check_adapting_rules, make_random_learner
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import NonFinite
@@ -100,7 +102,7 @@ class ByImages(Adapting):
 def test_class_means_have_the_same_hits_from_images_as_from_features(run, here, task):
     (here / "m.py").write_text(CLASS_MEANS)
     by_images, by_features = run("m.py:ByImages", task), run("ncm", task)
-    for ours, theirs in zip(*(x.counts().columns().items() for x in (by_images, by_features)), strict=True):
+    for ours, theirs in zip(*(x.to_hit_counts().columns().items() for x in (by_images, by_features)), strict=True):
         assert ours[0] == theirs[0]
         if not ours[0].startswith(("calibrated", "pairs")):  # which rounding moves
             assert (ours[1] == theirs[1]).all(), ours[0]
@@ -126,6 +128,37 @@ def test_the_code_of_the_manual_runs_in_both_protocols_beside_class_means(run, h
     last = 96 * 192 * 10 + 192 * 192 * 9 + 2 * 2 * 192 + 2 * 192 + (4 * 192 + 1) * 256
     assert tuned.episodes.state_bytes == 4 * (last + (5 + 2 * 2) * 256)
     assert IMAGES_TEMPLATE.partition("\n\n")[2].replace("$kind", "TuneLastBlock") == SHOWN
+
+
+def test_maps_are_cached_in_float16_and_give_the_features_within_its_error(here):
+    work = api.workspace(here / "home", device="cpu")
+    (job,) = make_jobs(RunConfig(methods=("tune_last_block.py",), tasks=(f"tiny.toml:{EPISODES}",)))
+    assert job.method.sees == "maps:-1"
+    stages = [stage for stage in list_backbone_stages(job) if isinstance(stage, FeatureStage) and stage.stage]
+    assert not any(stage.is_cached(work.home) for stage in stages)
+    for stage in stages:
+        stage.compute(work)
+    assert all(stage.is_cached(work.home) for stage in stages)
+    assert {stage.pool for stage in stages} == {"base/train", "base/val", "base/test", "novel/val", "novel/test"}
+    prepared = make_pretrain_stage(job).open_task(work)
+    pool, base = prepared.pool("novel/test"), prepared.base
+    assert pool.features.dtype == torch.float16
+    assert base.network is not None
+    with torch.no_grad():
+        images = prepared.pretrained.normalise(torch.from_numpy(np.array(prepared.dataset.pool("novel/test").images)))
+        maps = base.network.normalise(pool.features)
+        for stage in prepared.pretrained.network.stages[:-1]:
+            images = stage(images)
+        features = base.network.network(maps)
+    torch.testing.assert_close(maps, images.half().float(), rtol=1e-3, atol=1e-6)  # a half may round to the next one
+    own = torch.from_numpy(np.array(prepared.features("novel/test")))
+    assert 0 < (features - own).norm() / own.norm() < 1e-3
+
+
+def test_a_network_without_such_a_stage_is_refused(run, here):
+    (here / "m.py").write_text(CODE.replace('sees = "maps:-1"', 'sees = "maps:3"'))
+    with pytest.raises(UserError, match="maps:3 of a network that has 3 stages: its class needs `stages`"):
+        run("m.py:TuneLastBlock", EPISODES)
 
 
 def check(folder: Path, code: str) -> dict[str, str | None]:
@@ -215,7 +248,7 @@ def test_kept_images_are_said_counted_and_refused_where_tasks_allow_none(here):
 def test_data_that_are_features_are_refused_before_anything_is_computed(here, call):
     status, _, err = call("run", "--method", "tune_last_block.py", "--task", "tiny-features-5shot")
     assert (status, err.count("\n")) == (2, 1)
-    assert "TuneLastBlock sees images, and the data of tiny-features-5shot are features" in err
+    assert "TuneLastBlock sees maps:-1, and the data of tiny-features-5shot are features" in err
     assert not (here / "home" / "features").exists()
 
 
