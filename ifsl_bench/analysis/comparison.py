@@ -209,7 +209,7 @@ def overall_difference(
     common = [seed for seed in a.seeds if seed in b.seeds]
     return (
         Ranking(select_rows_with_metric(comparable_rows, metric), metric, common_setting(a, b))
-        .ranking_of(a, b)
+        .ranking_with(a, b)
         .row_difference(a, b, common)
     )
 

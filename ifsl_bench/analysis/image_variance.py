@@ -32,7 +32,7 @@ class ImageVariance:
 
     Attributes:
         variance: at least 0.
-        degrees_of_freedom: of freedom, fewer where few images make most of it.
+        degrees_of_freedom: fewer where few images make most of the variance.
     """
 
     variance: float

@@ -406,7 +406,7 @@ class Ranking:
 
     def adjusted_mean(self, row: SeedAggregate) -> float:
         """Return the best row's mean plus the difference to it, by which rows are placed."""
-        ranking = self.ranking_of(row)
+        ranking = self.ranking_with(row)
         best = float(ranking.best_row.metric_by_seed(self.metric).mean())
         mine, theirs = ranking.means_on_common_seeds(row, ranking.best_row)
         return best if row is ranking.best_row else best + mine - theirs
@@ -429,10 +429,10 @@ class Ranking:
         x, y = (row.metric_by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
         return x, y
 
-    def ranking_of(self, *rows: SeedAggregate) -> Ranking:
-        """Return the ranking that these rows are in: this one, or the excluded rows' if all are there."""
+    def ranking_with(self, *rows: SeedAggregate) -> Ranking:
+        """Return the ranking with these rows in it: this one, or the excluded rows' if all are there."""
         here = any(row in self.rows for row in rows)
-        return self if here or self.excluded_ranking is None else self.excluded_ranking.ranking_of(*rows)
+        return self if here or self.excluded_ranking is None else self.excluded_ranking.ranking_with(*rows)
 
     def common_seeds(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
         """Return the seeds that two rows are compared on: if both are ranked the ranks' seeds, else all they share.

@@ -39,19 +39,27 @@ SOURCES = (*PARTS, IMAGES)
 
 @dataclass(frozen=True, eq=False)
 class MeanSquare:
-    """A mean square, or a sum of several."""
+    """A mean square, or a sum of several.
+
+    Attributes:
+        value: in squared units of the metric.
+        degrees_of_freedom: for normal effects.
+        effective_degrees_of_freedom: fewer than these where effects have heavy tails.
+        order_contributions: the part of the value that each order contributes, [orders]; None of training seeds.
+    """
 
     value: float
     degrees_of_freedom: float
-    effective_degrees_of_freedom: float  # the fewer of these that effects with heavy tails leave it
-    order_contributions: np.ndarray | None = None  # what each order contributes, [orders]; None of training seeds
+    effective_degrees_of_freedom: float
+    order_contributions: np.ndarray | None = None
 
     @classmethod
     def from_orders(cls, order_contributions: np.ndarray, degrees_of_freedom: float) -> MeanSquare:
         """Return the mean square of the contributions of orders.
 
-        Of normal effects a mean square S has the variance 2 S^2 / degrees. Here it is read off the spread of the parts,
-        and where it is larger, the effective degrees are those that would give it.
+        Of normal effects a mean square S has the variance 2 S^2 / degrees of freedom. The spread of the contributions
+        gives an estimate of the variance of S. Where the estimate is larger than 2 S^2 / degrees, the effective degrees
+        of freedom are the number that makes both equal.
 
         Args:
             order_contributions: the contribution of each order, [orders].

@@ -345,8 +345,15 @@ class IdentityBackbone(Backbone):
 class PrecomputedFeatures(Backbone):
     """Turns embedded features, bytes [B, 1, 2, D] / 255, into the features [B, D] of one of two backbones.
 
-    Nothing in it is trained. It has scale and offset of the bytes, and statistics of base/train, whose images are not
-    there: mean and number of the images of each class, and the covariance within the classes.
+    Nothing in it is trained. Images of base/train are not included, so it has their statistics.
+
+    Attributes:
+        row: of the backbone in axis 2 of the input, 0 or 1.
+        scale: of the bytes, [D].
+        offset: of the bytes, [D].
+        means: of the features of each class of base/train, [K, D].
+        counts: images of each class, [K].
+        covariance: of features within the classes, [D, D].
     """
 
     MOMENT_NAMES = ("means", "counts", "covariance")

@@ -6,7 +6,7 @@ import click
 
 from ifsl_bench.cli.completion import complete_methods, complete_rows_and_tasks
 from ifsl_bench.cli.options import format_examples, home_option, locate_folders, style_option
-from ifsl_bench.cli.output import print_document, print_lines, print_tables_in_format
+from ifsl_bench.cli.output import print_lines, print_paragraphs, print_tables_in_format
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 MEANT = {
@@ -97,7 +97,7 @@ def _print_method(name: str, style: str) -> None:
         print_tables_in_format([table], style)
         meant = {key: text for key, text in MEANT.items() if any(option[key] for option in description.options)}
         print_lines("\n" + (f"{'; '.join(meant.values())}.\n" if meant else ""), style)
-    print_document(description.text, style)
+    print_paragraphs(description.text, style)
 
 
 def _print_contract_check(name: str, style: str) -> None:

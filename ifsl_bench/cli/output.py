@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 TEXT = "text"
 
 
-def is_at_terminal(style: str = TEXT) -> bool:
+def is_at_terminal(table_format: str = TEXT) -> bool:
     """Return whether a person at a terminal reads this; other formats are the same everywhere."""
-    return style == TEXT and sys.stdout.isatty()
+    return table_format == TEXT and sys.stdout.isatty()
 
 
-def print_tables_in_format(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = "") -> None:
+def print_tables_in_format(tables: Iterable[Table[Any]], table_format: str = TEXT, closing: str = "") -> None:
     """Print tables in a format; at a terminal, text is laid out for its width.
 
     Args:
         tables: the tables.
-        style: one of :data:`ifsl_bench.reporting.table.FORMATS`.
+        table_format: one of :data:`ifsl_bench.reporting.table.FORMATS`.
         closing: a line for readers below all tables.
     """
     from ifsl_bench.reporting.table import PROGRAMS, render_tables
     from ifsl_bench.store.result_folder import LEFT_OUT
 
-    if not is_at_terminal(style):
+    if not is_at_terminal(table_format):
         tables = list(tables)
-        click.echo(render_tables(tables, style, closing))
-        if style in PROGRAMS:  # which get no notes
+        click.echo(render_tables(tables, table_format, closing))
+        if table_format in PROGRAMS:  # which get no notes
             print_warnings(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
         return
     from ifsl_bench.reporting.terminal import print_tables
@@ -48,11 +48,11 @@ def print_tables_in_format(tables: Iterable[Table[Any]], style: str = TEXT, clos
 
 
 @contextmanager
-def redirect_prints_to_stderr(style: str) -> Iterator[None]:
+def redirect_prints_to_stderr(table_format: str) -> Iterator[None]:
     """Send what methods print to standard error, where a program reads standard output."""
     from ifsl_bench.reporting.table import PROGRAMS
 
-    with redirect_stdout(sys.stderr) if style in PROGRAMS else nullcontext():
+    with redirect_stdout(sys.stderr) if table_format in PROGRAMS else nullcontext():
         yield
 
 
@@ -62,18 +62,18 @@ def print_warnings(notes: Iterable[str]) -> None:
         click.echo(one_line(f"warning: {note}"), err=True)
 
 
-def print_lines(text: str = "", style: str = TEXT) -> None:
+def print_lines(text: str = "", table_format: str = TEXT) -> None:
     """Print lines of text next to tables for readers; at a terminal, each is folded at its width.
 
     Args:
         text: the lines.
-        style: the format of the tables.
+        table_format: the format of the tables.
     """
     from ifsl_bench.reporting.table import format_prose
 
     for line in text.split("\n"):
-        if not is_at_terminal(style):
-            click.echo(format_prose(line, style))
+        if not is_at_terminal(table_format):
+            click.echo(format_prose(line, table_format))
             continue
         from ifsl_bench.reporting.terminal import print_text
 
@@ -90,14 +90,14 @@ def _console() -> Console:
     return console
 
 
-def print_document(text: str, style: str = TEXT) -> None:
-    """Print a text of several paragraphs; at a terminal, all but what is indented or a formula is folded again.
+def print_paragraphs(text: str, table_format: str = TEXT) -> None:
+    """Print paragraphs; at a terminal, those without indented lines are folded at its width.
 
     Args:
-        text: the paragraphs.
-        style: the format of the tables.
+        text: paragraphs with an empty line between them.
+        table_format: the format of the tables next to them; "text" is folded.
     """
-    if not is_at_terminal(style):
+    if not is_at_terminal(table_format):
         click.echo(text)
         return
     for paragraph in text.split("\n\n"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.options import format_examples, style_option
-from ifsl_bench.cli.output import print_document, print_lines, print_tables_in_format
+from ifsl_bench.cli.output import print_lines, print_paragraphs, print_tables_in_format
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _print_recipe(name: str, style: str) -> None:
         {"option": option.name, "takes": option.type_text, "default": format_value(option.default)}
         for option in options_of(choice.recipe_class).values()  # type: ignore[arg-type]  # constructors are alike
     ]
-    print_document(inspect.getdoc(choice.recipe_class) or "", style)
+    print_paragraphs(inspect.getdoc(choice.recipe_class) or "", style)
     print_lines("", style)
     print_tables_in_format(
         [table_from_dicts([*options, {"option": "passes", "takes": "float", "default": "1"}])], style

@@ -182,9 +182,9 @@ def leaderboard(
 
     results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, recipes), setting)
     if style == TEXT and not (tasks or labels or setting or full or recipes):
-        from ifsl_bench.reporting.leaderboard import overview_tables
+        from ifsl_bench.reporting.leaderboard import short_task_tables
 
-        tables, closing = overview_tables(results_of_tasks)
+        tables, closing = short_task_tables(results_of_tasks)
         print_tables_in_format(tables, style, closing)
         return
     _print_task_tables(results_of_tasks, folders, style, full, labels)

@@ -1,1 +1,1 @@
-"""Experiments: run configurations, jobs and their stages, the runner and its back ends, search, plan and status."""
+"""Experiments: run configurations, jobs, stages, the runner and its back ends, search, plan, status."""

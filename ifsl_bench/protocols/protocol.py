@@ -21,6 +21,7 @@ from ifsl_bench.protocols.calibration import Bias, Margins, find_bias
 from ifsl_bench.protocols.sampling.draws import MOST_DRAW_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES
+from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 
@@ -211,6 +212,12 @@ class Protocol(ABC):
     one_task_a_table: ClassVar[bool] = False
     published_apart: ClassVar[bool] = False
 
+    curve_sessions = RenamedAttribute("sessions_in_tables")  # old names, for one release
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        rename_attributes(cls)
+
     @property
     @abstractmethod
     def stored(self) -> type[StoredCounts]:
@@ -239,7 +246,7 @@ class Protocol(ABC):
     def describe(self, task: Task) -> tuple[str, str]:
         """Return a heading and a text on what a task draws, for ``ifsl-bench tasks NAME``."""
 
-    def curve_sessions(self, task: Task) -> range:
+    def sessions_in_tables(self, task: Task) -> range:
         """Return the sessions whose accuracies tables show one by one; empty where there are none."""
         return range(0)
 

@@ -125,7 +125,7 @@ class Sessions(Protocol):
         shots = f"{task.shots} shot{'s' * (task.shots > 1)}"
         return "sessions", f"{spec.count} sessions of {spec.ways} ways, {shots}; {drawn}"
 
-    def curve_sessions(self, task: Task) -> range:
+    def sessions_in_tables(self, task: Task) -> range:
         """Return the sessions, 0 to T."""
         assert task.sessions is not None
         return range(task.sessions.count + 1)

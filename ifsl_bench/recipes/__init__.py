@@ -1,1 +1,1 @@
-"""Recipes, ways to train a backbone on the base classes: cross-entropy, rotations, contrastive losses and more."""
+"""Recipes train a backbone on base classes: cross-entropy, rotations, contrastive losses and more."""

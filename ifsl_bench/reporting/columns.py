@@ -182,7 +182,7 @@ def task_columns(
         for name in shown
         if not (full and name in ENDS)
     ]
-    metrics[2:2] = [_session_accuracy_column(t, full) for t in protocol.curve_sessions(task)]
+    metrics[2:2] = [_session_accuracy_column(t, full) for t in protocol.sessions_in_tables(task)]
     metrics += [_metric_column(name, task, False) for name in hidden]
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
@@ -248,7 +248,7 @@ def paper_columns(
         for column in protocol.columns
         if column.latex and (full or column.latex_short) and protocol.shows_metric(column.name, row_metrics)
     ]
-    curve = protocol.curve_sessions(task)
+    curve = protocol.sessions_in_tables(task)
     columns = [_metric_column(name, task, True) for name in names if not (curve and name in ENDS)]
     if curve:
         columns.sort(key=lambda column: column.name == "calibrated_acc")

@@ -118,7 +118,11 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
             rf"\caption{{{escape_latex(_table_caption(results_of_tasks))}}}",
             rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(results_of_tasks))}}}",
             r"\toprule",
-            *(_sessions_header(columns) if protocol.curve_sessions(task) else _table_header(results_of_tasks, columns)),
+            *(
+                _sessions_header(columns)
+                if protocol.sessions_in_tables(task)
+                else _table_header(results_of_tasks, columns)
+            ),
             *body,
             r"\bottomrule",
             r"\end{tabular}",

@@ -129,10 +129,10 @@ def leaderboard_tables(
     return [table for task_results in shown for table in task_tables(task_results, full, ranked=True)], closing
 
 
-def overview_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
-    """Return the best three ranked rows of each task and the user's own in few columns, and where there is more.
+def short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
+    """Return a table of the best three ranked rows and the user's own for each task, and a closing text.
 
-    Lazy rows of these are shown too.
+    The tables have few columns, and the text tells where others are. Lazy rows of these are shown too.
     """
     tables, results_of_tasks = [], list(results_of_tasks)
     for task_results in results_of_tasks:
@@ -244,7 +244,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
         Column(fields=lambda row: fixed),
         Column("method", lambda row: row.label, lambda row: {"method": row.label}, min_fold_width=14),
         first,
-        *map(after, protocol_of(task_results.task).curve_sessions(task_results.task)),
+        *map(after, protocol_of(task_results.task).sessions_in_tables(task_results.task)),
         *others,
         Column(
             "kind",

@@ -153,7 +153,7 @@ def _group_notes(task_results: TaskResults) -> list[str]:
 
 
 def recipe_notes(task_results: TaskResults) -> list[str]:
-    """Return what trained the backbones of rows whose names do not say it, what recipes know, and where others are."""
+    """Return notes on the recipes of rows whose names lack them, on recipes that know N, and on rows not shown."""
     notes = []
     if any(row.has_other_recipe for row in task_results.measured_rows):
         plain = {row.recipe for row in task_results.measured_rows if row.recipe and not row.has_other_recipe}
@@ -313,7 +313,9 @@ def describe_standing(task_results: TaskResults, label: str) -> list[str]:
     )
     best = next((place.row for place in places if not place.is_provisional), places[0].row)
     away = [place.row for place in places if place.row.label != label]
-    nearest = min(away, key=lambda row: abs(ranking.ranking_of(mine, row).row_difference(mine, row).mean), default=best)
+    nearest = min(
+        away, key=lambda row: abs(ranking.ranking_with(mine, row).row_difference(mine, row).mean), default=best
+    )
     kin = "" if task_results.setting == PAPER else f" of those ranked with it ({task_results.setting})"
     targets = (
         [(f"best other row{kin}, the nearest", best)]
@@ -342,14 +344,14 @@ def _paired_difference(
     ranking: Ranking, mine: SeedAggregate, row: SeedAggregate
 ) -> tuple[RowDifference, tuple[int, ...]]:
     """Return the difference of two rows and the seeds that it is over, in the ranking that they are in."""
-    part = ranking.ranking_of(mine, row)
+    part = ranking.ranking_with(mine, row)
     return part.row_difference(mine, row), part.common_seeds(mine, row)
 
 
 def _describe_difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """Return the difference of two rows in words, with their numbers on its seeds where a table has other numbers."""
     gap, common = _paired_difference(ranking, mine, row)
-    ours, theirs = ranking.ranking_of(mine, row).means_on_common_seeds(mine, row)
+    ours, theirs = ranking.ranking_with(mine, row).means_on_common_seeds(mine, row)
     level = f"{theirs:.2f} on {format_seeds(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
         level += f", where {mine.display_name} has {ours:.2f}"

@@ -1,4 +1,4 @@
-"""Inner optimisation for few-shot learners, batched over episodes and differentiable in all an objective depends on.
+"""Inner optimisation for few-shot learners, batched over episodes, with derivatives by all inputs.
 
     solution = minimise(objective, solver, v0, args, adjoint)
 

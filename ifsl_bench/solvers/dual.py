@@ -228,33 +228,33 @@ def _conjugate_gradient(
     Returns w [E, N, S], the square of the residual [E], and the steps [E] until the residual was `tolerance` of b.
 
     `linear.conjugate_gradient` for an operator that is at least 1: the curvature along a direction is at least the
-    residual's square. Steps of episodes that are done have length 0; look: after so many steps the host checks whether
-    all are done. b_image is b K, and `square` its product with b.
+    residual's square. Steps of episodes that are done have length 0; after each `check_every` steps the host checks
+    whether all are done. `kernel_b` is b K, and `square` its product with b.
     """
     shares = pi / pi.shape[2]
-    residual, p, image = b, b, kernel_b
+    residual, p, kernel_p = b, b, kernel_b
     least = (tolerance**2 * square).clamp_min(torch.finfo(pi.dtype).tiny)
     rho, zero = square.maximum(least), torch.zeros_like(least)
     w, steps = torch.zeros_like(b), zero
     for i in range(1, count + 1):
-        h = shares * image
+        h = shares * kernel_p
         h = p + torch.addcmul(h, pi, h.sum(1, keepdim=True), value=-1)
         going = rho > least
-        length = expand_like(torch.where(going, rho / dot(h, image).maximum(rho), zero), p)
+        length = expand_like(torch.where(going, rho / dot(h, kernel_p).maximum(rho), zero), p)
         w = torch.addcmul(w, length, p)
         residual = torch.addcmul(residual, length, h, value=-1)
-        residual_image = residual @ k
-        before, rho = rho, dot(residual, residual_image).maximum(least)
+        kernel_residual = residual @ k
+        before, rho = rho, dot(residual, kernel_residual).maximum(least)
         steps = steps + going if check_every else steps
         if i == count or (check_every and i % check_every == 0 and not bool(going.any())):
             break
         ratio = expand_like(rho / before, p)
-        p, image = torch.addcmul(residual, ratio, p), torch.addcmul(residual_image, ratio, image)
+        p, kernel_p = torch.addcmul(residual, ratio, p), torch.addcmul(kernel_residual, ratio, kernel_p)
     return w, rho, steps
 
 
 def _line_search(s: _DualNewtonState, d: Tensor, kernel_d: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the step along d [E, N, S], whose image moves the scores, and the probabilities there.
+    """Return the step along d [E, N, S], and the probabilities there; scores move along d K, which is `kernel_d`.
 
     From a step that is safe (docs/solve.md), Newton's method on the slope goes on, at most 16 times as far. That is
     too far where scores saturate, so points between the two are looked at as well: the furthest is taken where L has
@@ -269,17 +269,17 @@ def _line_search(s: _DualNewtonState, d: Tensor, kernel_d: Tensor) -> tuple[Tens
     gains = (move.gather(1, s.labels) - move)[:, None]
     fixed_slope, fixed_curvature, size = dot(s.duals, kernel_d)[:, None], dot(d, kernel_d)[:, None], move.shape[2]
 
-    def weighted_gains(t: Tensor) -> Tensor:
+    def gains_times_probability(t: Tensor) -> Tensor:
         """Return gains times their probability at steps t [E, T]: [E, T, N+1, S]."""
         return torch.addcmul(s.scores[:, None], t[:, :, None, None], move[:, None]).softmax(2) * gains
 
-    fitted = weighted_gains(safe)
+    fitted = gains_times_probability(safe)
     sums = fitted.sum(2)  # [E, 1, S]
     slope = torch.addcmul(fixed_slope, safe, fixed_curvature) - sums.sum(2) / size
     curvature = fixed_curvature + dot(fitted, gains - sums[:, :, None])[:, None] / size
     further = torch.fmin(1 - slope / (curvature * safe), s.max_extension)  # [E, 1]
     steps = safe * further**s.extension_exponents  # [E, T]
-    slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - weighted_gains(steps).sum((2, 3)) / size
+    slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - gains_times_probability(steps).sum((2, 3)) / size
     # By convexity L falls by -slope t at least up to the safe step, and rises by slope' (t' - t) at most from there.
     good = slopes * (steps - safe) <= -0.5 * slope * safe
     t = steps.gather(1, good.to(torch.uint8).argmax(1, keepdim=True))

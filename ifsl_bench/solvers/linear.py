@@ -383,12 +383,12 @@ class Neumann:
         report.add_counts(diverged=grown)
         report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
         if grown:
-            limit = self._solve_limit(operator, rhs, diverged, report)
+            limit = self._solve_for_series_limit(operator, rhs, diverged, report)
             pairs = zip(tensor_leaves(u), tensor_leaves(limit), strict=True)
             u = rebuild(rhs, [torch.where(expand_like(diverged, a), b, a) for a, b in pairs])
         return u
 
-    def _solve_limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
+    def _solve_for_series_limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
         """Return (H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
         some = rebuild(rhs, [torch.where(expand_like(rows, v), v, 0.0) for v in tensor_leaves(rhs)])
         outcome = operator.add_shift(self.damping / self.rate).solve(some, None, 1000)

@@ -39,11 +39,10 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         base: after each session; None where nothing is printed.
         novel: the same of novel classes.
         kind: one of :data:`SOURCE_KINDS`.
-        chosen_on_test: whether something, as an epoch, was chosen on test images; None, as for the next ones, where
-            no source says so.
-        images: those of earlier sessions that it keeps.
-        knows_classes: whether the number of classes is known beforehand.
-        novel_seen: whether the pretraining of the backbone has, or may have, seen the novel classes.
+        chosen_on_test: whether anything, such as the epoch, was chosen on test images; None where no source says so.
+        images: of earlier sessions that the method keeps, in words.
+        knows_classes: whether the method knows the number of classes beforehand; None where no source says so.
+        novel_seen: whether novel classes were, or may have been, in pretraining; None where no source says so.
         seeds: how many training seeds; None where no source says so.
     """
 

@@ -104,10 +104,17 @@ def test_counts_are_those_that_imports_are_held_against(name, title, column):
     [
         ("### `mini-imagenet`: LwoF's", set(mini.LwofPickles.files.values())),
         ("### `mini-imagenet-held-out`", {names[0] for names in mini.Learn2learnCaches.files.values()}),
-        ("### `tiered-imagenet`: the paper's", {*tiered.Ren2019Pickles.prefixes, "class_names.txt", "synsets.txt"}),
+        (
+            "### `tiered-imagenet`: the paper's",
+            {*tiered.Ren2019Pickles.sides_of_prefix, "class_names.txt", "synsets.txt"},
+        ),
         (
             "### `tiered-imagenet-2018`",
-            {f"{prefix}_{part}.pkl" for prefix in tiered.Ren2018Pickles.prefixes for part in ("images_png", "labels")}
+            {
+                f"{prefix}_{part}.pkl"
+                for prefix in tiered.Ren2018Pickles.sides_of_prefix
+                for part in ("images_png", "labels")
+            }
             | {"class_names.txt", "synsets.txt"},
         ),
     ],

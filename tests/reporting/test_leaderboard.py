@@ -18,7 +18,7 @@ from ifsl_bench.analysis.task_results import load_task_results, load_variant_res
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.detail_tables import seed_table
 from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import SHARED, overview_tables, task_table
+from ifsl_bench.reporting.leaderboard import SHARED, short_task_tables, task_table
 from ifsl_bench.reporting.notes import describe_standing, describe_standings, table_notes
 from ifsl_bench.reporting.page.data import collect_page
 from ifsl_bench.reporting.page.page import render_page
@@ -202,7 +202,7 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     page, latex = render_page(collect_page([board])), paper_tables([board])
     texts = (
         leaderboard([board], stored_rows.root),
-        overview_tables([board])[0][0].notes[-1],
+        short_task_tables([board])[0][0].notes[-1],
         latex,
         page.replace("&#39;", "'"),
     )

@@ -21,7 +21,7 @@ from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table
 from ifsl_bench.reporting.detail_tables import seed_table
 from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import overview_tables, task_tables
+from ifsl_bench.reporting.leaderboard import short_task_tables, task_tables
 from ifsl_bench.reporting.notes import table_notes
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.reporting.terminal import print_tables
@@ -310,7 +310,7 @@ def test_what_is_said_of_sessions_names_orders_and_sequences(call):
     ],
 )
 def test_the_overview_says_what_intervals_are_over(tasks, over):
-    assert over in overview_tables([load_results_by_name(task, Paths.locate()) for task in tasks])[1]
+    assert over in short_task_tables([load_results_by_name(task, Paths.locate()) for task in tasks])[1]
 
 
 def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
@@ -343,7 +343,7 @@ def test_tables_say_where_validation_hides_base_classes():
 
 def test_the_overview_has_averages_of_sessions(call):
     lines = render_tables(
-        overview_tables([load_results_by_name("tiny-features-sessions", Paths.locate())])[0], "text"
+        short_task_tables([load_results_by_name("tiny-features-sessions", Paths.locate())])[0], "text"
     ).splitlines()
     assert lines[0] == "tiny-features-sessions"
     assert lines[2].split() == [

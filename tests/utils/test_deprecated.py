@@ -5,6 +5,8 @@ import torch
 
 import ifsl_bench
 from ifsl_bench import AdditiveClassifier, Base, Query, SessionOutput
+from ifsl_bench.protocols.session_protocol import Sessions
+from ifsl_bench.protocols.tasks.task_files import load_task
 
 
 def test_old_names_of_the_package_are_the_new_objects():
@@ -52,3 +54,16 @@ def test_a_method_with_old_attributes_is_one_with_the_new_ones():
     with pytest.warns(DeprecationWarning, match="by_class is now per_class_state"):
         method.by_class = True
     assert (method.per_class_state, Old.per_class_state) == (True, False)
+
+
+def test_a_protocol_with_an_old_method_has_it_under_the_new_name():
+    with pytest.warns(DeprecationWarning, match="curve_sessions is now sessions_in_tables"):
+
+        class Old(Sessions):
+            def curve_sessions(self, task):
+                return range(1, 3)
+
+    assert Old().sessions_in_tables(load_task("glyphs-sessions")) == range(1, 3)
+    assert Sessions().sessions_in_tables(load_task("glyphs-sessions")) != range(1, 3)
+    with pytest.warns(DeprecationWarning, match="curve_sessions is now sessions_in_tables"):
+        assert Old().curve_sessions(load_task("glyphs-sessions")) == range(1, 3)

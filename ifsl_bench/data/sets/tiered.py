@@ -90,8 +90,8 @@ def wnid_by_name(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[s
     return wnid_of
 
 
-def read_rows_by_wnid(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
-    """Return the number of images, and wnid -> rows.
+def read_label_rows(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
+    """Return the number of images in a file of labels, and wnid -> rows of its images.
 
     Args:
         tree: Folder or archive.
@@ -115,11 +115,11 @@ class _PngPickles(Layout):
     """Pairs of files, ``<prefix>_labels.pkl`` with classes by name and ``<prefix>_images_png.pkl``, a list of PNGs.
 
     Attributes:
-        prefixes: prefix -> the sides of its classes.
-        own: how the names of files begin that no other form has.
+        sides_of_prefix: prefix of a pair -> the sides that its classes may be on.
+        own: beginnings of file names that only this form has.
     """
 
-    prefixes: ClassVar[Mapping[str, Sequence[str]]]
+    sides_of_prefix: ClassVar[Mapping[str, Sequence[str]]]
     own: ClassVar[tuple[str, ...]]
 
     def matches(self, tree: FileTree) -> bool:
@@ -137,16 +137,18 @@ class _PngPickles(Layout):
 
     def build(self, context: BuildContext) -> None:
         tree = context.files
-        entries = {prefix: required_entry(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
-        images = {prefix: required_entry(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.prefixes}
+        entries = {prefix: required_entry(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.sides_of_prefix}
+        images = {
+            prefix: required_entry(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.sides_of_prefix
+        }
         names = wnid_by_name(tree, read_side_of_wnid(), self.title)
         counts: dict[str, int] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in POOL_COUNTS}
         source: dict[str, str] = {}  # pool -> the prefix that its images come from
         for prefix, entry in entries.items():
-            counts[prefix], groups = read_rows_by_wnid(tree, entry, names)
+            counts[prefix], groups = read_label_rows(tree, entry, names)
             for wnid, rows in groups.items():
-                if (side := read_side_of_wnid()[wnid]) not in self.prefixes[prefix]:
+                if (side := read_side_of_wnid()[wnid]) not in self.sides_of_prefix[prefix]:
                     raise UserError(
                         f"{tree.format_location(entry)} has class {wnid}, which tiered-ImageNet has on side {side}"
                     )
@@ -166,9 +168,9 @@ class Ren2019Pickles(_PngPickles):
     """The files of Ren et al. (2019)."""
 
     title: ClassVar[str] = "the files of Ren et al. (2019) (train_a_*, train_b_*, val_*, test_*)"
-    prefixes: ClassVar = {f"train_a_train_a_phase_{phase}": ["train_a"] for phase in ("train", "val", "test")} | {
-        side: [side] for side in _POOL_OF_SIDE
-    }
+    sides_of_prefix: ClassVar = {
+        f"train_a_train_a_phase_{phase}": ["train_a"] for phase in ("train", "val", "test")
+    } | {side: [side] for side in _POOL_OF_SIDE}
     own = ("train_a_", "train_b_")
 
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
@@ -181,7 +183,7 @@ class Ren2018Pickles(_PngPickles):
     title: ClassVar[str] = (
         "the files of Ren et al. (2018) and of learn2learn ({train,val,test}_{images_png,labels}.pkl)"
     )
-    prefixes: ClassVar = {"train": ["train_a", "train_b"], "val": ["val"], "test": ["test"]}
+    sides_of_prefix: ClassVar = {"train": ["train_a", "train_b"], "val": ["val"], "test": ["test"]}
     own = ("train_labels.pkl", "train_images_png.pkl")
 
     def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:

@@ -1,1 +1,1 @@
-"""Figures for papers, drawn from results and from trained models: one module a kind, each with a function ``draw``."""
+"""Figures of results and of trained models for papers: a module a kind, each with a ``draw``."""

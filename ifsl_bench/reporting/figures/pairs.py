@@ -115,7 +115,7 @@ def pairwise_differences(task_results: TaskResults, rows: list[SeedAggregate]) -
     gaps = []
     for i, j in pairs:
         a, b = rows[i], rows[j]
-        ranking = ranking_in(common_setting(a, b, default=task_results.setting)).ranking_of(a, b)
+        ranking = ranking_in(common_setting(a, b, default=task_results.setting)).ranking_with(a, b)
         gaps.append(ranking.row_difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
     for (i, j), gap, either_way in zip(pairs, gaps, significant_signs(gaps), strict=True):

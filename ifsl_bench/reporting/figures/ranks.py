@@ -108,6 +108,6 @@ def _draw_panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRo
 
 def _place_by_accuracy(place: RankedRow, task_results: TaskResults) -> int:
     """Return the place of a row by accuracy, among the rows that it is ranked among."""
-    family = task_results.ranking.ranking_of(place.row).family
+    family = task_results.ranking.ranking_with(place.row).family
     before = itertools.takewhile(lambda better: better is not place, task_results.ranking.ranked_rows)
     return 1 + sum(better.row in family for better in before)
