@@ -204,7 +204,7 @@ def _order(of: str, under: str, rows: Mapping[str, SeedAggregate], metric: str) 
     differences: list[RowDifference] = []
     for i, j in pairs:
         a, b = rows[names[i]], rows[names[j]]
-        differences.append(ranking.ranking_of(a, b).row_difference(a, b))
+        differences.append(ranking.ranking_with(a, b).row_difference(a, b))
     better = np.zeros((len(names), len(names)), dtype=bool)
     for (i, j), (above, below) in zip(pairs, significant_signs(differences), strict=True):
         better[i, j], better[j, i] = above, below
