@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -297,17 +297,20 @@ def count_session_hits(answers: SequenceAnswers, base_classes: int, ways: int, b
     there = [answers.base_is_present.sum(1, keepdim=True), answers.novel_is_present.sum(2)]
     queries = torch.cat(there, 1)  # [E, T + 1]
 
-    def array(part: Tensor) -> np.ndarray:
-        return part.cpu().numpy()
-
+    counts = {
+        "hits": square[:, *triangle_indices(sessions)],
+        "novel_as_base": (novel_taken.sum(3) * _is_met(answers.novel)).sum(2),
+        "base_as_novel": queries[:, :1] - base_taken.sum(2),
+        "queries": queries,
+        "novel_alone": (answers.novel_right & novel_is_present & _is_met(answers.novel).unsqueeze(-1)).sum((2, 3)),
+    }
+    widths = [part.shape[1] for part in counts.values()]
+    columns = np.split(torch.cat([*counts.values()], 1).cpu().numpy(), np.cumsum(widths)[:-1], 1)  # waited for once
+    named: dict[str, Any] = dict(zip(counts, columns, strict=True))
     return SessionCounts(
-        hits=array(square[:, *triangle_indices(sessions)]),
-        novel_as_base=array((novel_taken.sum(3) * _is_met(answers.novel)).sum(2)),
-        base_as_novel=array(queries[:, :1] - base_taken.sum(2)),
-        queries=array(queries),
+        **named,
         base_classes=base_classes,
         ways=ways,
-        novel_alone=array((answers.novel_right & novel_is_present & _is_met(answers.novel).unsqueeze(-1)).sum((2, 3))),
     ).compact()
 
 

@@ -45,7 +45,7 @@ def test_package_data_patterns_match_files_and_every_data_file_is_matched():
     assert {package for package, _ in matched} <= set(SETUPTOOLS["packages"])
     assert not [key for key, files in matched.items() if not files]
     data = {p for package in ("ifsl_bench", *BESIDE) for p in folder_of(package).rglob("*")
-            if p.is_file() and p.suffix not in (".py", ".pyc")}  # fmt: skip
+            if p.is_file() and p.suffix not in (".py", ".pyc", ".lock")}  # fmt: skip
     assert data - set((ROOT / "results" / "weights").iterdir()) == set().union(*matched.values())
 
 

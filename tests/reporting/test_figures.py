@@ -18,10 +18,10 @@ import pytest
 from matplotlib.text import Text
 
 import ifsl_bench
+from ifsl_bench.analysis import session_variance
 from ifsl_bench.analysis.aggregate import bias_curve
 from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.image_variance import ImageVariance
-from ifsl_bench.analysis.session_variance import add_image_variance, split_variance_of_rows
+from ifsl_bench.analysis.session_variance import split_variance_of_rows
 from ifsl_bench.analysis.task_results import TaskResults, load_task_results
 from ifsl_bench.api import run
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -398,7 +398,7 @@ def test_triangles_are_counts_over_queries(letters):
         assert axes.get_title() == row.label
         mesh = axes.collections[0].get_array()
         hits = np.mean([result.to_hit_counts().hits.mean(0) for result in row.results], axis=0)
-        queries = row.results[0].counts().queries[0]
+        queries = row.results[0].to_hit_counts().queries[0]
         for t, g, at in ((0, 0, 0), (1, 1, 2), (10, 0, 55), (10, 10, 65)):
             assert mesh[t, g] == pytest.approx(100 * hits[at] / queries[g])
         assert mesh.mask[0, 1]
@@ -409,7 +409,7 @@ def test_bars_of_variance_are_shares_of_the_command(letters, call):
     assert "wrong sign" in notes[0]
     out = call("variance", "glyphs-sessions", "--method", "ncm,lr", "--format", "json")[1]
     for at, record in zip((0, 1, 3), json.loads(out), strict=True):
-        names = ("order", "support", "seed", "seed by order", "rest")
+        names = ("order", "support", "seed", "seed by order", "rest", "test images")
         parts = {name: record[f"sd_{name.replace(' ', '_')}"] ** 2 for name in names}
         bars = {bar.get_gid(): bar.get_width() for bar in figure.axes[0].patches}
         for name, part in parts.items():
@@ -420,10 +420,11 @@ def test_bars_of_variance_are_shares_of_the_command(letters, call):
 
 def test_bars_of_variance_are_of_one_kind_of_variance(letters, monkeypatch):
     """Where only some rows have the variance over test images, all bars are without it."""
+    counted = split_variance_of_rows(letters, "acc")[0]
+    monkeypatch.setattr(session_variance, "estimate_image_variance", lambda *_: None)
     without, _ = sessions.draw_variance(letters)
-    first, *others = split_variance_of_rows(letters, "acc")
-    counted = replace(first, variances=add_image_variance(first.variances, ImageVariance(0.3, 90.0)))
-    monkeypatch.setattr(sessions, "split_variance_of_rows", lambda board, metric: [counted, *others])
+    others = split_variance_of_rows(letters, "acc")[1:]
+    monkeypatch.setattr(sessions, "split_variance_of_rows", lambda *_: [counted, *others])
     figure, notes = sessions.draw_variance(letters)
     assert any("test images are held fixed" in note for note in notes)
     for of in ("patches", "texts"):
@@ -515,4 +516,4 @@ def test_published_rows_are_dashed(tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == ["CEC, published"]
     assert list(line.get_ydata()) == [72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63]
     assert line.get_linestyle() == "--"
-    assert len(sessions.draw_sessions(select_rows_to_draw(listed, papers=True))[0].axes[0].lines) == 44
+    assert len(sessions.draw_sessions(select_rows_to_draw(listed, papers=True))[0].axes[0].lines) == 50

@@ -48,7 +48,7 @@ def test_published_rows_are_those_of_the_list():
     kinds = {"paper": "paper", "readme": "authors readme", "log": "authors log", "cited": "cited by another paper",
              "rerun": "rerun by another paper"}  # fmt: skip
     assert set(kinds) == set(SOURCE_KINDS)
-    assert len({id(listed[data, row.label, *row.sequence.after]) for data, row in rows}) == len(rows) == 100
+    assert len({id(listed[data, row.label, *row.sequence.after]) for data, row in rows}) == len(rows) == 107
     for data, row in rows:
         entry = listed[data, row.label, *row.sequence.after]
         assert kinds[row.sequence.kind] == entry["kind"]
@@ -74,7 +74,7 @@ def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
     assert all(row.protocol == ONE_ORDER_NOTE for row in board.published_rows)
     if style == "json":
         records = {record["method"]: record for record in json.loads(text)}
-        assert len(records) == len(board.published_rows) == 44
+        assert len(records) == len(board.published_rows) == 50
         fact = records["FACT (released log)"]
         assert (fact["published_as"], fact["chosen_on_test"], fact["knows_classes"]) == ("log", True, True)
         assert [fact[f"a_{t}"] for t in (0, 8)] == [76.6, 50.22]
