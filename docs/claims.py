@@ -43,7 +43,7 @@ from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import join_or
-from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
+from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
 
 OPPOSED = LEVEL / 10  # the part of the chance of a wrong verdict that statements against the claims have
 ANY = "*"  # in place of B: every other row that is ranked with A
@@ -192,7 +192,7 @@ def read_claims(path: Path) -> dict[str, Claim]:
     """
     raw = parse_toml(read_user_file(path, "file of claims"), str(path))
     keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
-    claims = validate(raw, dict[str, Claim], str(path), keys)
+    claims = convert_tables(raw, dict[str, Claim], str(path), keys)
     for name, claim in claims.items():
         if claim.metric not in metric_titles():
             raise unknown_name_error("metric", claim.metric, metric_titles(), where=f"of claim {name}")

@@ -11,7 +11,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import papers_of_method
 from ifsl_bench.plugin.listing import split_docstring
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.options import grid_of, options_of, space_of
+from ifsl_bench.plugin.options import declared_options, option_grid, search_space
 from ifsl_bench.plugin.space import RATE_NAME, Range
 from ifsl_bench.utils.text_format import format_value
 
@@ -30,7 +30,7 @@ def packaged() -> dict[str, type[Method]]:
         for name in registry.registered_entry_points(registry.METHOD_GROUP)
         for point in registry.owning_entry_points(registry.METHOD_GROUP, name)
     )
-    return {point.name: point.load() for point in points if registry.package_of(point) == registry.OWN_PACKAGE}
+    return {point.name: point.load() for point in points if registry.distribution_name(point) == registry.OWN_PACKAGE}
 
 
 def section(name: str, kind: type[Method]) -> str:
@@ -76,11 +76,11 @@ def _fenced(lines: list[str]) -> list[str]:
 
 def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
     """Options with type, default, meaning, the grid that is tried without ``--tune``, and what ``--tune`` searches."""
-    space, grid = space_of(kind), grid_of(kind)
+    space, grid = search_space(kind), option_grid(kind)
     rows = [
         (f"`{o.name}`", f"`{o.type_text}`", f"`{format_value(o.default)}`", _values(grid.get(o.name, ())),
          _spread(space.get(o.name)), prose(meanings.get(o.name, "")).replace("\\|", "|"))
-        for o in options_of(kind).values()
+        for o in declared_options(kind).values()
     ]  # fmt: skip
     if RATE_NAME in space:
         rows.append(

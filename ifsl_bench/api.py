@@ -113,16 +113,16 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         work = replace(work, reporter=default_reporter())
     _check_seeds(seed, seeds)
     config = RunConfig(
-        _listed(method), _listed(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,
+        _to_list(method), _to_list(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,
         calibrate, make_change(change or {}), recipes=[recipe] if isinstance(recipe, str) else recipe,
     )  # fmt: skip
-    jobs = make_jobs(config if single else _expanded(config, work), work.home)
+    jobs = make_jobs(config if single else _expand_names(config, work), work.home)
     if remark := unused_training_options_fault(
         jobs, config.train
     ):  # no error: a loop over methods has some that do not train
         work.reporter.warn(remark)
     if single:
-        return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
+        return run_job(_require_single_job(jobs), work, rerun=rerun, retrain=retrain)
     ended = run_jobs(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
     if ended.failed:
         failed = f"{len(ended.failed)} of {len(jobs)} jobs failed, the others are stored"
@@ -130,7 +130,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     return Results(result_file.read_result(job.result_path(work.home)) for job in ended.stored)
 
 
-def _listed(names: Any) -> list[Any]:
+def _to_list(names: Any) -> list[Any]:
     return list(names) if isinstance(names, (list, tuple)) else [names]
 
 
@@ -142,7 +142,7 @@ def _check_seeds(seed: Any, seeds: Any) -> None:
         raise UserError(f"seeds is how many training seeds, 1 or more, not {seeds!r}; seed=5, seeds=3 runs 5, 6 and 7")
 
 
-def _expanded(config: RunConfig, work: Workspace) -> RunConfig:
+def _expand_names(config: RunConfig, work: Workspace) -> RunConfig:
     """The config with the names that its globs and sets stand for."""
     methods: list[str | type[Method]] = []
     for method in config.methods:
@@ -153,7 +153,7 @@ def _expanded(config: RunConfig, work: Workspace) -> RunConfig:
     )
 
 
-def _only(jobs: Sequence[Job]) -> Job:
+def _require_single_job(jobs: Sequence[Job]) -> Job:
     if len(jobs) != 1:
         raise UserError(f"the file defines the tasks {', '.join(job.task.name for job in jobs)}; say which: FILE:NAME")
     return jobs[0]
@@ -210,7 +210,7 @@ def evaluate_checkpoint(
     train = info["train"] | ({"select": select} if select else {})
     config = RunConfig([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,
                       change=make_change(change or {}))  # fmt: skip
-    job = _only(make_jobs(config, work.home))
+    job = _require_single_job(make_jobs(config, work.home))
     evaluation = EvaluationStage(job, folder, command)
     if not job.matches_code(info):
         work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")

@@ -384,7 +384,7 @@ def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -
             load_tasks(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, workspace(home, device="cpu")
         )
         for pool in ("base/val", "base/test", "novel/test"):
-            bench.pool(pool)
+            bench.feature_pool(pool)
 
     return made_once("glyph-features", fill)
 

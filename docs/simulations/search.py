@@ -23,7 +23,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from ifsl_bench.experiments.search import Point, next_search_round
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.options import default_options, space_of
+from ifsl_bench.plugin.options import default_options, search_space
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
@@ -60,7 +60,7 @@ def measure(file: Path, home: str | None) -> None:
     work = workspace(home)
     for task, name in itertools.product(TASKS, METHODS):
         accuracies = measured.setdefault(f"{task} {name}", {})
-        for point in lattice(space_of(find_method(name)[0].method)):
+        for point in lattice(search_space(find_method(name)[0].method)):
             if (key := json.dumps(point)) in accuracies:
                 continue
             (job,) = make_jobs([name], [task], point, TrainingChanges(), [0], None, home=work.home)
@@ -154,7 +154,7 @@ def compare(file: Path) -> None:
     for key, accuracies in json.loads(file.read_text()).items():
         task, name = key.split()
         method = find_method(name)[0].method
-        space, default = space_of(method), default_options(method, load_tasks(task)[0])
+        space, default = search_space(method), default_options(method, load_tasks(task)[0])
         accuracy = interpolated(space, accuracies)
         cases.append((space, {key: default[key] for key in space}, accuracy, max(accuracies.values())))
     print("| search | " + " | ".join(f"{budget} trials" for budget in BUDGETS) + " |")

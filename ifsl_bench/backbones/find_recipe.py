@@ -18,7 +18,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_recipe
 from ifsl_bench.plugin.find_method import load_class_from_file
 from ifsl_bench.plugin.method_source import class_source
-from ifsl_bench.plugin.options import options_of, parse_value
+from ifsl_bench.plugin.options import declared_options, parse_value
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, class_and_message, error_location, unknown_name_error
 from ifsl_bench.utils.text_format import format_value
@@ -45,19 +45,19 @@ class RecipeChoice:
     passes_multiple: float
     file: str
 
-    def _format(self, name: str) -> str:
+    def _format_with_options(self, name: str) -> str:
         options = {**self.options, **({PASSES_OPTION: self.passes_multiple} if self.passes_multiple != 1 else {})}
         return ".".join([name, *(f"{key}={format_value(value)}" for key, value in options.items())])
 
     @property
     def label(self) -> str:
         """The recipe in the names of rows, as ``closer.beta=1``."""
-        return self._format(self.name)
+        return self._format_with_options(self.name)
 
     @property
     def reference(self) -> str:
         """The text that :func:`find_recipe` finds the same recipe by."""
-        return self._format(self.file or self.name)
+        return self._format_with_options(self.file or self.name)
 
     @property
     def knows_classes(self) -> bool:
@@ -76,7 +76,7 @@ class RecipeChoice:
             task: gives the number of novel classes, which some recipes know.
         """
         points = [] if self.file else registry.owning_entry_points(registry.RECIPE_GROUP, self.name)
-        own = bool(points) and registry.package_of(points[0]) == registry.OWN_PACKAGE
+        own = bool(points) and registry.distribution_name(points[0]) == registry.OWN_PACKAGE
         plugin: Any = self.recipe_class  # for mypy, which takes no class of modules for hashable
         code = {"revision": self.recipe_class.revision, **({} if own else {"source": class_source(plugin, (Recipe,))})}
         known = {"novel_classes": count_novel_classes(task)} if self.knows_classes else {}
@@ -114,7 +114,7 @@ def _find_recipe(reference: str) -> RecipeChoice:
         kind = registry.get_registered(registry.RECIPE_GROUP, "recipe", name)
     if not (isinstance(kind, type) and issubclass(kind, Recipe)) or kind is Recipe:
         raise UserError(f"recipe {name!r} is {kind!r}, no subclass of ifsl_bench.Recipe")
-    declared, options, passes = options_of(kind), {}, 1.0  # type: ignore[arg-type]  # constructors are alike
+    declared, options, passes = declared_options(kind), {}, 1.0  # type: ignore[arg-type]  # constructors are alike
     for setting in settings:
         key, _, text = setting.partition("=")
         kind_of = float if key == PASSES_OPTION else declared[key].kind if key in declared else None
@@ -149,7 +149,7 @@ def recipes_that_provide(names: Sequence[str]) -> list[str]:
         if not (isinstance(kind, type) and issubclass(kind, Recipe)):
             continue
         settings: list[dict[str, Any]] = [{}]
-        for option in options_of(kind).values():  # type: ignore[arg-type]  # constructors are alike
+        for option in declared_options(kind).values():  # type: ignore[arg-type]  # constructors are alike
             settings += [{option.name: value} for value in get_args(option.kind) if isinstance(value, str)]
         fitting = [setting for setting in settings if set(names) <= set(kind.provides(setting))]
         if fitting:

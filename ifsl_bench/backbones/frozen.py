@@ -25,7 +25,7 @@ from ifsl_bench.backbones.contract import (
 )
 from ifsl_bench.backbones.device import choose_precision, describe_device
 from ifsl_bench.backbones.features import compute_features, subtract_mean
-from ifsl_bench.backbones.heads import fit_head, load_head, measure_accuracies
+from ifsl_bench.backbones.heads import fit_head_with_facts, load_head, measure_accuracies
 from ifsl_bench.backbones.networks import FrozenNetwork, PixelNormalisation, make_backbone, make_head, to_channels_last
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
@@ -253,7 +253,7 @@ def _fit_classifier(
     rows = features_of_pool("base/train")
     mean = None if spec.centre == "none" else rows.mean(0, dtype=np.float64).astype(np.float32)
     labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
-    head, solve = fit_head(kind, subtract_mean(rows, mean), labels, classes, spec.weight_decay, device)
+    head, solve = fit_head_with_facts(kind, subtract_mean(rows, mean), labels, classes, spec.weight_decay, device)
     title = f"base classifier on {spec.backbone}, {kind} head"
     if not solve["converged"]:
         reporter.warn(f"{title}: not converged after {solve['steps']} steps, gradient {solve['gradient']:.1e}")

@@ -29,7 +29,7 @@ ROWS_PER_BLOCK = 1 << 14  # that are multiplied at once
 INITIAL_TEMPERATURE = 10.0  # of cosine similarities, where the solve begins
 
 
-def fit_head(
+def fit_head_with_facts(
     kind: str, features: np.ndarray, labels: np.ndarray, classes: int, decay: float, device: torch.device
 ) -> tuple[LinearHead | CosineHead, dict[str, Any]]:
     """Minimise cross-entropy by L-BFGS (SciPy's), from the class means, in float64.
@@ -162,9 +162,9 @@ def fit_cosine_head(
 ) -> PretrainedBackbone:
     """Return the cosine classifier on the features of the linear pretraining, from the cache or fitted.
 
-    It minimises cross-entropy on base/train, see :func:`fit_head`. Where base/train has but the means of its classes,
-    these are the weights, and the temperature minimises cross-entropy on the images of base/val with even indices,
-    which meta-training may use too.
+    The head minimises cross-entropy on base/train (:func:`fit_head_with_facts`). Where base/train has only the means
+    of its classes, these are the weights, and the temperature minimises cross-entropy on the images of base/val with even
+    indices, which meta-training may use too.
 
     Args:
         home: where it is kept.
@@ -196,12 +196,12 @@ def fit_cosine_head(
         if isinstance(linear.network, PrecomputedFeatures):
             head: LinearHead | CosineHead
             solve: dict[str, Any] = {}
-            head = _fit_head_of_means(linear.network, features("base/val"), dataset.pool("base/val").labels)
+            head = _fit_class_mean_head(linear.network, features("base/val"), dataset.pool("base/val").labels)
             how = "cosine head of means"
         else:
             labels, decay = dataset.pool("base/train").labels.astype(np.int64), task.pretraining.weight_decay
             rows, classes = features("base/train"), len(linear.head.weight)
-            head, solve = fit_head("cosine", rows, labels, classes, decay, torch.device("cpu"))
+            head, solve = fit_head_with_facts("cosine", rows, labels, classes, decay, torch.device("cpu"))
             how = "cosine head in float64, on the features of the linear one"
         info: dict[str, Any] = {
             **{
@@ -226,7 +226,7 @@ def fit_cosine_head(
     return get_or_create(folder, read_cached, fit, reporter.warn, "it is fitted again")
 
 
-def _fit_head_of_means(network: PrecomputedFeatures, rows: np.ndarray, labels: np.ndarray) -> CosineHead:
+def _fit_class_mean_head(network: PrecomputedFeatures, rows: np.ndarray, labels: np.ndarray) -> CosineHead:
     """Return the directions of the class means, with the temperature that suits half of the images [n, D], [n]."""
     from scipy.optimize import minimize_scalar
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ifsl_bench.backbones.device import Precision, choose_precision, describe_device, disable_tf32
 from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, naming_recipe_errors
-from ifsl_bench.backbones.heads import fit_head
+from ifsl_bench.backbones.heads import fit_head_with_facts
 from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
 from ifsl_bench.backbones.images import DeviceBatchLoader, HostBatchLoader, draw_epoch, load_batches, make_batch_loader
 from ifsl_bench.backbones.networks import LinearHead
@@ -253,7 +253,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
             pool = self.dataset.pool("base/train")
             rows = np.concatenate([x.cpu().numpy() for _, x in self._compute_features(pool, 256)])
             labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
-            fitted, _ = fit_head("linear", rows, labels, classes, self.decay, self.device)
+            fitted, _ = fit_head_with_facts("linear", rows, labels, classes, self.decay, self.device)
             assert isinstance(fitted, LinearHead)
             head = fitted
         self.head.load_state_dict(head.state_dict())

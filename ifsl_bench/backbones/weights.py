@@ -3,7 +3,7 @@
 A file is in the safetensors format, so other programs read its tensors. The header's metadata hold, as JSON with its
 own checksum, the definition of the pretraining, from which its key follows, and its record; and the header that the
 weights have in the cache. With that header the file is, byte for byte, the cache's file of tensors, whose SHA-256
-results name: a file that passes :func:`read_weights` holds the weights with that checksum.
+results name: a file that passes :func:`read_metadata_and_tensors` holds the weights with that checksum.
 
 The folder ``weights`` of this package has one file for each pretraining that comes with it, ``KEY.safetensors``; others
 are in the repository alone, see :mod:`ifsl_bench.backbones.fetch_weights`. A home that has nothing of a pretraining
@@ -112,13 +112,13 @@ class WeightsMetadata:
         return format_accuracies(self.info["accuracy"])
 
     @property
-    def is_of_features(self) -> bool:
+    def has_embedded_features(self) -> bool:
         """Whether they are of embedded features, which come without images to train on."""
         return bool(self.definition["pretraining"]["backbone"] == INCLUDED)
 
 
 def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], info: Mapping[str, Any]) -> None:
-    """Write a file for :func:`read_weights`.
+    """Write a file for :func:`read_metadata_and_tensors`.
 
     Args:
         path: the file.
@@ -150,10 +150,10 @@ def read_metadata(path: Path) -> WeightsMetadata:
         CorruptFile: it is damaged, or another kind of file.
         UserError: it may not be read.
     """
-    return _parse_metadata(path, _read_header(path)[0])
+    return _parse_metadata(path, _read_header_and_size(path)[0])
 
 
-def read_weights(path: Path) -> tuple[WeightsMetadata, bytes]:
+def read_metadata_and_tensors(path: Path) -> tuple[WeightsMetadata, bytes]:
     """Read and check a file; return its metadata and the cache's file of tensors.
 
     Raises:
@@ -161,7 +161,7 @@ def read_weights(path: Path) -> tuple[WeightsMetadata, bytes]:
         CorruptFile: it is damaged, or another kind of file.
         UserError: it may not be read.
     """
-    header, size = _read_header(path)
+    header, size = _read_header_and_size(path)
     weights = _parse_metadata(path, header)
     with open_file(path) as file, read_errors(path):
         file.seek(8 + size)
@@ -182,7 +182,7 @@ def read_weights(path: Path) -> tuple[WeightsMetadata, bytes]:
     return weights, content
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+def _read_header_and_size(path: Path) -> tuple[dict[str, Any], int]:
     """Read the header of a safetensors file, and its size in bytes."""
     with open_file(path) as file, read_errors(path):
         file_size = path.stat().st_size
@@ -290,14 +290,14 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
             )
         return
     try:
-        weights, content = read_weights(path)
+        weights, content = read_metadata_and_tensors(path)
         if weights.key != key:
             raise CorruptFile(f"{path} holds the weights of {weights.key}")
     except CorruptFile as error:
         again = f"'ifsl-bench weights fetch {key}'" if is_listed else "install ifsl_bench again"
         raise CorruptFile(f"{error}; {again}, or train them here: {TRAIN_COMMANDS}") from error
     _write_to_home(home, weights, content)
-    here = "" if weights.is_of_features else f" ({TRAIN_COMMANDS} trains them here)"
+    here = "" if weights.has_embedded_features else f" ({TRAIN_COMMANDS} trains them here)"
     reporter.say(f"backbone and base classifier come with the package: {key}, {weights.accuracies}{here}")
 
 
@@ -324,7 +324,7 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
     if path is None and key not in read_weights_list().files:
         return
     weights = read_metadata(path) if path else None
-    if weights and weights.is_of_features:
+    if weights and weights.has_embedded_features:
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
     if (folder / DISABLED_MARKER).exists():
         return
@@ -350,7 +350,7 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
         UserError: there is no such file, it is damaged or another kind of file, or other weights are there.
     """
     try:
-        weights, content = read_weights(file)
+        weights, content = read_metadata_and_tensors(file)
     except FileNotFoundError:
         raise UserError(f"there is no {file}") from None
     folder = home.pretrained / weights.key
@@ -383,15 +383,19 @@ def list_weights(home: Paths) -> list[dict[str, Any]]:
     rows = []
     for key, info in here.items():
         same = key in offered and offered[key]["tensors"] == {"sha256": info["tensors"]["sha256"]}
-        rows.append(_make_row(key, offered.pop(key) if same else info, "home, from the package" if same else "home"))
-    rows += [_make_row(key, info, "package, not used" if key in here else "package") for key, info in offered.items()]
+        rows.append(
+            _make_weights_row(key, offered.pop(key) if same else info, "home, from the package" if same else "home")
+        )
+    rows += [
+        _make_weights_row(key, info, "package, not used" if key in here else "package") for key, info in offered.items()
+    ]
     for key, file in to_fetch.items():
         empty = {"base/val": "", "base/test": "", "weights": "", "trained on": ""}
         rows.append({"pretraining": key, **empty, "where": f"to be fetched, {file.size / 1e6:.1f} MB"})
     return sorted(rows, key=lambda row: (row["pretraining"], row["where"]))
 
 
-def _make_row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
+def _make_weights_row(key: str, info: dict[str, Any], where: str) -> dict[str, Any]:
     accuracy = info.get("accuracy", {})
     shown = {pool: f"{100 * accuracy[pool]:.2f}%" if pool in accuracy else "" for pool in ("base/val", "base/test")}
     training = {"weights": info["tensors"]["sha256"][:16], "trained on": info["device"]}

@@ -32,10 +32,10 @@ def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[s
     Args:
         word: the word as typed so far.
     """
-    from ifsl_bench.plugin.display_names import display_rows
+    from ifsl_bench.plugin.display_names import display_names_by_row
     from ifsl_bench.plugin.registry import METHOD_GROUP, registered_entry_points
 
-    return _complete_from(word, [*display_rows(), *registered_entry_points(METHOD_GROUP)])
+    return _complete_from(word, [*display_names_by_row(), *registered_entry_points(METHOD_GROUP)])
 
 
 def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
@@ -92,14 +92,14 @@ def complete_options(context: click.Context, _: click.Parameter, word: str) -> l
         context: of the command, with the methods named so far.
         word: the word as typed so far.
     """
-    from ifsl_bench.plugin.display_names import display_rows
+    from ifsl_bench.plugin.display_names import display_names_by_row
     from ifsl_bench.plugin.find_method import find_method
-    from ifsl_bench.plugin.options import options_of
+    from ifsl_bench.plugin.options import declared_options
 
     options: dict[str, None] = {}
-    for method in context.params.get("methods") or display_rows():
+    for method in context.params.get("methods") or display_names_by_row():
         try:
-            options |= dict.fromkeys(options_of(find_method(method)[0].method))
+            options |= dict.fromkeys(declared_options(find_method(method)[0].method))
         except UserError:
             continue
     return _complete_from(word, [f"{option}=" for option in options])

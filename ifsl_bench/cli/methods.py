@@ -133,16 +133,16 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     protocol it follows.
     """
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, unique_entries
-    from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows
+    from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_names_by_row
     from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, names_file
     from ifsl_bench.plugin.registry import registered_entry_points as registered
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks, own_tasks, packaged_tasks
     from ifsl_bench.reporting.page.references import cite_paper
-    from ifsl_bench.store.published import paper_titles
+    from ifsl_bench.store.published import read_paper_titles_by_source
 
     folders, keys = locate_folders(home), list[str]() if names else [cite_suite()]
     for name in names:
-        if name in [*display_rows(), *PRINTED_ALONE, *registered(METHOD_GROUP)] or names_file(name):
+        if name in [*display_names_by_row(), *PRINTED_ALONE, *registered(METHOD_GROUP)] or names_file(name):
             keys.append(cite_method(name))
             continue
         tasks = {**packaged_tasks(), **own_tasks(folders)}
@@ -150,14 +150,14 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             keys += [cite_task(task) for task in load_tasks(name, home=folders)]
         elif name in all_shorthands():
             keys.append(cite_method(name))
-        elif name in paper_titles():
+        elif name in read_paper_titles_by_source():
             paper = cite_paper(name)
             keys += [f"% {name}: {paper.text}", paper.bibtex or f"% source {name}: no entry"]
         else:
             raise unknown_name_error(
                 "method, task or source",
                 name,
-                [*registered(METHOD_GROUP), *all_shorthands(), *tasks, *paper_titles()],
+                [*registered(METHOD_GROUP), *all_shorthands(), *tasks, *read_paper_titles_by_source()],
                 see="ifsl-bench methods, ifsl-bench tasks, column source of ifsl-bench table",
             )
     click.echo("\n\n".join(unique_entries(keys)))

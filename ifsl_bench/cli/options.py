@@ -162,11 +162,11 @@ def _parse_campaign(context: click.Context, _: click.Parameter, values: Sequence
 
 
 def _is_method(name: str) -> bool:
-    from ifsl_bench.plugin.display_names import display_rows
+    from ifsl_bench.plugin.display_names import display_names_by_row
     from ifsl_bench.plugin.registry import METHOD_GROUP
     from ifsl_bench.plugin.registry import registered_entry_points as registered
 
-    return name in display_rows() or name in registered(METHOD_GROUP)
+    return name in display_names_by_row() or name in registered(METHOD_GROUP)
 
 
 CHANGES = {  # of tasks: option -> what it takes, and its help

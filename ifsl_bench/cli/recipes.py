@@ -74,14 +74,14 @@ def _print_recipes(style: str) -> None:
 
 def _print_recipe(name: str, style: str) -> None:
     from ifsl_bench.backbones.find_recipe import find_recipe
-    from ifsl_bench.plugin.options import options_of
+    from ifsl_bench.plugin.options import declared_options
     from ifsl_bench.reporting.table import table_from_dicts
     from ifsl_bench.utils.text_format import format_value
 
     choice = find_recipe(name)
     options = [
         {"option": option.name, "takes": option.type_text, "default": format_value(option.default)}
-        for option in options_of(choice.recipe_class).values()  # type: ignore[arg-type]  # constructors are alike
+        for option in declared_options(choice.recipe_class).values()  # type: ignore[arg-type]  # constructors are alike
     ]
     print_paragraphs(inspect.getdoc(choice.recipe_class) or "", style)
     print_lines("", style)

@@ -79,32 +79,35 @@ class RegroupedDataset(Dataset):
     The fingerprint is the whole data set's; the change is in the task's definition.
 
     Attributes:
-        rows: Pool -> class -> rows of its :attr:`sources`, as if concatenated.
-        sources: Pool -> pools of the whole data set with its images.
+        rows_by_pool_and_class: Pool -> class -> rows of its :attr:`source_pools_by_pool`, as if concatenated.
+        source_pools_by_pool: Pool -> pools of the whole data set with its images.
     """
 
-    whole: Dataset
-    rows: Mapping[str, Mapping[str, np.ndarray]]
-    sources: Mapping[str, Sequence[str]]
+    original_dataset: Dataset
+    rows_by_pool_and_class: Mapping[str, Mapping[str, np.ndarray]]
+    source_pools_by_pool: Mapping[str, Sequence[str]]
 
     def pool(self, name: str) -> Pool:
-        if name not in self.rows:
-            return self.whole.pool(name)
-        parts = [self.whole.pool(pool).images for pool in self.sources[name]]
-        rows, counts = np.concatenate([*self.rows[name].values()]), [*map(len, self.rows[name].values())]
+        if name not in self.rows_by_pool_and_class:
+            return self.original_dataset.pool(name)
+        parts = [self.original_dataset.pool(pool).images for pool in self.source_pools_by_pool[name]]
+        rows, counts = (
+            np.concatenate([*self.rows_by_pool_and_class[name].values()]),
+            [*map(len, self.rows_by_pool_and_class[name].values())],
+        )
         # Features are small, and are used as an array; images stay on the disk.
         images = (
             np.concatenate(parts)[rows] if parts[0].ndim == 2 else cast(np.ndarray, _ConcatenatedImages(parts, rows))
         )
         labels, starts = np.repeat(np.arange(len(counts), dtype=np.int64), counts), np.cumsum([0, *counts])
-        return Pool(name, images, labels, tuple(self.rows[name]), starts)
+        return Pool(name, images, labels, tuple(self.rows_by_pool_and_class[name]), starts)
 
     def check_images(self, pool: str) -> None:
-        for name in self.sources.get(pool, [pool]):
-            self.whole.check_images(name)
+        for name in self.source_pools_by_pool.get(pool, [pool]):
+            self.original_dataset.check_images(name)
 
 
-def _regroup(
+def _make_regrouped_dataset(
     dataset: Dataset, rows: Mapping[str, Mapping[str, np.ndarray]], sources: Mapping[str, Sequence[str]]
 ) -> RegroupedDataset:
     pools = dict(dataset.manifest["pools"])
@@ -138,7 +141,7 @@ def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
         else:
             rows[SUPPORT_POOL][name], rows["novel/test"][name] = images, test[name]
     sources = dict.fromkeys(TRAIN_POOLS, TRAIN_POOLS) | dict.fromkeys(TEST_POOLS, TEST_POOLS)
-    return _regroup(dataset, rows, sources)
+    return _make_regrouped_dataset(dataset, rows, sources)
 
 
 def _rows_by_class(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
@@ -182,7 +185,7 @@ def with_fewer_base_classes(dataset: Dataset, count: int) -> Dataset:
     names = [classes[label] for label in choose_base_classes(count, len(classes))]
     there = {name: _rows_by_class([dataset.pool(name)]) for name in BASE_POOLS if dataset.has(name)}
     rows = {pool: {name: by_class[name] for name in names} for pool, by_class in there.items()}
-    return _regroup(dataset, rows, {pool: [pool] for pool in rows})
+    return _make_regrouped_dataset(dataset, rows, {pool: [pool] for pool in rows})
 
 
 NOVEL_POOLS = ("novel/val", "novel/test")  # the pools of the other data set

@@ -111,7 +111,7 @@ def import_images(
         if skipped := context.writer.pools[name].get("skipped"):
             context.mark_partial(f"{name}: left out: {format_count(skipped['images'], 'image')} that cannot be used")
     report_duplicates(context, pools)
-    _warn_of_image_findings(context, pools, spec)
+    _warn_about_images(context, pools, spec)
 
 
 class _BadImagesError(Exception):
@@ -159,7 +159,7 @@ def _import_pool(
     return []
 
 
-def _warn_of_image_findings(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
+def _warn_about_images(context: BuildContext, pools: Mapping[str, ImageFiles], spec: ImageSpec) -> None:
     """Warn of images that were enlarged, not turned, dark or too bright, in pools of an interrupted import too."""
     total = sum(context.writer.pools[name]["shape"][0] for name in pools)
     for fact in ("enlarged", "not_turned", "dark", "beyond_white"):

@@ -52,7 +52,7 @@ def lists_digest(*names: str) -> str:
 
 
 @cache
-def read_columns(name: str, key: str, value: str) -> Mapping[str, str]:
+def read_mapping_of_columns(name: str, key: str, value: str) -> Mapping[str, str]:
     """Return two columns of a packaged list as a mapping, in the order of the list.
 
     Args:
@@ -106,7 +106,7 @@ def divide_into_pools(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[st
     return pools
 
 
-def find_images(
+def find_image_paths_by_class(
     tree: FileTree,
     pattern: re.Pattern[str],
     named: Callable[[re.Match[str]], tuple[str, str]],
@@ -158,7 +158,7 @@ class IlsvrcLayout(Layout):
         def named(match: re.Match[str]) -> tuple[str, str]:
             return match[1].lower(), f"{match[1].lower()}_{int(match[2])}.JPEG"
 
-        images = find_images(tree, WNID_IMAGE, named)
+        images = find_image_paths_by_class(tree, WNID_IMAGE, named)
         return {
             wnid: {name: group[name] for name in sorted(group, key=natural_sort_key)} for wnid, group in images.items()
         }

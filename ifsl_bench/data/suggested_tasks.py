@@ -88,7 +88,7 @@ def _mean_images_per_class(dataset: Dataset, pool: str) -> int:
     return int(facts["images"] // facts["classes"])
 
 
-def suggested_tables(dataset: Dataset) -> dict[str, Any]:
+def suggested_task_tables(dataset: Dataset) -> dict[str, Any]:
     """Return the tables of a task file on a data set, without the tasks."""
     pools = dataset.manifest["pools"]
     train = pools["base/train"]["statistics"]
@@ -122,7 +122,7 @@ def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head
     Args:
         dataset: The data set of the tasks.
         name: Beginning of the names of the tasks.
-        content: Tables of the file, as :func:`suggested_tables` returns them.
+        content: Tables of the file, as :func:`suggested_task_tables` returns them.
         head: Comments above them.
         reporter: Takes messages.
     """

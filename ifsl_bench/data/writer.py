@@ -39,18 +39,18 @@ class Writer:
         except (CorruptFile, OSError, LookupError, TypeError, AttributeError):
             whole, origins = {}, {}
         if whole:
-            self._record(whole, {name: origins[name] for name in whole})
+            self._record_complete_pools(whole, {name: origins[name] for name in whole})
         self.discard_incomplete()
 
     def _is_whole(self, name: str, entry: dict[str, Any], side: str) -> bool:
         parts = {entry[part]["file"]: entry[part]["sha256"] for part in ("images", "labels")}
         parts[self.side_file(name).name] = side
-        return all(self._checksum(file) == checksum for file, checksum in parts.items())
+        return all(self._compute_checksum(file) == checksum for file, checksum in parts.items())
 
-    def _checksum(self, file: str) -> str:
+    def _compute_checksum(self, file: str) -> str:
         return sha256_file(self.folder / file) if (self.folder / file).exists() else ""
 
-    def _record(self, pools: dict[str, dict[str, Any]], origins: dict[str, list[str]]) -> None:
+    def _record_complete_pools(self, pools: dict[str, dict[str, Any]], origins: dict[str, list[str]]) -> None:
         """Record pools as complete, on the disk first."""
         if self.keys:
             write_checksummed(self.folder / PROGRESS_FILE, {"made": origins, "pools": pools})
@@ -117,8 +117,8 @@ class Writer:
                 "labels": _size_and_sha256(self.folder / labels_file),
             }
         del images
-        origin = [self.keys[0] if self.keys else "", self._checksum(self.side_file(name).name)]
-        self._record({**self.pools, name: entry}, {**self._origins, name: origin})
+        origin = [self.keys[0] if self.keys else "", self._compute_checksum(self.side_file(name).name)]
+        self._record_complete_pools({**self.pools, name: entry}, {**self._origins, name: origin})
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:

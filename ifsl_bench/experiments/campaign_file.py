@@ -25,7 +25,7 @@ from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
 from ifsl_bench.protocols.tasks.variants import CHANGE_KEYS, Change, TrainingChanges, make_change
 from ifsl_bench.store.result_folder import CLAIMS_FILE
 from ifsl_bench.utils.errors import UserError, is_printable, unknown_name_error
-from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
+from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
 
 Value = str | int | float | bool
 OneOrMany = Value | list[Value]
@@ -110,7 +110,7 @@ def parse_campaign(text: str, where: str, folder: Path) -> list[RunConfig]:
     """
     keys = {f.encode_name for kind in (_File, _Run) for f in msgspec.structs.fields(kind)}
     try:
-        file = validate(parse_toml(text, where), _File, where, keys)
+        file = convert_tables(parse_toml(text, where), _File, where, keys)
     except UserError as error:  # other errors count runs from 1 as well
         raise UserError(re.sub(r"`run\[(\d+)\]", lambda m: f"`run {int(m[1]) + 1}", str(error))) from error
     if not file.run:
@@ -139,7 +139,7 @@ def _multiplied_values(run: Any) -> dict[tuple[str, str], list[Any]]:
     return choices | {("", key): _as_list(getattr(run, key)) for key, *_ in SCALAR_FIELDS}
 
 
-def _seeds_of_run(run: Any, where: str) -> Sequence[int]:
+def _parse_seeds(run: Any, where: str) -> Sequence[int]:
     if not isinstance(run.seeds, list):
         if run.seeds > MOST_SEEDS:  # a range may even be longer than len can say
             raise UserError(f"{where}: seeds is {run.seeds:,}, {MOST_SEEDS:,} at most")
@@ -154,7 +154,7 @@ def _job_count(run: Any, where: str) -> int:
     lists = {"methods": _as_list(run.methods), "tasks": _as_list(run.tasks)}
     for (table, key), values in _multiplied_values(run).items():
         lists[f"{table}.{key}" if table else key.replace("_", "-")] = values
-    counts = {key: len(values) for key, values in lists.items()} | {"seeds": len(_seeds_of_run(run, where))}
+    counts = {key: len(values) for key, values in lists.items()} | {"seeds": len(_parse_seeds(run, where))}
     if empty := [key for key, count in counts.items() if not count]:
         raise UserError(f"{where}: {empty[0]} is empty, so nothing would be run")
     return math.prod(counts.values())
@@ -163,7 +163,7 @@ def _job_count(run: Any, where: str) -> int:
 def _run_configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
     methods = [_resolve_name(folder, name, f"{where}: methods", ".py") for name in _as_list(run.methods)]
     tasks = [_resolve_name(folder, name, f"{where}: tasks", ".toml") for name in _as_list(run.tasks)]
-    choices, seeds = _multiplied_values(run), _seeds_of_run(run, where)
+    choices, seeds = _multiplied_values(run), _parse_seeds(run, where)
     for values in itertools.product(*choices.values()):
         tables: dict[str, dict[str, Any]] = {"set": {}, "train": {}, "": {}}
         for (table, key), value in zip(choices, values, strict=True):

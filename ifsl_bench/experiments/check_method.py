@@ -38,24 +38,26 @@ def _recorded_distribution(result: Result) -> dict[str, str]:
     return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
 
 
-def _registering_packages(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
+def _find_registering_packages(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
     """Return the packages that register the method here, and which of them the file names."""
     owners = registry.owning_entry_points(registry.METHOD_GROUP, result.method)
     package = _recorded_distribution(result).get("name", "")
-    theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
+    theirs = [
+        point for point in owners if not package or registry.same_package(registry.distribution_name(point), package)
+    ]
     return owners, theirs
 
 
 def _missing_method_fault(result: Result) -> str | None:
     """Return why the method cannot be loaded here; None where it can."""
-    owners, _ = _registering_packages(result)
+    owners, _ = _find_registering_packages(result)
     if not owners:
         return f"method {result.method} is not installed here"
-    lacks = registry.load_plugin(registry.METHOD_GROUP, result.method).lacks
+    lacks = registry.load_plugin(registry.METHOD_GROUP, result.method).missing_module
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else None
 
 
-def _job_of_result(result: Result, task: Task) -> Job:
+def _make_job_from_result(result: Result, task: Task) -> Job:
     """Return the job that the file is of.
 
     Raises:
@@ -75,20 +77,20 @@ def _job_of_result(result: Result, task: Task) -> Job:
 
 def _job_or_none(result: Result, task: Task) -> Job | None:
     """Return the job; None where there is none, for which :func:`_method_faults` yields the reason."""
-    owners, theirs = _registering_packages(result)
+    owners, theirs = _find_registering_packages(result)
     if (owners and not theirs) or _missing_method_fault(result):
         return None
     with contextlib.suppress(UserError):
-        return _job_of_result(result, task)
+        return _make_job_from_result(result, task)
     return None
 
 
 def _method_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare label, options and backbone with those that the installed method and the task make."""
-    owners, theirs = _registering_packages(result)
+    owners, theirs = _find_registering_packages(result)
     if owners and not theirs:
         here, package = (
-            " and ".join(registry.package_of(point) for point in owners),
+            " and ".join(registry.distribution_name(point) for point in owners),
             _recorded_distribution(result)["name"],
         )
         yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
@@ -97,7 +99,7 @@ def _method_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
         yield from _unknown_method_faults(result, task)
         raise UnverifiedError(f"label, options and backbone, since {missing}")
     try:
-        job = _job_of_result(result, task)
+        job = _make_job_from_result(result, task)
     except UserError as error:
         yield f"options: {error}"
         return
@@ -128,9 +130,9 @@ def _backbone_faults(result: Result, task: Task, corpora: Sequence[str] | None) 
 
 def _package_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Check the distribution that the method is from; a class of no package has none."""
-    recorded, (owners, _) = _recorded_distribution(result), _registering_packages(result)
+    recorded, (owners, _) = _recorded_distribution(result), _find_registering_packages(result)
     if owners and not (recorded.get("name") and recorded.get("version")):
-        package = registry.package_of(owners[0])
+        package = registry.distribution_name(owners[0])
         yield f"provenance.distribution: name and version missing; method {result.method!r} is of package {package}"
     elif other_version := _other_version_note(result):
         job = _job_or_none(result, task)
@@ -140,10 +142,10 @@ def _package_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 def _other_version_note(result: Result) -> str | None:
     """Return in words the other version of its package that the method is from; None for the installed one."""
-    recorded, (_, theirs) = _recorded_distribution(result), _registering_packages(result)
+    recorded, (_, theirs) = _recorded_distribution(result), _find_registering_packages(result)
     if not theirs or not recorded.get("version"):
         return None
-    here = registry.distribution_of(theirs[0])
+    here = registry.distribution_name_and_version(theirs[0])
     if recorded["version"] == here["version"]:
         return None
     return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"

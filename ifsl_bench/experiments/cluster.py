@@ -32,7 +32,7 @@ import psutil
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError, one_line
 from ifsl_bench.utils.files import PARTIAL_MARK, Paths, source_sha256
-from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
+from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
 
 ACCELERATOR_RESOURCE = "GPU"  # the resource that a worker with one declares
 VERSIONED_PACKAGES = (
@@ -111,7 +111,7 @@ def parse_cluster(name: str) -> ClusterSpec:
         raw = parse_toml(read_user_file(Path(os.path.expanduser(name)), "cluster file"), name)
         if isinstance(kind := raw.get("class"), str):
             raw["class"] = kind.rpartition(".")[2]
-        spec = validate(raw, ClusterSpec, name, [key.encode_name for key in msgspec.structs.fields(ClusterSpec)])
+        spec = convert_tables(raw, ClusterSpec, name, [key.encode_name for key in msgspec.structs.fields(ClusterSpec)])
     else:
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
     if problem := _spec_fault(spec):
@@ -139,7 +139,7 @@ def _spec_fault(spec: ClusterSpec) -> str | None:
     return None
 
 
-def connect(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
+def connect_to_scheduler(spec: ClusterSpec, home: Paths, stack: ExitStack, failures: list[str]) -> tuple[Any, Any]:
     """Connect to the scheduler of a description; a cluster that is started for it ends with the stack.
 
     Args:

@@ -25,7 +25,7 @@ from ifsl_bench.experiments.cluster import (
     LOCAL_CLUSTER,
     ClusterSpec,
     Requirements,
-    connect,
+    connect_to_scheduler,
     import_dask,
     is_reachable_from_network,
     requirement_fault,
@@ -84,7 +84,7 @@ class DaskPool(WorkerPool):
     @cached_property
     def client(self) -> Any:
         """The connection to the scheduler; where other machines could send work to that, there is a warning."""
-        client, self._started = connect(self.spec, self.home, self._stack, self._failures)
+        client, self._started = connect_to_scheduler(self.spec, self.home, self._stack, self._failures)
         listeners = self._started.scheduler.listeners if self._started else ()
         addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.address]
         for address in filter(is_reachable_from_network, addresses):
@@ -135,7 +135,7 @@ class DaskPool(WorkerPool):
             elif worker.name not in there:
                 worker.future.cancel(force=True)
         if new := there.keys() - {worker.name for worker in self.workers} - self._refused:
-            self._examine({address: there[address] for address in new})
+            self._add_suitable_workers({address: there[address] for address in new})
         if new or self._busy_workers():
             self._idle_since = time.monotonic()
         elif time.monotonic() - self._idle_since > WORKER_WAIT_SECONDS:
@@ -170,10 +170,10 @@ class DaskPool(WorkerPool):
     def _known_workers(self) -> Mapping[str, Any]:
         """Return the workers of the scheduler, by address."""
         # Not Client.scheduler_info, which may return an older answer without workers.
-        workers: Mapping[str, Any] = self._ask(self.client.sync, self.client.scheduler.identity)["workers"]
+        workers: Mapping[str, Any] = self._ask_scheduler(self.client.sync, self.client.scheduler.identity)["workers"]
         return workers
 
-    def _ask(self, question: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _ask_scheduler(self, question: Any, *arguments: Any, **keywords: Any) -> Any:
         """Return an answer of the scheduler's; raise :class:`UserError` where it is gone."""
         if self._alive:
             try:
@@ -185,12 +185,12 @@ class DaskPool(WorkerPool):
                     raise
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
 
-    def _examine(self, new: Mapping[str, Mapping[str, Any]]) -> None:
+    def _add_suitable_workers(self, new: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the new workers that meet the requirements; raise :class:`UserError` where a first one does not."""
         run, workers, first = self.client.run, list(new), not self.workers
         if self.spec.kind == LOCAL_CLUSTER:  # its processes write where this one does
-            self._ask(run, redirect_output, self.home, "cluster", workers=workers, on_error="ignore")
-        for address, answer in self._ask(
+            self._ask_scheduler(run, redirect_output, self.home, "cluster", workers=workers, on_error="ignore")
+        for address, answer in self._ask_scheduler(
             run, requirement_fault, self._required, workers=workers, on_error="return"
         ).items():
             if isinstance(answer, OSError):

@@ -77,7 +77,7 @@ class EvaluationContext:
 
     def episode_loader(self) -> EpisodeLoader:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
-        return self.prepared.episodes("test", self.device_choice.device)
+        return self.prepared.episode_loader("test", self.device_choice.device)
 
     def make_contract_probe(self, count: int) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these.
@@ -169,9 +169,9 @@ class EvaluationStage(Stage):
         """Open the method and its data; the method is trained if need be."""
         job, choice = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
         if self.model is None and job.searched_names:
-            from ifsl_bench.experiments.search import choose_setting
+            from ifsl_bench.experiments.search import choose_setting_with_record
 
-            job, choice = choose_setting(job, work, work.reporter)
+            job, choice = choose_setting_with_record(job, work, work.reporter)
         if self.model is None:
             method, trained, folder = MetaTrainStage(job).compute(work)
         else:
@@ -247,7 +247,7 @@ class EvaluationStage(Stage):
                 "episodes_per_second": round(job.episodes / seconds, 1),
             },
             provenance={
-                **provenance(self.command, device, libraries),
+                **collect_provenance(self.command, device, libraries),
                 **job.identity,
                 "checkpoint": context.folder,
             },
@@ -266,7 +266,7 @@ class EvaluationStage(Stage):
         )
 
 
-def provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, object]:
+def collect_provenance(command: str, device: str, requires: Iterable[str]) -> dict[str, object]:
     """Return command, version, commit, device, library versions and time (UTC).
 
     Args:

@@ -22,7 +22,7 @@ from ifsl_bench.plugin.space import RATE_NAME
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE, MetaTraining, Side, Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_units_of_task
+from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, max_episodes_of_task
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.store.schema import result_file_name
 from ifsl_bench.utils.errors import MissingDependencyError, UserError
@@ -237,7 +237,7 @@ def _check_config(config: RunConfig) -> None:
 
 def _check_task(task: Task, training: TrainingChanges, episodes: int, config: RunConfig) -> None:
     """Raise :class:`UserError` for views, episodes or calibration that a task does not have."""
-    spec, most, least = task.pretraining, most_units_of_task(task), protocol_of(task).fewest
+    spec, most, least = task.pretraining, max_episodes_of_task(task), protocol_of(task).fewest
     if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
         raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
     if type(episodes) is not int or not least <= episodes <= most:

@@ -116,7 +116,7 @@ def to_learn2learn(
 
     # Tasks are made on the CPU, so that no worker of a DataLoader touches a GPU.
     work = replace(work or workspace(device="cpu"), device=torch.device("cpu"))
-    prepared = work.prepared(load_task(task, work.home, make_change(change or {})), "linear", int(seed))
+    prepared = work.open_task(load_task(task, work.home, make_change(change or {})), "linear", int(seed))
     prepared.check_digest()
     spec = prepared.task
     places = _row_order(spec, order)

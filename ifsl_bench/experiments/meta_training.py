@@ -132,7 +132,7 @@ class MetaTrainer:
         Raises:
             Diverged: the loss becomes infinite or NaN.
         """
-        self._resume()
+        self._resume_training()
         start, spent = time.perf_counter(), self.info["seconds"]
         if not self.info["finished"]:
             title = f"meta-training {self.name}, seed {self.seed}"
@@ -140,19 +140,19 @@ class MetaTrainer:
                 while self.info["step"] < self.spec.steps:
                     accuracy = self._to_next_validation(stage)
                     self.info["seconds"] = spent + time.perf_counter() - start
-                    self._record(accuracy)
+                    self._record_validation(accuracy)
             if idle := [key for key in self.parameters if key not in self.optimiser.state]:
                 them, used = ("it", "is it") if len(idle) == 1 else ("them", "are they")
                 self.reporter.warn(
                     f"{self.name}: no step has a gradient for {', '.join(idle)}, so training leaves {them} unchanged; "
                     f"{used} used in forward?"
                 )
-        return self._finish()
+        return self._finish_training()
 
-    def _resume(self) -> None:
+    def _resume_training(self) -> None:
         """Go on from the state on disk, if that is whole and of the same training."""
         try:
-            here, there = self.info["place"], self._restore()
+            here, there = self.info["place"], self._restore_state()
         except CorruptFile as error:
             aside = quarantine(self.folder)
             self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
@@ -162,7 +162,7 @@ class MetaTrainer:
             if not there["finished"] and here not in there["place"]:
                 there["place"] += f"; from step {there['step']} on {here}"
 
-    def _restore(self) -> dict[str, Any] | None:
+    def _restore_state(self) -> dict[str, Any] | None:
         """Take the state on disk, and return its facts; None where there is none.
 
         Raises:
@@ -207,8 +207,8 @@ class MetaTrainer:
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed_of("meta-training noise", self.seed, first))
             with thread_limits(few):
-                for step, batch in self._batches(first, last):
-                    loss = self._step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
+                for step, batch in self._iterate_batches(first, last):
+                    loss = self._train_step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
                     rate = self.spec.schedule.rate_at(step, self.spec.steps)
                     stage.advance(1, **({"loss": loss, LEARNING_RATE: rate} if loss is not None else {}))
         accuracy = self.validate(self.method)
@@ -216,7 +216,7 @@ class MetaTrainer:
         self.info |= {"step": last, "solves": solves.total_counts(), "finished": last == self.spec.steps}
         return accuracy
 
-    def _batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
+    def _iterate_batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
         """Yield the episodes of steps ``first`` to ``last - 1``; several steps' episodes are gathered together."""
         per_step = self.training.episodes_per_step
         group = max(1, BLOCK_EPISODES // per_step)
@@ -227,7 +227,7 @@ class MetaTrainer:
             for step in range(begin, end):
                 yield step, block.episode_range((step - begin) * per_step, (step - begin + 1) * per_step)
 
-    def _step(self, step: int, batch: Batch, solves: SolveCounts, read: bool) -> float | None:
+    def _train_step(self, step: int, batch: Batch, solves: SolveCounts, read: bool) -> float | None:
         """Take one step and count the failures of its solves; return the loss if it is to be read."""
         numbers = read or batch.labels.device.type == "cpu"
         try:
@@ -237,7 +237,7 @@ class MetaTrainer:
                 answers = list(predict_by_session(self.method, self.name, batch, self.training.sessions, numbers))
         except UserError as error:
             if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
-                raise self._diverged(str(error), step) from error
+                raise self._make_diverged_error(str(error), step) from error
             raise
         losses = [
             F.cross_entropy(masked_logits(prediction, batch.masked_base).flatten(0, 1), labels.flatten())
@@ -255,25 +255,25 @@ class MetaTrainer:
         self.optimiser.step(self.spec.schedule.rate_at(step, self.spec.steps))
         value = loss.item() if read else None
         if value is not None and not np.isfinite(value):
-            raise self._diverged(f"the loss is {value}", step)
+            raise self._make_diverged_error(f"the loss is {value}", step)
         return value
 
-    def _diverged(self, what: str, step: int) -> Diverged:
+    def _make_diverged_error(self, what: str, step: int) -> Diverged:
         advice = f"a lower learning rate (now {self.spec.schedule.rate}) or another option may help"
         if step == 0:
             advice = "nothing was learned before: it is the method itself, or an option"
         at = f"at step {step + 1} of {self.spec.steps}"
         return Diverged(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
 
-    def _record(self, accuracy: float) -> None:
+    def _record_validation(self, accuracy: float) -> None:
         """Store the state of a validation, and the parameters if they are the best so far."""
         info = self.info
         info["history"] = {**info["history"], str(info["step"]): accuracy}
         if info["best"] is None or accuracy > info["history"][str(info["best"])]:
             info["best"], self.best = info["step"], self._copy_parameters()
-        self._save()
+        self._save_state()
 
-    def _save(self) -> None:
+    def _save_state(self) -> None:
         """Store the state on disk."""
         tensors: dict[str, Tensor] = {f"last.{key}": value for key, value in self.parameters.items()}
         tensors |= {f"best.{key}": value for key, value in self.best.items()}
@@ -282,7 +282,7 @@ class MetaTrainer:
                 tensors |= {f"adam.{part}.{key}": tensor for part, tensor in state.items()}
         self.store.save(tensors, self.info)
 
-    def _finish(self) -> TrainingRecord:
+    def _finish_training(self) -> TrainingRecord:
         step = self.spec.steps
         if self.training.select == "best":
             step = self.info["best"]

@@ -78,7 +78,7 @@ def load_or_pretrain(
         )
     backbone_head: HeadKind = "linear" if second else kind
     work = Workspace(home, where, reporter)
-    prepared = work.prepared(chosen, backbone_head, seed)
+    prepared = work.open_task(chosen, backbone_head, seed)
     if frozen:
         return prepared.pretrained
     dataset = prepared.dataset
@@ -87,7 +87,7 @@ def load_or_pretrain(
         weights.disable_packaged(home, key, reporter)
     listener = CurveReporter(curves, f"pretraining/{key}", reporter) if curves else reporter
     trained = pretrain(home, chosen, dataset, backbone_head, seed, where, listener, compiled)
-    return work.prepared(chosen, kind, seed).pretrained if second else trained
+    return work.open_task(chosen, kind, seed).pretrained if second else trained
 
 
 def mark_for_training(jobs: Sequence[Job], work: Workspace) -> None:
@@ -151,7 +151,7 @@ def export_weights(
             f"{key} is not here, or not finished, in {home.pretrained}; first: "
             f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}{f' --recipe {recipe}' if recipe else ''}"
         )
-    return path, weights.read_weights(path)[0]  # checked as others will check it
+    return path, weights.read_metadata_and_tensors(path)[0]  # checked as others will check it
 
 
 def parse_head_kind(head: str) -> HeadKind:

@@ -172,7 +172,7 @@ def expand_method_names(words: Iterable[str], warn: WarnFunction) -> list[str]:
     Raises:
         UserError: a glob that fits nothing.
     """
-    from ifsl_bench.store.published import published_sets
+    from ifsl_bench.store.published import read_published_sets
 
     names: list[str] = []
     for name in words:
@@ -180,7 +180,7 @@ def expand_method_names(words: Iterable[str], warn: WarnFunction) -> list[str]:
             names += _usable_methods(warn)
         elif registry.owning_entry_points(registry.METHOD_GROUP, name):
             names.append(name)
-        elif name in (sets := published_sets()):
+        elif name in (sets := read_published_sets()):
             names += sets[name][0]
         elif is_glob(name) and not registry.names_file(name):
             names += _match_glob(
@@ -215,7 +215,7 @@ def expand_task_names(words: Iterable[str], home: Paths) -> list[str]:
     Raises:
         UserError: a glob that fits nothing, or a file that is wrong.
     """
-    from ifsl_bench.store.published import published_sets
+    from ifsl_bench.store.published import read_published_sets
 
     expanded: list[str] = []
     for name in words:
@@ -226,7 +226,7 @@ def expand_task_names(words: Iterable[str], home: Paths) -> list[str]:
             names: Sequence[str] = [task.name for task in _all_tasks(home) if _has_data(task, home)]
         elif packaged_task(plain):
             names = [plain]
-        elif plain in (sets := published_sets()):
+        elif plain in (sets := read_published_sets()):
             names = sets[plain][1]
         elif file and is_glob(inside):
             tasks = [task.name for task in load_tasks(f"{file}.toml", home=home)]

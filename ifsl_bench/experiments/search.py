@@ -25,7 +25,7 @@ from ifsl_bench.experiments.trained_models import Diverged
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.find_method import searched_options
 from ifsl_bench.plugin.method import Method, NonFinite
-from ifsl_bench.plugin.options import accepts_options, default_options, grid_of, space_of, without_defaults
+from ifsl_bench.plugin.options import accepts_options, default_options, option_grid, search_space, without_defaults
 from ifsl_bench.plugin.space import RATE_NAME, Space
 from ifsl_bench.protocols.calibration import Bias, best_bias, bootstrap_counts
 from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate
@@ -51,7 +51,7 @@ RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings s
 # -- the points of a search
 
 
-def points_of_next_round(
+def draw_next_round(
     method: type[Method],
     fixed_options: Container[str],
     trials: int,
@@ -74,9 +74,9 @@ def points_of_next_round(
     """
     free = searched_options(method, fixed_options, trials)
     if free and trials:
-        space = space_of(method)
+        space = search_space(method)
         return next_search_round({key: space[key] for key in free}, default, trials, rounds)
-    grid = grid_of(method, sessions)
+    grid = option_grid(method, sessions)
     product = itertools.product(*(grid[key] for key in free))
     return [] if rounds else [dict(zip(free, values, strict=True)) for values in product]
 
@@ -205,7 +205,7 @@ def candidates_by_round(
     sessions = protocol_of(job.task).learns_sessions
     rounds: list[list[Candidate]] = []
     finished: list[list[tuple[Point, float]]] = []
-    while settings := points_of_next_round(job.method, job.fixed_options, job.trials, default, finished, sessions):
+    while settings := draw_next_round(job.method, job.fixed_options, job.trials, default, finished, sessions):
         rounds.append([_make_candidate(job, point) for point in settings])
         accuracies = [accuracy(candidate) for candidate in rounds[-1]]
         if any(value is None for value in accuracies):
@@ -386,19 +386,21 @@ class TrialStage(Stage):
     def key(self, home: Paths) -> str:
         return f"{training_key(self.job, home)}-{self.job.training.select}"
 
-    def file(self, home: Paths) -> Path:
+    def trial_path(self, home: Paths) -> Path:
         """Return the file of the trial's record."""
         return home.cache / "trials" / f"{self.key(home)}.json"
 
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
-        return [(self, self.file(home)), *MetaTrainStage(self.job).artefacts(home)]
+        return [(self, self.trial_path(home)), *MetaTrainStage(self.job).artefacts(home)]
 
     def is_cached(self, home: Paths) -> bool:
-        return self.stored(home) is not None
+        return self.load_stored_trial(home) is not None
 
-    def stored(self, home: Paths) -> TrialRecord | None:
+    def load_stored_trial(self, home: Paths) -> TrialRecord | None:
         """Return the trial of the same method on the backbone that is in the home, if there is one."""
-        return read_trial(self.file(home), make_pretrain_stage(self.job).weights_checksum(home), self.job.matches_code)
+        return read_trial(
+            self.trial_path(home), make_pretrain_stage(self.job).weights_checksum(home), self.job.matches_code
+        )
 
     def choose_device(self, work: Workspace) -> DeviceChoice:
         evaluation = work.choose_device("evaluation")
@@ -408,7 +410,7 @@ class TrialStage(Stage):
         return DeviceChoice(evaluation.device, f"{evaluation.reason}, after meta-training on {training}")
 
     def compute(self, work: Workspace) -> TrialRecord:
-        job, file, prepared = self.job, self.file(work.home), make_pretrain_stage(self.job).open_task(work)
+        job, file, prepared = self.job, self.trial_path(work.home), make_pretrain_stage(self.job).open_task(work)
         weights = prepared.pretrained.sha256
         tried = read_trial(file, weights, job.matches_code, work.reporter)
         if tried is None:
@@ -474,7 +476,7 @@ class SearchStage(Stage):
         return best is not None and (not best.is_meta_trained or MetaTrainStage(best).is_cached(home))
 
     def compute(self, work: Workspace) -> None:
-        best, _ = choose_setting(self.job, work, NullReporter())
+        best, _ = choose_setting_with_record(self.job, work, NullReporter())
         MetaTrainStage(best).compute(work)
 
 
@@ -482,13 +484,13 @@ def accuracy_lookup(home: Paths) -> Callable[[Candidate], float | None]:
     """Return a function that looks up a candidate's accuracy among a home's trials, for :func:`candidates_by_round`."""
 
     def accuracy(candidate: Candidate) -> float | None:
-        tried = TrialStage(candidate.job).stored(home)
+        tried = TrialStage(candidate.job).load_stored_trial(home)
         return None if tried is None else tried.score
 
     return accuracy
 
 
-def choose_setting(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
+def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
     """Make the trials of a job, and choose the best.
 
     Args:
@@ -508,7 +510,7 @@ def choose_setting(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, 
         if not missing:
             break
         while missing:  # those first that no other process is making
-            free = (name for name, trial in missing.items() if not is_locked(trial.file(work.home)))
+            free = (name for name, trial in missing.items() if not is_locked(trial.trial_path(work.home)))
             name = next(free, next(iter(missing)))
             known[name] = missing.pop(name).compute(work)
     candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
@@ -536,7 +538,7 @@ def add_test_hits(job: Job, choice: dict[str, Any], counts: HitCounts, work: Wor
 
     Args:
         job: that was searched.
-        choice: the fields of a result about the choice, as :func:`choose_setting` returns them.
+        choice: the fields of a result about the choice, as :func:`choose_setting_with_record` returns them.
         counts: of the chosen setting on all test episodes.
         work: where trials are stored.
     """

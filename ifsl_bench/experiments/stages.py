@@ -116,15 +116,17 @@ class DataStage(Stage):
         """Raise :class:`UserError` where episodes cannot be drawn, as far as the metadata show it."""
 
         def starts(pool: str) -> np.ndarray:
-            return pool_entry(data.starts, pool, self.task.dataset.name)
+            return pool_entry(data.class_starts_by_pool, pool, self.task.dataset.name)
 
         check_supports(self.task, data.supports_unknown)
-        for side in self.sides if data.starts else ():
-            protocol_of(self.task).sampler(self.task, side, 0, starts, classes=lambda pool: data.classes.get(pool, ()))
-        if self.sessions > 1 and data.starts:
+        for side in self.sides if data.class_starts_by_pool else ():
+            protocol_of(self.task).sampler(
+                self.task, side, 0, starts, classes=lambda pool: data.class_names_by_pool.get(pool, ())
+            )
+        if self.sessions > 1 and data.class_starts_by_pool:
             training_sampler(self.task, self.sessions, 0, starts)
-        if data.classes.get("novel/test"):
-            protocol_of(self.task).class_order(self.task, data.classes.__getitem__)
+        if data.class_names_by_pool.get("novel/test"):
+            protocol_of(self.task).class_order(self.task, data.class_names_by_pool.__getitem__)
 
     def compute(self, work: Workspace) -> None:
         prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
@@ -190,7 +192,7 @@ class PretrainStage(Stage):
 
     def open_task(self, work: Workspace) -> PreparedTask:
         """Open the task with this pretraining."""
-        return work.prepared(self.task, self.head, self.seed, self.sees)
+        return work.open_task(self.task, self.head, self.seed, self.sees)
 
     def compute(self, work: Workspace) -> None:
         _ = self.open_task(work).pretrained
@@ -407,7 +409,7 @@ class MetaTrainStage(Stage):
             "seed": job.seed,
             "place": str(place),
         }
-        loader = prepared.episodes("train", place.device, job.training.views)
+        loader = prepared.episode_loader("train", place.device, job.training.views)
         if job.training.sessions > 1:
             loader = loader.with_sampler(prepared.training_sampler(job.training.sessions, place.device))
         for folder in model_folders(work.home.trained / training_key(job, work.home)):

@@ -92,20 +92,20 @@ class SolveCounts:
         """Add a prediction after its backward pass; :meth:`total_counts` reads an accelerator's counts, which waits."""
         unconverged = prediction.statistics.get("solver_unconverged")
         if unconverged is not None:
-            self._count(episodes=len(unconverged), unconverged=0)
+            self._add_counts(episodes=len(unconverged), unconverged=0)
             self._unconverged.append(unconverged.detach().count_nonzero())
         if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
             kinds = ("episodes", "diverged", "failed", "indefinite")
-            self._count(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
+            self._add_counts(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
 
     def total_counts(self) -> dict[str, int]:
         """Return the counts of all that was added."""
         if self._unconverged:
-            self._count(unconverged=int(torch.stack(self._unconverged).sum()))
+            self._add_counts(unconverged=int(torch.stack(self._unconverged).sum()))
             self._unconverged.clear()
         return self.counts
 
-    def _count(self, **more: int) -> None:
+    def _add_counts(self, **more: int) -> None:
         for key, value in more.items():
             self.counts[key] = self.counts.get(key, 0) + value
 

@@ -103,7 +103,7 @@ class Workspace:
 
         return CurveReporter(self.curves, f"{kind}/{key}", self.reporter)
 
-    def prepared(self, task: Task, head: HeadKind, seed: int, sees: str = "features") -> PreparedTask:
+    def open_task(self, task: Task, head: HeadKind, seed: int, sees: str = "features") -> PreparedTask:
         """Return the task with this pretraining; the last one stays open, its features in memory.
 
         Args:
@@ -230,9 +230,9 @@ class PreparedTask:
                 pool.labels.astype(np.int64)
             )
 
-        return replace(make_base_classifier(self.pretrained, moments), images=images, network=self._network())
+        return replace(make_base_classifier(self.pretrained, moments), images=images, network=self._base_network())
 
-    def _network(self) -> BaseNetwork | None:
+    def _base_network(self) -> BaseNetwork | None:
         """Return the network, on the CPU, and its images, for methods that see images; None for others."""
         if self.sees == "features":
             return None
@@ -257,7 +257,7 @@ class PreparedTask:
         self.dataset.check_images(name)
         return as_rows(self.dataset.pool(name).images)
 
-    def pool(self, name: str, views: int = 1, device: torch.device = CPU_DEVICE) -> FeaturePool:
+    def feature_pool(self, name: str, views: int = 1, device: torch.device = CPU_DEVICE) -> FeaturePool:
         """Return a pool, copied to the device once: its features, or what else methods see, and base logits.
 
         Args:
@@ -285,7 +285,7 @@ class PreparedTask:
             UserError: they cannot be drawn.
         """
         return protocol_of(self.task).sampler(
-            self.task, side, self.seed, self._starts, device, self._classes, self.class_order
+            self.task, side, self.seed, self._class_starts, device, self._class_names, self.class_order
         )
 
     def training_sampler(self, sessions: int, device: torch.device = CPU_DEVICE) -> EpisodeSampler:
@@ -300,18 +300,18 @@ class PreparedTask:
         Raises:
             UserError: the pools have too few classes or images.
         """
-        return training_sampler(self.task, sessions, self.seed, self._starts, device, self._classes)
+        return training_sampler(self.task, sessions, self.seed, self._class_starts, device, self._class_names)
 
-    def _starts(self, pool: str) -> np.ndarray:
+    def _class_starts(self, pool: str) -> np.ndarray:
         return self.dataset.pool(pool).starts
 
-    def _classes(self, pool: str) -> Sequence[str]:
+    def _class_names(self, pool: str) -> Sequence[str]:
         return self.dataset.pool(pool).classes
 
     @cached_property
     def class_order(self) -> np.ndarray | None:
         """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
-        return protocol_of(self.task).class_order(self.task, self._classes)
+        return protocol_of(self.task).class_order(self.task, self._class_names)
 
     def loader(self, side: Side, views: int = 1, device: torch.device = CPU_DEVICE) -> Loader:
         """Return the loader of a side's episodes or sequences.
@@ -323,14 +323,14 @@ class PreparedTask:
         """
         task, sampler = self.task, self.sampler(side, device)
         novel, base, support = (
-            self.pool(name, views, device) if name in task.pools(side) else None
+            self.feature_pool(name, views, device) if name in task.pools(side) else None
             for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT_POOL)
         )
         assert novel is not None
         protocol = EPISODES_PROTOCOL if side == "train" else protocol_of(task)
         return protocol.loader(task, sampler, novel, base, support)
 
-    def episodes(self, side: Side, device: torch.device = CPU_DEVICE, views: int = 1) -> EpisodeLoader:
+    def episode_loader(self, side: Side, device: torch.device = CPU_DEVICE, views: int = 1) -> EpisodeLoader:
         """Return the loader of a side's episodes; raise :class:`UserError` where it has sequences of sessions.
 
         Args:
@@ -365,7 +365,7 @@ class PreparedTask:
         digest = self.sampler("test").digest(count)
         data = self.dataset.fingerprint[:12] + self.dataset.novel_fingerprint[:12]
         record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{data}.json"
-        expected = task.digest or self._recorded(record)
+        expected = task.digest or self._recorded_digest(record)
         if expected is None:
             write_checksummed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
         elif expected != digest:
@@ -375,7 +375,7 @@ class PreparedTask:
                 "results were measured on other episodes"
             )
 
-    def _recorded(self, record: Path) -> str | None:
+    def _recorded_digest(self, record: Path) -> str | None:
         """The digest in the record of this task; None where there is none."""
         try:
             entries = read_checksummed(record)

@@ -19,7 +19,7 @@ from ifsl_bench.plugin.adapting import Adapting, make_small_base
 from ifsl_bench.plugin.episode_contract import ContractProbe, logits_differ
 from ifsl_bench.plugin.method import Query, State, Support, check_prediction, masked_logits, naming_errors
 from ifsl_bench.plugin.options import make_method, remake_method
-from ifsl_bench.plugin.session_contract import first_of_each_class
+from ifsl_bench.plugin.session_contract import first_image_of_each_class
 from ifsl_bench.solvers.tree import leaves, tree_map
 from ifsl_bench.utils.errors import UserError
 
@@ -83,13 +83,13 @@ def state_change_fault(learner: AdaptingLearner) -> str | None:
     """Learning a session leaves the state before it as it is."""
     before = [x.clone() for x in leaves(learner.first) if x is not None]
     learner.learn(1, learner.first)
-    changed = not _equal(before, leaves(learner.first))
+    changed = not _tensors_equal(before, leaves(learner.first))
     return "learning a session changes the state of the session before it" if changed else None
 
 
 def repeat_fault(learner: AdaptingLearner) -> str | None:
     """The same images, learned again, give the same state."""
-    same = _equal(leaves(learner.learn(0)), leaves(learner.first))
+    same = _tensors_equal(leaves(learner.learn(0)), leaves(learner.first))
     return None if same else "the same session, learned again, gives another state: it keeps or draws something else"
 
 
@@ -123,7 +123,7 @@ def state_size_fault(learner: AdaptingLearner) -> str | None:
     """The state is as large for one support image of a class as for more, unless the class says that it keeps some."""
     if learner.method.keeps != "nothing":
         return None
-    one = first_of_each_class(learner.supports[0], learner.method.ways)
+    one = first_image_of_each_class(learner.supports[0], learner.method.ways)
     states = learner.method.learn(one).state, learner.first
     sizes = [[None if x is None else x.shape for x in leaves(state)] for state in states]
     return None if sizes[0] == sizes[1] else 'its state grows with the number of support images, and keeps is "nothing"'
@@ -153,7 +153,7 @@ RULES_OF_A_RUN: tuple[Rule, ...] = (form_fault, state_change_fault, repeat_fault
 RULES: tuple[Rule, ...] = (*RULES_OF_A_RUN, state_size_fault, hidden_class_fault)
 
 
-def _equal(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:
+def _tensors_equal(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:
     """Return whether tensors are equal, bit by bit, leaving out what is None."""
     ours, theirs = ([x for x in part if x is not None] for part in (first, second))
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))

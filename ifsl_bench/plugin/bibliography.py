@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import Paper, display_label, display_rows, papers, parse_label, recipe_in_print
+from ifsl_bench.plugin.display_names import (
+    Paper,
+    display_label,
+    display_names_by_row,
+    parse_label,
+    read_papers,
+    recipe_in_print,
+)
 from ifsl_bench.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,9 +51,9 @@ def paper_label(label: str) -> str:
 def papers_of_method(name: str) -> list[Paper]:
     """Return the package's papers of a row, or of all rows of a method; the first is the method's own."""
     names = {name}
-    if name not in display_rows() and registry.owning_entry_points(registry.METHOD_GROUP, name):
+    if name not in display_names_by_row() and registry.owning_entry_points(registry.METHOD_GROUP, name):
         names |= set(vars(registry.get_method(name)).get("shorthands", {}))
-    return [paper for paper in papers("methods") if names & set(paper.row_names)]
+    return [paper for paper in read_papers("methods") if names & set(paper.row_names)]
 
 
 def cite_method(name: str) -> str:
@@ -79,7 +86,7 @@ def cite_suite() -> str:
 
 
 def _protocol_paper() -> Paper:
-    return next(paper for paper in papers("methods") if paper.key == PROTOCOL_KEY)
+    return next(paper for paper in read_papers("methods") if paper.key == PROTOCOL_KEY)
 
 
 def cite_task(task: Task) -> str:
@@ -87,7 +94,7 @@ def cite_task(task: Task) -> str:
     names = [task.dataset.name, *([task.novel_from] if task.novel_from else [])]
     parts = []
     for name in dict.fromkeys(names):
-        entries = [paper.bibtex for paper in papers("tasks") if name in paper.row_names]
+        entries = [paper.bibtex for paper in read_papers("tasks") if name in paper.row_names]
         parts += entries or [f"% data set {name}: no paper"]
     return "\n\n".join([*parts, _protocol_paper().bibtex])
 

@@ -84,7 +84,7 @@ class Paper:
 
 
 @lru_cache(maxsize=2)
-def papers(folder: str) -> tuple[Paper, ...]:
+def read_papers(folder: str) -> tuple[Paper, ...]:
     """Return the papers of ``methods`` or ``tasks``, in the order of the file."""
     text = (resources.files(f"ifsl_bench.{folder}") / "papers.bib").read_text(encoding="utf-8")
     records = []
@@ -99,20 +99,20 @@ def papers(folder: str) -> tuple[Paper, ...]:
 
 
 @lru_cache(maxsize=1)
-def display_rows() -> Mapping[str, DisplayName]:
+def display_names_by_row() -> Mapping[str, DisplayName]:
     """Return the rows of the suite's methods, by the names that ``--method`` takes, in the order of ``papers.bib``."""
     named = {
         row: DisplayName(*display, of="" if row == name else name)
         for name, method in suite_methods().items()
         for row, display in method.display.items()
     }
-    listed = dict.fromkeys(row for paper in papers("methods") for row in paper.row_names if row in named)
+    listed = dict.fromkeys(row for paper in read_papers("methods") for row in paper.row_names if row in named)
     return {row: named[row] for row in [*listed, *(row for row in named if row not in listed)]}
 
 
 def display_label(name: str) -> str:
     """Return the label by which papers print a row; a row of another package keeps its name."""
-    named = display_rows().get(name) or PRINTED_ALONE.get(name)
+    named = display_names_by_row().get(name) or PRINTED_ALONE.get(name)
     return named.printed if named else name
 
 

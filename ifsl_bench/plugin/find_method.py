@@ -40,7 +40,7 @@ class MethodRef:
     def distribution(self) -> dict[str, str]:
         """Name and version of the package that registers it; empty for a class that is not registered."""
         points = [] if self.file else registry.owning_entry_points(registry.METHOD_GROUP, self.name)
-        return registry.distribution_of(points[0]) if points else {}
+        return registry.distribution_name_and_version(points[0]) if points else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A class from a file cannot be imported by its name elsewhere: the file is read there.
@@ -172,7 +172,7 @@ def load_class_from_file(file: Path, wanted: str, contract: type = Method, plura
 
 
 @contextmanager
-def _importable(folder: Path, beside: Iterable[Path]) -> Iterator[None]:
+def _make_folder_importable(folder: Path, beside: Iterable[Path]) -> Iterator[None]:
     """Make modules of a folder importable, as by ``python file.py``.
 
     None stays in ``sys.modules``, since files of other folders may have neighbours of the same names.
@@ -206,7 +206,7 @@ def _run_as_module(file: Path) -> ModuleType:
         vars(module).update({EXECUTED_KEY: content, FROM_KEY: str(file)})
         sys.modules[name] = module  # dataclasses and pickle look there while the file runs
         try:
-            with _importable(file.parent, beside):
+            with _make_folder_importable(file.parent, beside):
                 exec(compile(content, str(file), "exec"), module.__dict__)
         except BaseException as error:
             del sys.modules[name]

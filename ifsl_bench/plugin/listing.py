@@ -10,10 +10,10 @@ from typing import Any
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import paper_label, papers_of_method
-from ifsl_bench.plugin.display_names import display_rows
+from ifsl_bench.plugin.display_names import display_names_by_row
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.options import grid_of, is_trainable, options_of, space_of
+from ifsl_bench.plugin.options import declared_options, is_trainable, option_grid, search_space
 from ifsl_bench.plugin.space import RATE_NAME, Range
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_value
@@ -43,14 +43,14 @@ def method_rows() -> list[dict[str, Any]]:
             except UserError as error:
                 problem = f"broken: {error}"
         if kind is None:
-            has_row = name in display_rows()
-            reason = f"needs {plugin.lacks}" if plugin.lacks else problem.partition(": ")[0]
-            what = f"{display_rows()[name].says} ({reason})" if has_row else problem
+            has_row = name in display_names_by_row()
+            reason = f"needs {plugin.missing_module}" if plugin.missing_module else problem.partition(": ")[0]
+            what = f"{display_names_by_row()[name].says} ({reason})" if has_row else problem
             paper = papers_of_method(name)[0].author_year if has_row else ""
             table.append(_method_row(name, name, plugin.package) | {"what": what, "paper": paper})
             continue
         meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
-        usual = {option.name: option.default for option in options_of(kind).values()}
+        usual = {option.name: option.default for option in declared_options(kind).values()}
         if not any(usual | dict(meant) == usual for meant in meanings.values()):
             meanings[name] = {}
         for row, meant in meanings.items():
@@ -72,9 +72,14 @@ def _method_row(row: str, name: str, package: str) -> dict[str, Any]:
 
 
 def _usable_row(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
-    summary = display_rows()[row].says if row in display_rows() else (kind.__doc__ or "").strip().split("\n")[0]
+    summary = (
+        display_names_by_row()[row].says
+        if row in display_names_by_row()
+        else (kind.__doc__ or "").strip().split("\n")[0]
+    )
     shown = [
-        f"{o.name}={format_value(meant.get(o.name, o.default))} ({o.type_text})" for o in options_of(kind).values()
+        f"{o.name}={format_value(meant.get(o.name, o.default))} ({o.type_text})"
+        for o in declared_options(kind).values()
     ]
     return {
         "what": summary,
@@ -99,18 +104,20 @@ def describe_method(name: str) -> MethodDescription:
         UserError: there is no such method, or it cannot be used.
     """
     papers, title = papers_of_method(name), paper_label(name) if paper_label(name) != name else ""
-    title = ": ".join(filter(None, [title or name, display_rows()[name].says if name in display_rows() else ""]))
+    title = ": ".join(
+        filter(None, [title or name, display_names_by_row()[name].says if name in display_names_by_row() else ""])
+    )
     of_papers = [("paper", f"{paper.field('title')} ({paper.author_year})") for paper in papers]
     try:
         chosen, meant = find_method(name)
     except UserError as error:
-        if name not in display_rows():
+        if name not in display_names_by_row():
             raise
         cite = [("cite", f"ifsl-bench cite {name}")] if papers else []
         return MethodDescription(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), "")
     kind = chosen.method
     text, means = split_docstring((inspect.getdoc(kind) or "").replace("``", "`"))
-    space, grid = space_of(kind), grid_of(kind)
+    space, grid = search_space(kind), option_grid(kind)
     options = [
         {
             "option": option.name,
@@ -124,7 +131,7 @@ def describe_method(name: str) -> MethodDescription:
             "--tune": _format_range(space[option.name]) if option.name in space else "",
             "meaning": means.get(option.name, ""),
         }
-        for option in options_of(kind).values()
+        for option in declared_options(kind).values()
     ]
     if RATE_NAME in space:
         rate = {"option": RATE_NAME, "takes": "float", "default": "as published", "tried": ""}

@@ -34,10 +34,10 @@ def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
         first: one record.
         second: the other one.
     """
-    return _identity(first) == _identity(second)
+    return _identity_key(first) == _identity_key(second)
 
 
-def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
+def _identity_key(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
     distribution = made_by.get("distribution")
     own = isinstance(distribution, dict) and distribution.get("name") == OWN_PACKAGE
     return made_by.get("revision", 0), OWN_PACKAGE if own else made_by.get("method_source")

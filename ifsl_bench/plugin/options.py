@@ -60,13 +60,13 @@ def parse_value(kind: Any, value: Any) -> Any:
     """
     for alternative in union_types(kind):
         try:
-            return _parse(alternative, value)
+            return _parse_text(alternative, value)
         except (ValueError, msgspec.ValidationError):
             continue
     raise ValueError(f"{value!r} is not {format_type(kind)}")
 
 
-def _parse(kind: Any, value: Any) -> Any:
+def _parse_text(kind: Any, value: Any) -> Any:
     if not isinstance(value, str):
         return _parse_strictly(kind, value)
     if kind in (int, float):
@@ -141,7 +141,7 @@ class Option:
 
 
 @lru_cache(maxsize=256)  # looking up a name reads the options of all methods
-def options_of(method: type[Method]) -> Mapping[str, Option]:
+def declared_options(method: type[Method]) -> Mapping[str, Option]:
     """Return the options that a method's constructor declares, in its order.
 
     They follow the base class's options if the constructor passes on what it does not name, as in
@@ -151,7 +151,7 @@ def options_of(method: type[Method]) -> Mapping[str, Option]:
         UserError: an option without annotation or default.
     """
     options: dict[str, Option] = {}
-    for constructor, parameter in _parameters(method):
+    for constructor, parameter in _constructor_parameters(method):
         name, kind = parameter.name, _option_type(method, constructor, parameter)
         if kind is None or parameter.default is inspect.Parameter.empty:
             raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
@@ -164,7 +164,7 @@ def options_of(method: type[Method]) -> Mapping[str, Option]:
     return options
 
 
-def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
+def _constructor_parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
     """Return keyword-only parameters with the constructor that has them, the base class's first."""
     pairs: list[tuple[Any, inspect.Parameter]] = []
     passes_on = ""  # the last class whose constructor hands on what it does not name
@@ -204,13 +204,13 @@ def _option_type(method: type[Method], constructor: Any, parameter: inspect.Para
     return kind
 
 
-def space_of(method: type[Method]) -> Space:
+def search_space(method: type[Method]) -> Space:
     """Return the method's space with every number converted to its option's type; learning rates are floats.
 
     Raises:
         UserError: values that the option does not take, or a range for one that is no number.
     """
-    kind_of, space = {RATE_NAME: float, **{key: option.kind for key, option in options_of(method).items()}}, {}
+    kind_of, space = {RATE_NAME: float, **{key: option.kind for key, option in declared_options(method).items()}}, {}
     for key, values in method.space.items():
         try:
             space[key] = convert_range(kind_of[key], values)
@@ -219,7 +219,7 @@ def space_of(method: type[Method]) -> Space:
     return space
 
 
-def grid_of(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any, ...]]:
+def option_grid(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any, ...]]:
     """Return the method's grid with every value converted to its option's type.
 
     Args:
@@ -229,7 +229,7 @@ def grid_of(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any
     Raises:
         UserError: values that the option does not take.
     """
-    options, grid = options_of(method), {}
+    options, grid = declared_options(method), {}
     for key, values in method.grid.items():
         try:
             more = method.session_grid.get(key, ()) if sessions else ()
@@ -389,7 +389,7 @@ def resolve_options(
     Raises:
         UserError: no such option (with the nearest names), or a value of another type.
     """
-    options = options_of(method)
+    options = declared_options(method)
     resolved: dict[str, Any] = {}
     for key, value in values.items():
         if key not in options:
@@ -413,7 +413,7 @@ def default_options(method: type[Method], task: Task) -> dict[str, Any]:
     Raises:
         UserError: the method's own defaults are no dict, or name something that is no option of it.
     """
-    options = options_of(method)
+    options = declared_options(method)
     try:
         own = method.defaults(task)
     except UserError:
@@ -526,7 +526,7 @@ def check_method(method: Any, called_in_error: str = "") -> None:
             raise UserError(f"{called}.{name} is {value!r}, expected {expected}")
     if method.sees != "features" and not isinstance(changes := getattr(method, "changes", ""), str):
         raise UserError(f"{called}.changes is {changes!r}, expected what it changes in the network, in a few words")
-    options, space = options_of(method), method.space
+    options, space = declared_options(method), method.space
     if "episodes" in options:  # labels say that of the evaluation
         raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
     for shorthand, meant in method.shorthands.items():
@@ -536,12 +536,12 @@ def check_method(method: Any, called_in_error: str = "") -> None:
         raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE_NAME!r}")
     if strange := [key for key in method.grid if key not in space or key not in options]:
         raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
-    rate = space_of(method).get(RATE_NAME)
+    rate = search_space(method).get(RATE_NAME)
     if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
         raise UserError(f"{called}.space[{RATE_NAME!r}] is {rate}, but a learning rate is positive")
     if strange := [key for key in method.session_grid if key not in method.grid]:
         raise UserError(f"{called}.session_grid names {strange[0]!r}, which is no option of its grid")
-    grid_of(method, sessions=True)
+    option_grid(method, sessions=True)
     default = {name: option.default for name, option in options.items()}
     for name in ("label", "keeps_supports", "gpu_min_episodes"):
         try:

@@ -44,7 +44,7 @@ class Plugin:
     package: str
     value: Any = None
     problem: str = ""
-    lacks: str = ""
+    missing_module: str = ""
 
 
 def registered_entry_points(group: str) -> dict[str, EntryPoint]:
@@ -54,7 +54,9 @@ def registered_entry_points(group: str) -> dict[str, EntryPoint]:
 
 @lru_cache(maxsize=8)  # every look-up would read the metadata of all packages again
 def _entry_points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    found = [point for point in entry_points(group=group) if group != METHOD_GROUP or package_of(point) != OWN_PACKAGE]
+    found = [
+        point for point in entry_points(group=group) if group != METHOD_GROUP or distribution_name(point) != OWN_PACKAGE
+    ]
     if group == METHOD_GROUP:  # the files of ``methods/`` declare those of the suite
         suite = distribution(OWN_PACKAGE)
         for name, declared in suite_methods().items():
@@ -62,12 +64,12 @@ def _entry_points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoi
             vars(point)["dist"] = suite  # as importlib.metadata does
             found.append(point)
     points: dict[str, list[EntryPoint]] = {}
-    for point in sorted(found, key=lambda p: (p.name, package_of(p))):
+    for point in sorted(found, key=lambda p: (p.name, distribution_name(p))):
         points.setdefault(point.name, []).append(point)
     return points
 
 
-def package_of(point: EntryPoint) -> str:
+def distribution_name(point: EntryPoint) -> str:
     """Return the distribution that registers a name."""
     return _distribution_name(point.dist) if point.dist else "?"
 
@@ -78,9 +80,9 @@ def _distribution_name(dist: Distribution) -> str:
     return dist.name
 
 
-def distribution_of(point: EntryPoint) -> dict[str, str]:
+def distribution_name_and_version(point: EntryPoint) -> dict[str, str]:
     """Return name and version of the distribution that registers a name."""
-    return {"name": package_of(point), "version": point.dist.version if point.dist else "?"}
+    return {"name": distribution_name(point), "version": point.dist.version if point.dist else "?"}
 
 
 def same_package(a: str, b: str) -> bool:
@@ -119,11 +121,11 @@ def load_plugin(group: str, name: str) -> Plugin:
     """
     points = owning_entry_points(group, name)
     if len(points) > 1:
-        whose = [package_of(point) for point in points]
+        whose = [distribution_name(point) for point in points]
         problem = f"ambiguous: {' and '.join(whose)} register it; uninstall all but one of them"
         return Plugin(name, "/".join(whose), problem=problem)
     (point,) = points
-    package = package_of(point)
+    package = distribution_name(point)
     try:
         value = point.load()
         for module, install in getattr(value, "requires", {}).items():
@@ -138,7 +140,9 @@ def load_plugin(group: str, name: str) -> Plugin:
 
 
 def _missing_dependency(name: str, package: str, module: str, install: str) -> Plugin:
-    return Plugin(name, package, problem=f"needs an extra ({module} is not installed): {install}", lacks=module)
+    return Plugin(
+        name, package, problem=f"needs an extra ({module} is not installed): {install}", missing_module=module
+    )
 
 
 def get_registered(group: str, kind: str, name: str) -> Any:
@@ -157,7 +161,7 @@ def get_registered(group: str, kind: str, name: str) -> Any:
         raise unknown_name_error(kind, name, registered_entry_points(group), see=LIST_COMMANDS.get(group, ""))
     plugin = load_plugin(group, name)
     if plugin.problem:
-        kind_of = MissingDependencyError if plugin.lacks else UserError
+        kind_of = MissingDependencyError if plugin.missing_module else UserError
         raise kind_of(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
     return plugin.value
 
@@ -204,7 +208,7 @@ def resolve_method(name: str) -> tuple[str, type[Method], dict[str, Any]]:
             "method", name, [*registered_entry_points(METHOD_GROUP), *all_shorthands()], see=LIST_COMMANDS[METHOD_GROUP]
         )
     if len(shorthands) > 1:
-        whose = " and ".join(f"{point.name} of {package_of(point)}" for point, *_ in shorthands)
+        whose = " and ".join(f"{point.name} of {distribution_name(point)}" for point, *_ in shorthands)
         raise UserError(f"{name!r} is a shorthand of several methods, {whose}; name the method and its options instead")
     ((point, kind, meant),) = shorthands
     check_shorthands(point.name, kind)
@@ -238,8 +242,10 @@ def check_label_is_free(label: str, name: str, what: str) -> None:
     for point, kind in others:
         if point.name != name:
             mine = owning_entry_points(METHOD_GROUP, name)
-            by = f" (package {package_of(mine[0])})" if mine else ""
-            raise UserError(f"{what}{by} is also {kind} (package {package_of(point)}); one of them needs another name")
+            by = f" (package {distribution_name(mine[0])})" if mine else ""
+            raise UserError(
+                f"{what}{by} is also {kind} (package {distribution_name(point)}); one of them needs another name"
+            )
 
 
 Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, and the class and options it stands for
@@ -251,20 +257,20 @@ def shorthands_named(name: str) -> list[Shorthand]:
     points = [
         p
         for p in registered_entry_points(METHOD_GROUP).values()
-        if package_of(p) != OWN_PACKAGE or name in suite[p.name].display
+        if distribution_name(p) != OWN_PACKAGE or name in suite[p.name].display
     ]
-    return [shorthand for called, shorthand in _shorthands(points) if called == name]
+    return [shorthand for called, shorthand in _iterate_shorthands(points) if called == name]
 
 
 def all_shorthands() -> dict[str, list[Shorthand]]:
     """Return all shorthands by name."""
     by_name: dict[str, list[Shorthand]] = {}
-    for name, shorthand in _shorthands(registered_entry_points(METHOD_GROUP).values()):
+    for name, shorthand in _iterate_shorthands(registered_entry_points(METHOD_GROUP).values()):
         by_name.setdefault(name, []).append(shorthand)
     return by_name
 
 
-def _shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, Shorthand]]:
+def _iterate_shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, Shorthand]]:
     """Yield the shorthands of methods; plugins that cannot be used are left out."""
     for point in points:
         try:

@@ -48,7 +48,7 @@ class SessionLearner:
     query: Query  # of classes of the first two
     searches: bool  # whether an inner search finds its answers, to its own tolerance
 
-    def state(self, supports: Sequence[Support] | None = None) -> State:
+    def learn_sessions(self, supports: Sequence[Support] | None = None) -> State:
         """Return the state that the method carries on after these sessions, the first two where not given."""
         state: State = None
         for support in supports or self.supports[:2]:
@@ -57,17 +57,17 @@ class SessionLearner:
 
     def logits(self, supports: Sequence[Support] | None = None) -> Tensor:
         """Return the logits [E, Q, C] after these sessions."""
-        return call_method(Prediction, self.method.answer, self.state(supports), self.query).logits
+        return call_method(Prediction, self.method.answer, self.learn_sessions(supports), self.query).logits
 
-    def part(self, sequence: int) -> SessionLearner:
+    def select_sequence(self, sequence: int) -> SessionLearner:
         """Return the sessions of one sequence alone."""
-        return self._changed(lambda x: x[sequence : sequence + 1])
+        return self._map_all_tensors(lambda x: x[sequence : sequence + 1])
 
     def as_float64(self) -> SessionLearner:
         """Return the same sessions in double precision."""
-        return replace(self._changed(to_float64), method=method_to_float64(self.method))
+        return replace(self._map_all_tensors(to_float64), method=method_to_float64(self.method))
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> SessionLearner:
+    def _map_all_tensors(self, change: Callable[[Tensor], Tensor]) -> SessionLearner:
         return replace(
             self, supports=[map_tensors(x, change) for x in self.supports], query=map_tensors(self.query, change)
         )
@@ -75,7 +75,7 @@ class SessionLearner:
 
 def state_change_fault(learner: SessionLearner) -> str | None:
     """Learning a session leaves the state before it as it is."""
-    first = learner.state(learner.supports[:1])
+    first = learner.learn_sessions(learner.supports[:1])
     before = [x.clone() for x in leaves(first) if x is not None]
     learner.method.learn(learner.supports[1], first)
     after = [x for x in leaves(first) if x is not None]
@@ -85,17 +85,19 @@ def state_change_fault(learner: SessionLearner) -> str | None:
 
 def state_size_fault(learner: SessionLearner) -> str | None:
     """The state is as large for one support image of a class as for more."""
-    lean = learner.state([first_of_each_class(support, learner.method.ways) for support in learner.supports])
-    states = lean, learner.state(learner.supports)
+    lean = learner.learn_sessions(
+        [first_image_of_each_class(support, learner.method.ways) for support in learner.supports]
+    )
+    states = lean, learner.learn_sessions(learner.supports)
     sizes = [[None if x is None else x.shape for x in leaves(state)] for state in states]
     return None if sizes[0] == sizes[1] else "its state grows with the number of support images"
 
 
 def stale_state_fault(learner: SessionLearner) -> str | None:
     """An answer comes from the state that is given, whatever was learned since."""
-    state = learner.state()
+    state = learner.learn_sessions()
     before = learner.method.answer(state, learner.query).logits
-    learner.state(learner.supports[1::-1])
+    learner.learn_sessions(learner.supports[1::-1])
     after = learner.method.answer(state, learner.query).logits
     broken = "the answer from a state changes when other sessions are learned: it keeps something beside the state"
     return broken if logits_differ(after, before, learner.searches) else None
@@ -104,7 +106,7 @@ def stale_state_fault(learner: SessionLearner) -> str | None:
 def sequence_dependence_fault(learner: SessionLearner) -> str | None:
     """The answer to a sequence does not depend on the others in its batch."""
     whole = learner.logits()
-    alone = torch.cat([learner.part(n).logits() for n in range(len(whole))])
+    alone = torch.cat([learner.select_sequence(n).logits() for n in range(len(whole))])
     broken = "the answer to a sequence depends on the other sequences in its batch"
     return broken if logits_differ(alone, whole, learner.searches) else None
 
@@ -132,7 +134,7 @@ def one_pass_fault(learner: SessionLearner) -> str | None:
     method = learner.method
     if not isinstance(method, AdditiveClassifier):
         return None
-    query, states = method.transform_query(learner.query), learner.state()
+    query, states = method.transform_query(learner.query), learner.learn_sessions()
     expected = torch.cat([method.class_logits(state, query) for state in states], -1)
     if not method.uses_earlier_logits:
         states = [
@@ -167,7 +169,7 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
         hidden, queries = supports[0].hidden, query.features.shape[1]
         check_prediction(name, episode, hidden, queries, method.ways, FIRST_SEQUENCES)
         learner = SessionLearner(method, supports, query, is_from_search(episode))
-        answer = call_method(Prediction, method.answer, learner.state(), query)
+        answer = call_method(Prediction, method.answer, learner.learn_sessions(), query)
         check_prediction(name, answer, hidden, queries, 2 * method.ways, f"{FIRST_SEQUENCES} after session 2")
         for rule in SESSION_RULES:
             if (broken := rule(learner)) and not (rule in ANSWER_RULES and holds_in_float64(rule, learner)):
@@ -205,7 +207,7 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
             yield (rule.__doc__ or "").strip().rstrip("."), rule(learner)
 
 
-def first_of_each_class(support: Support, ways: int) -> Support:
+def first_image_of_each_class(support: Support, ways: int) -> Support:
     """Return the first image of each class.
 
     Args:

@@ -14,8 +14,8 @@ RATE_NAME = "train.rate"  # the learning rate of meta-training, as a name among 
 class Range:
     """Numbers from ``low`` to ``high``, evenly spread or with ``log`` evenly in the logarithm.
 
-    As a method declares it; in a search both ends are of the option's type (``options.space_of``), and where these are
-    whole so are all numbers between.
+    As a method declares it; in a search both ends are of the option's type (``options.search_space``), and where these
+    are whole, so are all numbers between.
 
     Example:
         >>> ifsl_bench.Range(1e-3, 1e1, log=True).at(0.5)

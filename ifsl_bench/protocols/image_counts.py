@@ -34,9 +34,9 @@ class ImageTally:
             values: of one shape for each name.
         """
         with self._lock:
-            self._sum(name, values.shape)[...] += values
+            self._get_or_create_sum(name, values.shape)[...] += values
 
-    def count(self, name: str, size: int, places: np.ndarray) -> None:
+    def count_at_places(self, name: str, size: int, places: np.ndarray) -> None:
         """Add 1 at each of some places, as often as it is among them.
 
         Args:
@@ -45,9 +45,9 @@ class ImageTally:
             places: whole numbers below ``size``.
         """
         with self._lock:
-            np.add.at(self._sum(name, (size,)), places, 1)
+            np.add.at(self._get_or_create_sum(name, (size,)), places, 1)
 
-    def _sum(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _get_or_create_sum(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name not in self.sums:
             self.sums[name] = np.zeros(shape, np.int64)
         return self.sums[name]

@@ -79,14 +79,14 @@ class SequenceBatch:
     @cached_property
     def supports(self) -> list[Support]:
         """The support sets of sessions 1 to T."""
-        return [self._supports(rows, self.hidden) for rows in self.support_rows.unbind(1)]
+        return [self._gather_support(rows, self.hidden) for rows in self.support_rows.unbind(1)]
 
     def sessions_as_episodes(self) -> Support:
         """Return the sessions of all sequences as E T episodes, the sessions of a sequence one after the other."""
         sessions = self.support_rows.shape[1]
-        return self._supports(self.support_rows.flatten(0, 1), self.hidden.repeat_interleave(sessions, 0))
+        return self._gather_support(self.support_rows.flatten(0, 1), self.hidden.repeat_interleave(sessions, 0))
 
-    def _supports(self, rows: Tensor, hidden: Tensor) -> Support:
+    def _gather_support(self, rows: Tensor, hidden: Tensor) -> Support:
         features, base_logits = take_images(self.support_pool, rows)
         return Support(features, self.labels.expand(len(rows), -1), hidden, base_logits)
 
@@ -390,7 +390,7 @@ class SessionEvaluator:
         images, there = self.loader.novel.n_images, answers.novel_is_present  # [E, T, M]
         session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
         tally.add("base asked", answers.base_is_present.sum(0).cpu().numpy())
-        tally.count("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
+        tally.count_at_places("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
         counted = _is_met(answers.novel).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
         for kind, value in [("", 0.0), *([("calibrated ", bias.value)] if bias else [])]:
             limit = _round_up_to_single(value)

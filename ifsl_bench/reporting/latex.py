@@ -10,7 +10,7 @@ from ifsl_bench.analysis.aggregate import COMPUTED, STORED, select_rows_with_met
 from ifsl_bench.analysis.ranking import Ranking, common_setting
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import paper_label
-from ifsl_bench.plugin.display_names import Paper, papers
+from ifsl_bench.plugin.display_names import Paper, read_papers
 from ifsl_bench.protocols.registry import metric_titles, protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
@@ -18,7 +18,7 @@ from ifsl_bench.reporting.columns import TableRow, list_remarks, list_table_rows
 from ifsl_bench.reporting.leaderboard import WARNING
 from ifsl_bench.reporting.notes import explain_calibration, rank_notes, table_notes
 from ifsl_bench.reporting.table import Column, escape_latex
-from ifsl_bench.store.published import FLAG_LETTERS, bibtex_entries
+from ifsl_bench.store.published import FLAG_LETTERS, read_bibtex_by_source
 from ifsl_bench.utils.errors import one_line
 
 BOLD = (
@@ -87,7 +87,7 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
         ]
         bold |= _find_bold_cells(task_results, entries, names)
         for entry in entries:
-            lines = blocks.setdefault(_block_of(entry), {})
+            lines = blocks.setdefault(_block_place_and_title(entry), {})
             lines.setdefault(_line_label(entry, stored & own), {})[task_results.task_name] = entry
     body: list[str] = []
     for block in sorted(blocks):
@@ -198,14 +198,16 @@ def _line_order(entries: Mapping[str, TableRow]) -> tuple[int, float]:
     return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
 
 
-def _block_of(entry: TableRow) -> tuple[int, str]:
+def _block_place_and_title(entry: TableRow) -> tuple[int, str]:
     """Return the place and the title of the block that an entry is in."""
     if entry.kind == COMPUTED or (entry.measured_row and entry.is_comparable):
         return 2, "Measured"
     if entry.measured_row:
         return NOT_COMPARABLE
-    paper = next((paper.author_year for paper in papers("methods") if paper.key.startswith(entry.source)), entry.source)
-    if text := bibtex_entries().get(entry.source):
+    paper = next(
+        (paper.author_year for paper in read_papers("methods") if paper.key.startswith(entry.source)), entry.source
+    )
+    if text := read_bibtex_by_source().get(entry.source):
         paper = Paper(entry.source, (), text).author_year
     return (0, f"Published: {paper}") if entry.is_comparable else (1, f"Published, other protocol: {paper}")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from ifsl_bench.plugin.display_names import display_rows
+from ifsl_bench.plugin.display_names import display_names_by_row
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E6E6E")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # Matplotlib's names
@@ -37,7 +37,7 @@ def style_of_label(label: str) -> PlotStyle:
     name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
     share one.
     """
-    method, ours = method_part(label), list(display_rows())  # each its own pair of colour and marker
+    method, ours = method_part(label), list(display_names_by_row())  # each its own pair of colour and marker
     if method in ours:
         index = ours.index(method)
     else:

@@ -21,7 +21,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks
-from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, most_units_of_task
+from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, max_episodes_of_task
 from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
 from ifsl_bench.store.data_frames import format_metric
 from ifsl_bench.store.result_folder import find_unfit_results
@@ -191,12 +191,12 @@ def _definition_faults(result: Result, task: Task) -> Iterator[str]:
 def _digest_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare the digest with the pinned one, or with the digest of the episodes drawn again from the data."""
     count = len(result.episodes)
-    if count > most_units_of_task(task):  # which does not fit, and may be millions to draw
+    if count > max_episodes_of_task(task):  # which does not fit, and may be millions to draw
         return
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
         with unverified_on_error("digest"):
-            expected = _sampler(result, task, home).digest(count)
+            expected = _make_sampler(result, task, home).digest(count)
     if result.digest != expected:
         yield f"digest: {result.digest[:16]}, the {count:,} episodes of {task.name} have {expected[:16]}"
 
@@ -207,13 +207,13 @@ def _class_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     if find_unfit_results(task, [result]):
         return
     with unverified_on_error("classes"):
-        draws = _sampler(result, task, home).class_draws(count)
+        draws = _make_sampler(result, task, home).class_draws(count)
         drawn = draws.to_array() if isinstance(draws, ClassDraws) else draws
     if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 
-def _sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> EpisodeSampler | SequenceSampler:
+def _make_sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> EpisodeSampler | SequenceSampler:
     """Return the episodes of a side, drawn from the very data that a result was measured on."""
     from ifsl_bench.data.preparing.metadata import open_data
     from ifsl_bench.utils.progress import Reporter
@@ -273,7 +273,7 @@ def _calibration_faults(result: Result, task: Task, home: Paths) -> Iterator[str
         return
     if not (result.tuned or result.training):  # these have had validation episodes
         with unverified_on_error("calibration"):
-            _sampler(result, task, home, "val")
+            _make_sampler(result, task, home, "val")
     yield f"calibration: missing; task {task.name} has base classes, and validation episodes to find the bias on"
 
 

@@ -142,7 +142,7 @@ def _published_files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
     return [(path.stem, msgspec.convert(read_json(path), _PublishedFile, strict=True)) for path in paths]
 
 
-def published_sets() -> dict[str, tuple[list[str], list[str]]]:
+def read_published_sets() -> dict[str, tuple[list[str], list[str]]]:
     """Return the named sets of published rows: name -> labels, and their tasks."""
     return {
         file.set: (list(dict.fromkeys(label for rows in file.rows.values() for label in rows)), list(file.rows))
@@ -184,11 +184,11 @@ def published_rows(task: str) -> list[PublishedRow]:
     return rows
 
 
-def paper_titles() -> dict[str, str]:
+def read_paper_titles_by_source() -> dict[str, str]:
     """Return the papers that rows are printed from: source in tables -> title, and the part that was read."""
     return {stem: f"{file.title}. {file.source}." for stem, file in _published_files()}
 
 
-def bibtex_entries() -> dict[str, str]:
-    """Return the entries of papers that no method of the package is from, by the same names as :func:`paper_titles`."""
+def read_bibtex_by_source() -> dict[str, str]:
+    """Return source -> BibTeX of papers that no method of the package is from; :func:`read_paper_titles_by_source`."""
     return {stem: "\n".join(file.bibtex) for stem, file in _published_files() if file.bibtex}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.protocols.tasks.task_limits import most_units_of_task
+from ifsl_bench.protocols.tasks.task_limits import max_episodes_of_task
 from ifsl_bench.store.schema import Result, parse_result, read_result, result_path
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import disk_errors
@@ -163,7 +163,7 @@ def find_unfit_results(task: Task, results: Sequence[Result]) -> dict[int, str]:
 def _episodes_fault(task: Task, result: Result) -> str | None:
     """Return why no episodes of the task are like a result's; None where they may be."""
     episodes, count = result.episodes, len(result.episodes)
-    if count > (most := most_units_of_task(task)):
+    if count > (most := max_episodes_of_task(task)):
         return f"it has {count:,} episodes; this task allows at most {most:,}"
     shape, listed = protocol_of(task).expected_shape(task, count)
     for name, expected in shape.items():

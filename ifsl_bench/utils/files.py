@@ -61,10 +61,10 @@ class Paths:
         import platformdirs
 
         home = home or os.environ.get("IFSL_BENCH_HOME") or None
-        cache = _folder(home or platformdirs.user_cache_dir("ifsl_bench"))
+        cache = _resolve_folder(home or platformdirs.user_cache_dir("ifsl_bench"))
         if results:
-            return cls(cache, _folder(results))
-        return cls(cache, (cache if home else _folder(platformdirs.user_data_dir("ifsl_bench"))) / "results")
+            return cls(cache, _resolve_folder(results))
+        return cls(cache, (cache if home else _resolve_folder(platformdirs.user_data_dir("ifsl_bench"))) / "results")
 
     @property
     def data(self) -> Path:
@@ -98,7 +98,7 @@ class Paths:
         return self.cache / "tasks"
 
 
-def _folder(path: str | Path) -> Path:
+def _resolve_folder(path: str | Path) -> Path:
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:  # of expanduser alone

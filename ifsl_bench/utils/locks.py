@@ -53,14 +53,14 @@ def hold_lock(
     Raises:
         UserError: nothing can be written there.
     """
-    lock = _lock(folder)
+    lock = _make_lock(folder)
     with disk_errors(folder):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            if not _acquire(lock, SILENT_WAIT_SECONDS):
+            if not _acquire_lock(lock, SILENT_WAIT_SECONDS):
                 if warn:
                     warn(f"another process is working on {folder.name}; waiting for it")
-                _acquire(lock, -1)
+                _acquire_lock(lock, -1)
         except OSError as error:
             if error.errno in _DENIED_ERRNOS:
                 error.filename = f"{folder}{state}"  # and not its lock
@@ -74,9 +74,9 @@ def hold_lock(
 @contextlib.contextmanager
 def try_lock(folder: Path) -> Iterator[bool]:
     """Hold the lock of a folder if it is free; yield whether it is, True where this process may not ask."""
-    lock, free = _lock(folder), True
+    lock, free = _make_lock(folder), True
     with contextlib.suppress(OSError):
-        free = _acquire(lock, 0)
+        free = _acquire_lock(lock, 0)
     try:
         yield free
     finally:
@@ -95,13 +95,13 @@ def _lock_file(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.lock"
 
 
-def _lock(folder: Path) -> BaseFileLock:
+def _make_lock(folder: Path) -> BaseFileLock:
     import filelock
 
     return filelock.FileLock(_lock_file(folder))
 
 
-def _acquire(lock: BaseFileLock, timeout: float) -> bool:
+def _acquire_lock(lock: BaseFileLock, timeout: float) -> bool:
     """Acquire a lock where there are locks; return False where another process keeps it until the timeout."""
     import filelock
 

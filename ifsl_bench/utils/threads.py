@@ -64,7 +64,7 @@ def thread_limits(torch_threads: int, kernel_threads: int | None = None) -> Iter
     token = _busy.set(torch_threads if kernel_threads is None else kernel_threads)
     torch.set_num_threads(torch_threads)
     try:
-        with _openblas().limit(limits=1):
+        with _openblas_controller().limit(limits=1):
             yield
     finally:
         torch.set_num_threads(before)
@@ -72,7 +72,7 @@ def thread_limits(torch_threads: int, kernel_threads: int | None = None) -> Iter
 
 
 @lru_cache(maxsize=1)
-def _openblas() -> ThreadpoolController:
+def _openblas_controller() -> ThreadpoolController:
     """Every OpenBLAS but PyTorch's: compiled kernels call SciPy's, by default on as many threads as there are cores."""
     import scipy.linalg.cython_blas  # noqa: F401  # a library is found once it is loaded
 

@@ -58,7 +58,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where} is not valid TOML: tables or lists are nested too deep") from error
 
 
-def validate(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[str]) -> T:
+def convert_tables(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[str]) -> T:
     """Convert tables to a ``msgspec.Struct``.
 
     Args:

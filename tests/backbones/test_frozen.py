@@ -16,7 +16,7 @@ from PIL import Image
 from ifsl_bench.backbones.contract import BackboneInfo, check_backbone, pretraining_corpora
 from ifsl_bench.backbones.features import ClassMoments, make_base_classifier, make_feature_pool
 from ifsl_bench.backbones.frozen import FrozenPreprocessing, copy_weights_to_home, pretrain_frozen
-from ifsl_bench.backbones.heads import fit_head
+from ifsl_bench.backbones.heads import fit_head_with_facts
 from ifsl_bench.backbones.pretrained import features_key, pretraining_key
 from ifsl_bench.backbones.torchvision_zoo import Torchvision
 from ifsl_bench.backbones.weights import read_tensors
@@ -252,7 +252,7 @@ def test_the_linear_classifier_is_the_minimum_that_scikit_learn_finds():
     labels = np.repeat(np.arange(5), 30)
     rows = rng.normal(size=(5, 12))[labels] + rng.normal(size=(150, 12))
     rows = (rows * np.logspace(-2, 2, 12) + 3).astype(np.float32)
-    head, report = fit_head("linear", rows, labels, 5, decay, CPU)
+    head, report = fit_head_with_facts("linear", rows, labels, 5, decay, CPU)
     theirs = LogisticRegression(C=1 / (decay * len(rows)), solver="newton-cg", tol=1e-10, max_iter=10_000).fit(
         rows.astype(np.float64), labels
     )
@@ -267,7 +267,7 @@ def test_the_cosine_classifier_fits_what_can_be_told_apart():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(5), 30)
     rows = (rng.normal(size=(5, 12))[labels] * 2 + rng.normal(size=(150, 12))).astype(np.float32)
-    head, report = fit_head("cosine", rows, labels, 5, 5e-4, CPU)
+    head, report = fit_head_with_facts("cosine", rows, labels, 5, 5e-4, CPU)
     with torch.no_grad():
         assert (head(torch.from_numpy(rows)).argmax(1).numpy() == labels).mean() > 0.95
     head = head.double()

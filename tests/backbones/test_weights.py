@@ -22,7 +22,7 @@ from ifsl_bench.backbones.weights import (
     has_other_weights,
     import_weights,
     list_packaged_weights,
-    read_weights,
+    read_metadata_and_tensors,
     write_weights,
 )
 from ifsl_bench.data.preparing.prepare import open_or_build
@@ -84,7 +84,7 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     """The same weights as if they came with the package."""
     folder = tmp_path / "weights"
     folder.mkdir()
-    weights, _ = read_weights(exported[1])
+    weights, _ = read_metadata_and_tensors(exported[1])
     exported[1].rename(folder / f"{weights.key}.safetensors")
     monkeypatch.setattr(pretrained, "PACKAGED_FOLDERS", (folder,))
     return folder / f"{weights.key}.safetensors"
@@ -105,7 +105,7 @@ def altered(path: Path, change) -> None:
 
 def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads_them(exported):
     home, path = exported
-    weights, content = read_weights(path)
+    weights, content = read_metadata_and_tensors(path)
     (folder,) = (child for child in home.pretrained.iterdir() if child.is_dir())
     (state,) = folder.glob("*.safetensors")
     assert content == state.read_bytes()
@@ -205,7 +205,7 @@ def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, export
 
 def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, exported, other, call):
     arguments = ["run", "--method", "protonet", "--task", TASK, "--device", "cpu", "--home", str(other.cache)]
-    sha256 = read_weights(packaged)[0].sha256
+    sha256 = read_metadata_and_tensors(packaged)[0].sha256
     status, _, err = call(*arguments)
     assert status == 0, err
     assert err.count("come with the package") == 1
@@ -254,7 +254,7 @@ def test_weights_that_could_be_fetched_are_named_and_trained_here_until_they_are
     (folder,) = (path for path in other.pretrained.iterdir() if path.is_dir())
     shutil.rmtree(folder)
     log = io.StringIO()
-    assert weights_of(other, log).sha256 == read_weights(site / packaged.name)[0].sha256
+    assert weights_of(other, log).sha256 == read_metadata_and_tensors(site / packaged.name)[0].sha256
     assert "come with the package" in log.getvalue()
     assert "pretraining none" not in log.getvalue()
     state = CheckpointFolder(folder).load()
@@ -297,7 +297,7 @@ def test_a_damaged_file_of_the_package_is_refused_by_name(packaged, other):
 def _tensors(name: str, value: torch.Tensor):
     def change(path: Path) -> None:
         """Other tensors, with all checksums right."""
-        weights, content = read_weights(path)
+        weights, content = read_metadata_and_tensors(path)
         path.unlink()
         write_weights(path, save(load(content) | {name: value}), weights.definition, weights.info)
 
@@ -385,7 +385,7 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
     ids=lambda path: path.stem,
 )
 def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path, tmp_path):
-    weights, content = read_weights(path)
+    weights, content = read_metadata_and_tensors(path)
     assert weights.key == path.stem
     assert find_packaged_file(Paths.locate(tmp_path), path.stem) == path
     # Statistics stay in single precision: of batch norm, and of features that come with the package.

@@ -101,14 +101,14 @@ def test_every_kind_holds_the_same_files(kind, tmp_path):
                 assert file.read(7) + file.read() == FILES[entry.path]
         assert tree.find_by_name("a_2.JPEG").path == "top/a/a_2.JPEG"
         assert tree.find_by_name("a_3.JPEG") is None
-        before = tree.identity()
-        assert before == tree.identity()
+        before = tree.identity_hash()
+        assert before == tree.identity_hash()
     if path.is_file():
         os.utime(path, (1, 1))
     else:
         (path / "top/wnids.txt").write_bytes(b"longer than before")
     with open_tree(path) as tree:
-        assert tree.identity() != before
+        assert tree.identity_hash() != before
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar of tars", "tar.gz"])
@@ -131,8 +131,8 @@ def test_links_in_folders_are_followed_but_not_in_circles(tmp_path):
         assert tree.read(tree.entries[1]) == b"1"
         with pytest.raises(UserError, match=r"cannot read .*broken\.png: No such file"):
             tree.read(tree.entries[0])
-        assert tree.content() == tree.content()
-        assert tree.identity() == tree.identity()
+        assert tree.content_hashes() == tree.content_hashes()
+        assert tree.identity_hash() == tree.identity_hash()
 
 
 def test_files_that_are_there_twice_are_named(tmp_path):
@@ -160,7 +160,7 @@ def test_what_tells_one_content_from_another_is_below_the_folder_that_all_share(
         for path in paths:
             archive.writestr(shared + path, path)
     with open_tree(tmp_path / "a.zip") as tree:
-        assert tree.content()["names"] == sha256_json([[path, len(path)] for path in paths])
+        assert tree.content_hashes()["names"] == sha256_json([[path, len(path)] for path in paths])
 
 
 def test_an_entry_is_found_again_after_the_archive_was_read(tmp_path):
@@ -250,7 +250,7 @@ def test_a_list_as_long_as_is_taken_fits_into_a_gigabyte(kind, tmp_path, traced)
     for _ in range(3):  # modules imported on first use, and other threads of the process, take memory too
         with traced() as memory, open_tree(path) as tree:
             assert len(tree.entries) == len(names)
-            digest = tree.content()["names"]
+            digest = tree.content_hashes()["names"]
         peaks.append(memory.peak)
     assert digest == sha256_json([[name, 0] for name in names])
     assert min(peaks) / len(names) * ARCHIVE_MEMBERS.most < 1e9

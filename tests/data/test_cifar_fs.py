@@ -19,12 +19,12 @@ from torchvision.datasets import CIFAR100
 
 from ifsl_bench.data.pools import open_dataset, verify_checksums
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import read_columns
+from ifsl_bench.data.published_splits import read_mapping_of_columns
 from ifsl_bench.data.sets import cifar
 from ifsl_bench.data.source import Count
 from tests.data.helpers import of_class, refused
 
-SIDES = read_columns("cifar-fs.csv", "class", "split")
+SIDES = read_mapping_of_columns("cifar-fs.csv", "class", "split")
 NAMES = sorted(SIDES)  # as CIFAR-100 numbers them
 PER = {"train": 9, "test": 3}  # images of a class in each of the two files
 COUNTS = {

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import read_columns, read_rows, split_80_10_10
+from ifsl_bench.data.published_splits import read_mapping_of_columns, read_rows, split_80_10_10
 from ifsl_bench.data.sets import mini
 from ifsl_bench.data.sets.mini import ORIGINAL_NAMES_FILE
 from ifsl_bench.utils.errors import UserError
@@ -27,7 +27,7 @@ def photographs(tmp_path_factory) -> Path:
     """The 600 images of two base and two novel classes of the session lists, each of one grey; in two folders."""
     root = tmp_path_factory.mktemp("photographs")
     for i, name in enumerate(
-        name for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] in CLASSES
+        name for name in read_mapping_of_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] in CLASSES
     ):
         folder = root / ("images" if i % 2 else f"train/{name[:9]}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def test_equal_images_across_training_and_test_are_where_the_manual_says():
     (line,) = (part for part in page.split("\n* ") if part.startswith("Eight pairs of mini-ImageNet's images"))
     names, roles = re.findall(r"n\d{16}\.jpg", line), {row["filename"]: row["role"] for row in LIST}
     assert len(set(names)) == 6
-    assert set(names) <= set(read_columns(ORIGINAL_NAMES_FILE, "filename", "original"))
+    assert set(names) <= set(read_mapping_of_columns(ORIGINAL_NAMES_FILE, "filename", "original"))
     assert [roles.get(name) for name in names] == ["test", "test", "test", "train", None, None]
     assert [name[:9] in BASE for name in names] == [True, True, True, True, False, False]
 
@@ -74,14 +74,18 @@ def test_sessions_take_the_images_of_the_lists_and_missing_ones_need_consent(hom
         queries = [row["filename"] for row in mine if row["role"] == "test"]
         assert names_of(support, wnid)[:5] == list(map(grey, supports)), "the lists' own come first"
         assert sorted(names_of(query, wnid)) == sorted(map(grey, queries))
-        everything = [name for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] == wnid]
+        everything = [
+            name for name in read_mapping_of_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] == wnid
+        ]
         assert sorted(names_of(support, wnid) + names_of(query, wnid)) == sorted(map(grey, everything))
 
 
 @pytest.mark.slow("2,400 photographs are written and read")
 def test_the_held_out_variant_draws_a_classs_images_and_names_misshapen_ones(home, photographs, messages):
-    train = [w for w in CLASSES if read_columns("mini-imagenet.csv", "wnid", "split")[w] == "train"]
-    images = [name for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] == train[0]]
+    train = [w for w in CLASSES if read_mapping_of_columns("mini-imagenet.csv", "wnid", "split")[w] == "train"]
+    images = [
+        name for name in read_mapping_of_columns(ORIGINAL_NAMES_FILE, "filename", "original") if name[:9] == train[0]
+    ]
     misshapen = next(photographs.rglob(f"{NOVEL[0]}*.jpg"))
     content = misshapen.read_bytes()
     try:

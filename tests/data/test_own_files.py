@@ -18,7 +18,7 @@ from ifsl_bench.backbones.trainer import PretrainingTrainer, measure_seconds_per
 from ifsl_bench.data.pools import POOLS, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides, scan_class_folders, warn_of_ignored_files
+from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides, scan_class_folders, warn_about_ignored_files
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.data.suggested_tasks import infeasible_tasks
 from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks
@@ -70,7 +70,7 @@ def test_what_is_hidden_is_no_class_and_no_image(tmp_path, messages):
     for path in (folder, tmp_path / "x.zip"):
         assert classes_of(path) == {"a": ["a/1.png"], "b": ["b/1.png"]}
         with open_tree(path) as tree:
-            warn_of_ignored_files(BuildContext(tree, messages))
+            warn_about_ignored_files(BuildContext(tree, messages))
     assert messages.warned == []
 
 
@@ -79,7 +79,7 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
     folder = touched(tmp_path / "x", "a/1.png", "b/1.png", *heic, "b/1.dng", "b/noending", "b/2.dng")
     with open_tree(folder) as tree:
         context = BuildContext(tree, messages)
-        warn_of_ignored_files(context)
+        warn_about_ignored_files(context)
     (warning,) = messages.warned
     assert "ignored 12 files not named like an image: a/0.heic, a/1.heic, a/2.heic and 9 more" in warning
     assert "images end in .jpg, .jpeg, .png" in warning

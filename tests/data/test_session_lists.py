@@ -28,7 +28,7 @@ from ifsl_bench.data.published_splits import (
     ListedImage,
     SessionSource,
     novel_class_order,
-    read_columns,
+    read_mapping_of_columns,
     read_rows,
     session_pools,
 )
@@ -47,7 +47,7 @@ from tests.data.test_cifar_fs import PER, image, write_pngs
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
 MODULES = (mini, cifar, cub)
 MINI, CIFAR, CUB = (list(read_rows(module.SESSION_LISTS_FILE)) for module in MODULES)
-NAMES = sorted(read_columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
+NAMES = sorted(read_mapping_of_columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
 TRAIN, TEST = 8_000, 2_000  # images of the made-up files, the first of 50,000 and 10,000
 
 
@@ -63,7 +63,7 @@ def test_the_lists_have_the_published_counts():
     for rows_of_one in (MINI, CIFAR):
         counts = Counter((row["role"], row["session"] == "0") for row in rows_of_one)
         assert counts == {("train", True): 30_000, ("test", True): 6_000, ("train", False): 200, ("test", False): 4_000}
-    sides = read_columns("mini-imagenet.csv", "wnid", "split")
+    sides = read_mapping_of_columns("mini-imagenet.csv", "wnid", "split")
     base = {row["wnid"] for row in MINI if row["session"] == "0"}
     assert Counter(sides[wnid] for wnid in base) == {"train": 36, "val": 11, "test": 13}
     counts = Counter((row["role"], row["session"] == "0") for row in CUB)

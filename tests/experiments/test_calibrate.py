@@ -34,7 +34,7 @@ def task(clusters):
 def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, work):
     result = api.run("protonet", task, work=work)
     (definition,) = load_tasks(task)
-    prepared = work.prepared(definition, "linear", 0)
+    prepared = work.open_task(definition, "linear", 0)
     method = make_method(registry.get_method("protonet"), prepared.base, 5, {})
     half = evaluate(method, "protonet", prepared.loader("val"), range(10)).margins
     assert result.calibration.validation_episodes == 10
@@ -62,7 +62,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     )
     calibration = plain.calibration
     (definition,) = load_tasks("tiny-features-sessions")
-    prepared = work.prepared(definition, "linear", 0)
+    prepared = work.open_task(definition, "linear", 0)
     method = make_method(registry.get_method("teen"), prepared.base, 5, {})
     margins = evaluate(method, "teen", prepared.loader("val"), range(50)).margins
     biases = find_bias(margins, sequences=True).resampled

@@ -17,7 +17,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import load_tasks as task_of
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.protocols.tasks.variants import Change
-from ifsl_bench.store.published import published_sets
+from ifsl_bench.store.published import read_published_sets
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
@@ -218,7 +218,7 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
     for name, more in (("a", {"set": "mine"}), ("b", {})):
         (tmp_path / "published" / f"{name}.json").write_text(json.dumps({**content, **more, "interval": "unknown"}))
     monkeypatch.setattr("ifsl_bench.store.published.packaged_results_folder", lambda: tmp_path)
-    assert published_sets() == {"mine": (["lr", "anil"], ["glyphs-5shot"])}
+    assert read_published_sets() == {"mine": (["lr", "anil"], ["glyphs-5shot"])}
     assert expand_method_names(["mine"], nobody) == ["lr", "anil"]
     assert expand_task_names(["mine+ways=3"], Paths.locate()) == ["glyphs-5shot+ways=3"]
 

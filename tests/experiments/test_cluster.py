@@ -250,7 +250,7 @@ def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tm
 def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
     jobs, work = jobs_of(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"])
     run_jobs(jobs, work)
-    monkeypatch.setattr(dask_pool, "connect", None)
+    monkeypatch.setattr(dask_pool, "connect_to_scheduler", None)
     ended, _ = on_cluster(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"], cluster_toml(tmp_path))
     assert ended.stored == jobs
 

@@ -676,10 +676,10 @@ def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
 
 def test_second_head_is_of_the_linear_backbone():
     task, work = load_task("tiny-features-sessions"), workspace(device="cpu")
-    linear = work.prepared(task, "linear", 0)
+    linear = work.open_task(task, "linear", 0)
     rows = np.array(linear.features("base/test"))
     weights = linear.pretrained.features_sha256
-    cosine = work.prepared(task, "cosine", 0)
+    cosine = work.open_task(task, "cosine", 0)
     assert (cosine.features("base/test") == rows).all()
     assert cosine.pretrained.features_sha256 == weights
     base, means = cosine.base, cosine.base.prototypes

@@ -237,7 +237,7 @@ def read_archive(path: Path) -> None:
 
     with open_tree(path) as tree:
         sorted(tree.entries, key=lambda entry: natural_sort_key(entry.path))
-        tree.content()
+        tree.content_hashes()
         refused = []
         for entry in tree.entries[:4]:
             try:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
-from ifsl_bench.plugin.options import options_of, with_example_extras
+from ifsl_bench.plugin.options import declared_options, with_example_extras
 
 METHODS = sorted(registry.registered_entry_points(registry.METHOD_GROUP))
 E, N, SHOTS, Q, D, K = 4, 5, 3, 8, 24, 9
@@ -48,7 +48,7 @@ def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:
 @pytest.fixture(params=METHODS)
 def method(request):
     plugin = registry.load_plugin(registry.METHOD_GROUP, request.param)
-    if plugin.lacks:
+    if plugin.missing_module:
         pytest.skip(plugin.problem)
     assert not plugin.problem
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def test_works_without_gradients_and_with_other_numbers_of_ways(method):
 
 
 def test_options_are_declared_and_documented(method):
-    for option in options_of(type(method)).values():
+    for option in declared_options(type(method)).values():
         assert option.name in (type(method).__doc__ or "") + (type(method).__init__.__doc__ or ""), option.name
-    assert set(type(method).space) <= set(options_of(type(method))) | {"train.rate"}
+    assert set(type(method).space) <= set(declared_options(type(method))) | {"train.rate"}
     assert type(method).head in ("linear", "cosine")

@@ -20,7 +20,7 @@ ELSEWHERE = {"anil"}  # test_learn2learn.py holds its numbers against learn2lear
 OURS = {
     name
     for name, point in registry.registered_entry_points(registry.METHOD_GROUP).items()
-    if registry.package_of(point) == registry.OWN_PACKAGE
+    if registry.distribution_name(point) == registry.OWN_PACKAGE
 }
 NAMES = sorted((OURS | registry.all_shorthands().keys()) - ELSEWHERE)
 # Where a network is pulled at as weakly as by default, it has several minima in these episodes, and the last bit of its

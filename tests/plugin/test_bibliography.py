@@ -10,13 +10,13 @@ import pytest
 from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, cite_task, paper_label, papers_of_method
-from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers, suite_methods
+from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_names_by_row, read_papers, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.page.references import cite_paper
-from ifsl_bench.store.published import paper_titles
+from ifsl_bench.store.published import read_paper_titles_by_source
 from ifsl_bench.utils.errors import UserError
 
-ENTRIES = [paper for folder in ("methods", "tasks") for paper in papers(folder)]
+ENTRIES = [paper for folder in ("methods", "tasks") for paper in read_papers(folder)]
 OURS = [registry.registered_entry_points(registry.METHOD_GROUP)[name] for name in sorted(suite_methods())]
 NO_PAPER = "glyphs"
 TABLES_ALONE = {"d-fscil", "arxiv2511"}  # of these papers a table alone is known
@@ -38,7 +38,7 @@ def test_every_method_has_papers_and_a_name_in_print(point):
         [module.__doc__ or "", *(kind.__doc__ or "" for kind in vars(module).values() if isinstance(kind, type))]
     )
     for row in rows_of(point):
-        named = display_rows()[row]
+        named = display_names_by_row()[row]
         assert len(named.says) <= 50, "one line of the list at 80 columns"
         assert paper_label(row) == named.printed
         first = papers_of_method(row)[0]
@@ -50,15 +50,15 @@ def test_every_method_has_papers_and_a_name_in_print(point):
 
 def test_no_row_is_of_a_method_that_there_is_not():
     own_rows = {row for point in OURS for row in rows_of(point)}
-    assert set(display_rows()) == own_rows
+    assert set(display_names_by_row()) == own_rows
     shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
-    assert {name: row.of for name, row in display_rows().items() if row.of} == shorthands
-    assert {name for paper in papers("methods") for name in paper.row_names} == own_rows | set(PRINTED_ALONE)
+    assert {name: row.of for name, row in display_names_by_row().items() if row.of} == shorthands
+    assert {name for paper in read_papers("methods") for name in paper.row_names} == own_rows | set(PRINTED_ALONE)
 
 
 def test_rows_of_papers_alone(call):
     """A method whose paper prints rows, and which the package has no code of, is cited like others."""
-    for source in set(paper_titles()) - TABLES_ALONE:
+    for source in set(read_paper_titles_by_source()) - TABLES_ALONE:
         assert cite_paper(source).bibtex, source
     assert cite_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
     assert list(PRINTED_ALONE) == ["xtarnet"]
@@ -74,17 +74,17 @@ def test_rows_of_papers_alone(call):
 
 def test_sources_of_published_rows_are_cited(call):
     others = {
-        *display_rows(),
+        *display_names_by_row(),
         *PRINTED_ALONE,
         *registry.registered_entry_points(registry.METHOD_GROUP),
         *packaged_tasks(),
     }
-    assert not others & set(paper_titles()), "one would hide the other"
+    assert not others & set(read_paper_titles_by_source()), "one would hide the other"
 
     def words(text):
         return re.findall(r"[a-z]+", text.lower().replace("{", "").replace("}", ""))
 
-    for source, title in paper_titles().items():
+    for source, title in read_paper_titles_by_source().items():
         status, out, _ = call("cite", source)
         assert (status, out.startswith(f"% {source}: {title}\n")) == (0, True)
         printed_title = re.search(r"^ *title *= *\{(.*?)\},$", out, re.M | re.S)
@@ -97,7 +97,7 @@ def test_every_task_has_its_data_and_the_protocol(name):
     task = packaged_tasks()[name]
     text = cite_task(task)
     assert "1810.07218" in text, "the protocol's paper"
-    of_data = [paper for paper in papers("tasks") if task.dataset.name in paper.row_names]
+    of_data = [paper for paper in read_papers("tasks") if task.dataset.name in paper.row_names]
     assert bool(of_data) != task.dataset.name.startswith(NO_PAPER)
     assert all(paper.bibtex in text for paper in of_data)
 

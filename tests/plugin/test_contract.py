@@ -145,7 +145,7 @@ REGISTERED = [
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_registered_method_keeps_every_rule(name):
-    if registry.load_plugin(registry.METHOD_GROUP, name).lacks:
+    if registry.load_plugin(registry.METHOD_GROUP, name).missing_module:
         pytest.skip("its extra is not installed")
     kind = registry.get_method(name)
     options = {"weight_decay": 1e-2} if "weight_decay" in kind.grid else CHEAPER.get(name, {})

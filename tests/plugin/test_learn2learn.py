@@ -287,7 +287,7 @@ def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, 
             call()
         assert INSTALL in str(caught.value)
         assert "\n" not in str(caught.value)
-    assert registry.load_plugin(registry.METHOD_GROUP, "anil").lacks == "learn2learn"
+    assert registry.load_plugin(registry.METHOD_GROUP, "anil").missing_module == "learn2learn"
     assert not registry.load_plugin(registry.METHOD_GROUP, "imprint").problem
 
 

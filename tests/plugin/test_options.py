@@ -15,7 +15,7 @@ from ifsl_bench.experiments.job import make_jobs, without_duplicates
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import Method, Prediction
-from ifsl_bench.plugin.options import options_of, resolve_options
+from ifsl_bench.plugin.options import declared_options, resolve_options
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.errors import UserError
 
@@ -87,7 +87,7 @@ def test_a_literal_of_floats_is_no_option():
             super().__init__(base, ways)
 
     with pytest.raises(UserError, match="which --set cannot read"):
-        options_of(Broken)
+        declared_options(Broken)
 
 
 class Passing(Every):
@@ -105,11 +105,11 @@ class Closed(Every):
 
 
 def test_a_constructor_that_passes_options_on_has_those_of_its_base_class_first():
-    every = options_of(Every)
-    assert list(options_of(Passing)) == [*every, "own"]
-    assert {name for name, option in options_of(Passing).items() if option != every.get(name)} == {"own", "count"}
-    assert options_of(Passing)["count"].default == 5
-    assert list(options_of(Closed)) == ["own"]
+    every = declared_options(Every)
+    assert list(declared_options(Passing)) == [*every, "own"]
+    assert {name for name, option in declared_options(Passing).items() if option != every.get(name)} == {"own", "count"}
+    assert declared_options(Passing)["count"].default == 5
+    assert list(declared_options(Closed)) == ["own"]
     resolved = resolve_options(Passing, "passing", {"own": "2", "share": "3", "count": "5"}, TASK)
     assert resolved == {"share": 3.0, "own": 2}
 
@@ -118,10 +118,10 @@ def test_a_constructor_that_passes_options_on_has_those_of_its_base_class_first(
 def test_what_the_attractors_share_is_declared_and_documented_once(method, own):
     shared = ["learner", "gradient", "steps", "damping", "rate", "converge", "weight_decay", "memory"]
     # The order is that of stored labels.
-    assert list(options_of(method)) == [*shared, *own, "gamma"]
+    assert list(declared_options(method)) == [*shared, *own, "gamma"]
     text = method.__doc__.partition("\nOptions:\n")[2]
     described = [line.strip().partition(":")[0] for line in text.splitlines() if re.match(" {4}[a-z]", line)]
-    assert sorted(described) == sorted(options_of(method))
+    assert sorted(described) == sorted(declared_options(method))
     common = AttractorMethod.__doc__.partition("Options:\n")[2]
     assert common.split() == text[text.index("    learner:") :].split()
 

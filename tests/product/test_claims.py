@@ -18,7 +18,7 @@ from ifsl_bench import grid
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare
 from ifsl_bench.analysis.task_results import load_task_results
-from ifsl_bench.plugin.display_names import display_rows
+from ifsl_bench.plugin.display_names import display_names_by_row
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
 from ifsl_bench.store.schema import write_result
@@ -38,7 +38,7 @@ VERBS = {  # the first that fits: "gains nothing" is no gain
 }
 VERB = re.compile("|".join(rf"\b(?P<{says.replace(' ', '_')}>{words})" for says, words in VERBS.items()))
 NAMES = sorted(
-    (*(re.escape(row.printed) for row in display_rows().values()), "[Aa]ttractors?", "[Aa]ttention"), key=len
+    (*(re.escape(row.printed) for row in display_names_by_row().values()), "[Aa]ttractors?", "[Aa]ttention"), key=len
 )
 METHOD = re.compile(rf"(?<![\w+`/-])(?:{'|'.join(reversed(NAMES))})\b")
 FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row too

@@ -13,7 +13,7 @@ import pytest
 
 from ifsl_bench.analysis.published_comparison import pair_with_published_rows
 from ifsl_bench.analysis.task_results import load_task_results
-from ifsl_bench.data.published_splits import read_columns
+from ifsl_bench.data.published_splits import read_mapping_of_columns
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.comparison_tables import published_comparison_tables
 from ifsl_bench.store.result_folder import packaged_results_folder
@@ -79,7 +79,7 @@ def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call
 
 def write_tiered(path: Path) -> None:
     """The photographs of tiered-ImageNet's classes, few of each pool, as ILSVRC-2012 has them."""
-    phases = read_columns("tiered-imagenet-train-a-images.csv.xz", "image", "phase")
+    phases = read_mapping_of_columns("tiered-imagenet-train-a-images.csv.xz", "image", "phase")
     counts: Counter[tuple[str, str]] = Counter()
     with zipfile.ZipFile(FIXTURE) as photographs, zipfile.ZipFile(path, "w") as archive:
         for name in sorted(photographs.namelist()):

@@ -29,7 +29,7 @@ from ifsl_bench.experiments.stages import MetaTrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import is_from_search, logits_differ
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
-from ifsl_bench.plugin.options import options_of, with_example_extras
+from ifsl_bench.plugin.options import declared_options, with_example_extras
 from ifsl_bench.protocols.loader import batch_size, evaluate
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import numba_code_cache
@@ -75,7 +75,7 @@ def variants() -> list[tuple[str, dict]]:
         plugin = registry.load_plugin(registry.METHOD_GROUP, name)
         methods.append((name, {}))
         if plugin.value is not None:
-            usual = {key: option.default for key, option in options_of(plugin.value).items()}
+            usual = {key: option.default for key, option in declared_options(plugin.value).items()}
             meant = [dict(options) for options in plugin.value.shorthands.values()]
             methods += [(name, options) for options in meant if usual | options != usual]
     return methods
@@ -83,7 +83,7 @@ def variants() -> list[tuple[str, dict]]:
 
 def seeded_method(name: str, options: dict, base: Base) -> Method:
     plugin = registry.load_plugin(registry.METHOD_GROUP, name)
-    if plugin.lacks:
+    if plugin.missing_module:
         pytest.skip(plugin.problem)
     torch.manual_seed(0)
     made_up = with_example_extras(base.to("cpu"), plugin.value).to(base.weight.device)
@@ -289,7 +289,7 @@ def test_a_step_of_meta_training_keeps_to_its_budget(name):
 
 def _prepared(folder, task, device="meta"):
     work = api.workspace(folder / "home", device=device)
-    return work.prepared(load_tasks(f"{folder / 'clusters.toml'}:{task}")[0], "linear", 0)
+    return work.open_task(load_tasks(f"{folder / 'clusters.toml'}:{task}")[0], "linear", 0)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
@@ -392,7 +392,7 @@ def test_meta_training_gives_the_same_parameters(here, name):
     for device, home in (("cpu", "one"), ("meta", "two")):
         with accelerator() as counts:
             work = api.workspace(_other_home(here, home), device=device)
-            _ = work.prepared(job.task, job.method.head, 0).base
+            _ = work.open_task(job.task, job.method.head, 0).base
             counts.clear()
             model = MetaTrainStage(job).compute(work)
             assert bool(counts.launches) == (device == "meta")
@@ -411,7 +411,7 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         work = api.workspace(here / "home")
         assert (work.device, work.forced) == (DEVICE, False)
         job = _job(here, "lwof", {"steps": 4})
-        _ = work.prepared(job.task, job.method.head, 0).base  # pretraining is on the accelerator
+        _ = work.open_task(job.task, job.method.head, 0).base  # pretraining is on the accelerator
         counts.clear()
         model = MetaTrainStage(job).compute(work)
         assert counts.total == (0, 0), counts

@@ -144,7 +144,7 @@ def test_a_third_protocol_is_run_stored_checked_tabled_and_compared(task, here, 
 
 def accuracies(work, spec) -> np.ndarray:
     """Of imprinting, [n], in percent: the class mean with the largest cosine among those of the episode."""
-    loader = work.prepared(spec, "cosine", 0).loader("test")
+    loader = work.open_task(spec, "cosine", 0).loader("test")
     values = []
     for episode in range(spec.evaluation.episodes):
         batch = loader.batch(episode, 1)

@@ -176,7 +176,7 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     names = {pool.classes[k] for k in classes}
     cut_pool = bench.dataset.pool("base/test")
     assert {cut_pool.classes[cut_pool.labels[q]] for q in queries.tolist()} <= names
-    features = bench.pool("base/test").features[queries]
+    features = bench.feature_pool("base/test").features[queries]
     assert np.array_equal(features.numpy(), pool.images[np.isin(pool.labels, classes)][queries.numpy()])
 
 
@@ -250,7 +250,7 @@ def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     bench = PreparedTask(task, "linear", 0, api.workspace(glyph_home, device="cpu"))
     assert bench.pretrained.head.weight.shape[0] == 10
     assert "+base-classes=10" in bench.pretrained.key
-    features = bench.pool("base/test").features
+    features = bench.feature_pool("base/test").features
     whole = open_dataset(glyph_home / "data" / "glyphs").pool("base/test")
     images = np.array(whole.images[np.isin(whole.labels, choose_base_classes(10, 100))])
     assert len(features) == len(images)

@@ -14,7 +14,7 @@ import ifsl_bench
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.recipe_rules import passes_at_test
-from ifsl_bench.backbones.weights import read_weights, write_weights
+from ifsl_bench.backbones.weights import read_metadata_and_tensors, write_weights
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -295,7 +295,7 @@ def test_weights_of_a_recipe_are_of_no_use_to_another(hues, call, monkeypatch):
     assert status == 2
     assert f"{other} is not here" in err
     assert call("weights", "export", *task, "--recipe", "closer.beta=1", "--to", "w.safetensors")[0] == 0
-    weights, content = read_weights(Path("w.safetensors"))
+    weights, content = read_metadata_and_tensors(Path("w.safetensors"))
     write_weights(Path("other.safetensors"), content, weights.definition, {**weights.info, "key": other})
     status, out, err = call("weights", "import", "other.safetensors")
     assert (status, out, len(err.splitlines())) == (2, "", 1)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import display_rows
+from ifsl_bench.plugin.display_names import display_names_by_row
 from ifsl_bench.reporting.plot_styles import distinct_styles, style_of_label
 
 
 def test_methods_of_the_package_look_different():
-    looks = [style_of_label(name) for name in display_rows()]
-    assert len({(look.colour, look.marker) for look in looks}) == len(display_rows())
+    looks = [style_of_label(name) for name in display_names_by_row()]
+    assert len({(look.colour, look.marker) for look in looks}) == len(display_names_by_row())
     named = {"attractor": "lr+a", "static-attractor": "lr+s", "ridge": "lr"}
     assert {named.get(name, name) for name in registry.registered_entry_points(registry.METHOD_GROUP)} <= set(
-        display_rows()
+        display_names_by_row()
     )
 
 

@@ -324,6 +324,6 @@ def test_check_and_tables_agree_on_which_episodes_fit(file, call):
 
 
 def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
-    monkeypatch.setattr(check, "_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
+    monkeypatch.setattr(check, "_make_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
     altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
     assert "it has 1,000,001 episodes; this task allows at most 1,000,000" in check_file(file).failures

@@ -63,8 +63,8 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
         UserError: data or pretrainings are not there, or a file may not be written.
     """
     assert task.pretraining.backbone == INCLUDED, task.pretraining.backbone
-    sides = {head: _side(work.prepared(of, head, of.pretraining.seed or 0)) for head in KINDS}
-    dataset = work.prepared(of, "linear", of.pretraining.seed or 0).dataset
+    sides = {head: _side(work.open_task(of, head, of.pretraining.seed or 0)) for head in KINDS}
+    dataset = work.open_task(of, "linear", of.pretraining.seed or 0).dataset
     pools = list(sides["linear"][0])
     rows = {pool: np.stack([sides[head][0][pool] for head in KINDS], 1)[..., None] for pool in pools}
     counts = {pool: np.diff(dataset.pool(pool).starts).tolist() for pool in pools}

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ifsl_bench import api
-from ifsl_bench.experiments.evaluate_stage import provenance
+from ifsl_bench.experiments.evaluate_stage import collect_provenance
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError, is_printable
 from ifsl_bench.utils.files import Paths, write_json
@@ -123,7 +123,7 @@ def test_a_folder_whose_name_is_no_utf8_keeps_what_was_trained(tmp_path):
 
 @pytest.mark.parametrize("name", ["t\udcff.toml", "t\x1b[2J.toml"])
 def test_a_command_with_a_name_that_is_no_text_is_recorded_as_one_that_can_be_printed(name, tmp_path):
-    record = provenance(f"ifsl-bench run --task {name}", "cpu", ())
+    record = collect_provenance(f"ifsl-bench run --task {name}", "cpu", ())
     write_json(tmp_path / "a.json", record)
     assert is_printable(record["command"])
     assert record["command"].endswith(".toml")

@@ -21,7 +21,7 @@ from ifsl_bench.data.pools import ALL_POOLS, SUPPORT_POOL, Dataset, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import format_first
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
-from ifsl_bench.data.suggested_tasks import suggested_tables, task_file_text
+from ifsl_bench.data.suggested_tasks import suggested_task_tables, task_file_text
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks, parse_tasks
@@ -324,7 +324,7 @@ def write_contact_sheet(home: Paths, name: str, path: Path, classes: int, images
             "pixels; ask for fewer with --classes and --images"
         )
     sheet = Image.new("RGB", (width, height), "white")
-    draw, font = ImageDraw.Draw(sheet), _font()
+    draw, font = ImageDraw.Draw(sheet), _load_font()
     for i, pool in enumerate(pools):
         x, y = gap + i % across * block[0], gap + i // across * block[1]
         draw.text((x, y - 14), f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", 0, font)
@@ -343,7 +343,7 @@ def write_contact_sheet(home: Paths, name: str, path: Path, classes: int, images
     write_bytes(path, out.getvalue(), "--out")
 
 
-def _font() -> ImageFont.FreeTypeFont:
+def _load_font() -> ImageFont.FreeTypeFont:
     """Return DejaVu, which Matplotlib ships: class names may be in any script."""
     file = font_directory() / "DejaVuSans.ttf"
     return ImageFont.truetype(str(file), 10, layout_engine=ImageFont.Layout.BASIC)
@@ -393,7 +393,7 @@ def write_new_tasks(home: Paths, name: str, data: str, path: Path, reporter: Rep
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = open_or_make(home, data, reporter)
     tasks_there = {**packaged_tasks(), **own_tasks(home)}
-    content: dict[str, Any] = suggested_tables(dataset)
+    content: dict[str, Any] = suggested_task_tables(dataset)
     like = next((task for task in tasks_there.values() if task.dataset.name == data and task.has_base), None)
     if like is not None:
         tables = msgspec.to_builtins(like)

@@ -37,26 +37,26 @@ class DatasetMetadata:
     Attributes:
         fingerprint: Of the data set; None if it is neither prepared nor pinned.
         shape: Of an image [H, W, C] or of features [D]; empty if unknown.
-        starts: Pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``; with equal classes if the
-            data set is not prepared, and empty if unknown.
+        class_starts_by_pool: Pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``; of equal
+            classes if the data set is not prepared, and empty if unknown.
         prepared: Whether the data set is prepared.
-        classes: Pool -> names of its classes, if it is prepared.
+        class_names_by_pool: Pool -> names of its classes, if it is prepared.
         supports_unknown: As of :class:`~ifsl_bench.data.pools.Dataset`.
     """
 
     fingerprint: str | None
     shape: tuple[int, ...]
-    starts: Mapping[str, np.ndarray]
+    class_starts_by_pool: Mapping[str, np.ndarray]
     prepared: bool
-    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    class_names_by_pool: Mapping[str, Sequence[str]] = field(default_factory=dict)
     supports_unknown: str = ""
 
-    def images(self, pool: str) -> int:
-        return int(self.starts[pool][-1]) if pool in self.starts else 0
+    def image_count(self, pool: str) -> int:
+        return int(self.class_starts_by_pool[pool][-1]) if pool in self.class_starts_by_pool else 0
 
     @property
     def base_classes(self) -> int:
-        return len(self.starts["base/train"]) - 1 if self.starts else 0
+        return len(self.class_starts_by_pool["base/train"]) - 1 if self.class_starts_by_pool else 0
 
 
 _fingerprints: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVar("fingerprints", default=None)
@@ -111,19 +111,22 @@ def task_metadata(task: Task, home: Paths, published_counts: bool = False) -> Da
             classes.
     """
     first, *others = data_specs_of_task(task, home)
-    mine = _metadata(first, home, published_counts, task.base_classes, task.base_order)
+    mine = _collect_metadata(first, home, published_counts, task.base_classes, task.base_order)
     if not others:
         return mine
-    novel = _metadata(others[0], home, published_counts)
+    novel = _collect_metadata(others[0], home, published_counts)
     if not (mine.shape and novel.shape):
         return DatasetMetadata(mine.fingerprint, mine.shape, {}, False)
-    check_cross_domain(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.starts)
-    starts = {**mine.starts, **{pool: novel.starts[pool] for pool in NOVEL_POOLS}}
-    classes = {**mine.classes, **{pool: novel.classes[pool] for pool in NOVEL_POOLS if pool in novel.classes}}
+    check_cross_domain(task.dataset.name, mine.shape, str(task.novel_from), novel.shape, novel.class_starts_by_pool)
+    starts = {**mine.class_starts_by_pool, **{pool: novel.class_starts_by_pool[pool] for pool in NOVEL_POOLS}}
+    classes = {
+        **mine.class_names_by_pool,
+        **{pool: novel.class_names_by_pool[pool] for pool in NOVEL_POOLS if pool in novel.class_names_by_pool},
+    }
     return DatasetMetadata(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
 
 
-def _metadata(
+def _collect_metadata(
     spec: DataSpec, home: Paths, published_counts: bool, base_classes: int | None = None, base_order: int | None = None
 ) -> DatasetMetadata:
     name = spec.name

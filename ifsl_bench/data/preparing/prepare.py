@@ -24,7 +24,7 @@ from ifsl_bench.data.datasets import (
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.read.archive import FileTree, open_tree
 from ifsl_bench.data.sets.folder import OwnOptions
-from ifsl_bench.data.sets.labelled import LabelledObjects, learn2learn_files
+from ifsl_bench.data.sets.labelled import LabelledObjects, learn2learn_dataset_and_folder
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import BuildContext, DatasetSource, Downloadable
 from ifsl_bench.data.writer import Writer, build_dataset
@@ -53,7 +53,7 @@ def open_or_build(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
     if dataset is None and is_made_here(spec.name):
         source = datasets.dataset_source(spec.name)
         dataset = _reuse_or_build(
-            home, source, False, reporter, lambda _: None, lambda: _build(home, source, None, reporter)
+            home, source, False, reporter, lambda _: None, lambda: _build_dataset(home, source, None, reporter)
         )
     if dataset is None and (dataset := open_prepared(home, spec.name)) is None:
         raise UserError(not_prepared_message(home, spec))
@@ -124,7 +124,7 @@ def prepare(
         force,
         reporter,
         lambda ready: _check_same_source(source, ready, path, reporter),
-        lambda: _build(home, source, path, reporter, allow_partial, force),
+        lambda: _build_dataset(home, source, path, reporter, allow_partial, force),
     )
 
 
@@ -163,7 +163,7 @@ def prepare_objects(
         UserError: Objects of no known class, unusable content, or a data set that was made from something else.
     """
     if name is None:
-        name, folder = learn2learn_files(objects)
+        name, folder = learn2learn_dataset_and_folder(objects)
         return prepare(home, name, folder, force, reporter, allow_partial)
     _check_name(name)
     if name in registry.registered_entry_points(registry.DATASET_GROUP):
@@ -259,14 +259,16 @@ def _check_same_source(source: DatasetSource, dataset: Dataset, path: Path | Non
         made_from = about.get("made_from", {})
         with open_tree(path) as tree:
             # The content counts if the files lie elsewhere; objects have an identity alone.
-            same = tree.identity() == made_from.get("identity") or made_from.items() >= tree.content().items()
+            same = (
+                tree.identity_hash() == made_from.get("identity") or made_from.items() >= tree.content_hashes().items()
+            )
         if not same:
             message = f"from other files than {path} holds now (it was made from {about.get('source')})"
             raise UserError(f"{there}, {message}; {remedy}")
     reporter.say(f"{there} (--force builds it again)")
 
 
-def _build(
+def _build_dataset(
     home: Paths,
     source: DatasetSource,
     path: Path | None,
@@ -281,7 +283,7 @@ def _build(
             return build_in_locked_folder(folder, source, context, None, source.build)
         _check_layout(source, tree)
         return build_in_locked_folder(
-            folder, source, context, {"identity": tree.identity(), **tree.content()}, source.build, force
+            folder, source, context, {"identity": tree.identity_hash(), **tree.content_hashes()}, source.build, force
         )
 
 

@@ -256,12 +256,12 @@ class FileTree(ABC):
         except BAD_CONTENT_ERRORS as error:
             raise UserError(f"cannot read {self.format_location(entry)}: {_error_reason(error)}") from error
 
-    def identity(self) -> str:
+    def identity_hash(self) -> str:
         """Return a hash of path, sizes and times, which changes when the files do."""
         status = self.path.stat()
         return sha256_json([str(self.path.resolve()), status.st_size, status.st_mtime_ns])
 
-    def content(self) -> dict[str, str]:
+    def content_hashes(self) -> dict[str, str]:
         """Return hashes of the content from few bytes, equal wherever the files lie and however they are packed.
 
         Returns:
@@ -349,7 +349,7 @@ class _FolderTree(FileTree):
         with self.readable(entry), self.open(entry) as file:
             return _map_file(file)
 
-    def identity(self) -> str:
+    def identity_hash(self) -> str:
         return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.changed] for e in self.entries]])
 
 

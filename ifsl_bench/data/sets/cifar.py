@@ -29,8 +29,8 @@ from ifsl_bench.data.published_splits import (
     SessionSource,
     check_pools,
     divide_into_pools,
-    find_images,
-    read_columns,
+    find_image_paths_by_class,
+    read_mapping_of_columns,
     read_rows,
     report_missing,
     session_pools,
@@ -54,7 +54,7 @@ PER_CLASS = {"train": 500, "test": 100}  # images of a class in each part
 _FOLDER = "cifar-100-python"
 # A class's folder in the folder of a part, which some call training or val, or below the folder of its superclass.
 _PNG = re.compile(r"(?:.*/)?(train|test|val)[a-z]*/(?:[^/]+/)?([^/]+)/([^/]+\.png)", re.IGNORECASE)
-read_side_of_class = partial(read_columns, CLASSES_FILE, "class", "split")  # class -> train, val or test
+read_side_of_class = partial(read_mapping_of_columns, CLASSES_FILE, "class", "split")  # class -> train, val or test
 
 
 class Cifar100(Layout):
@@ -63,10 +63,10 @@ class Cifar100(Layout):
     title: ClassVar[str] = "the Python version of CIFAR-100 (cifar-100-python: train, test, meta)"
 
     def matches(self, tree: FileTree) -> bool:
-        return bool(_folders(tree))
+        return bool(_find_class_folders(tree))
 
     def build(self, context: BuildContext) -> None:
-        entries = _entries(context.files)
+        entries = _find_entries(context.files)
         where = context.files.format_location(entries[META])
         names = to_names(
             load_dict(context.files, entries[META], ("fine_label_names",))["fine_label_names"],
@@ -109,7 +109,7 @@ class Cifar100(Layout):
         return pools
 
 
-def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
+def _find_class_folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
     """Return folder -> name -> file, of folders with the archive's name, or with the class names and some images."""
     folders: dict[str, dict[str, Entry]] = {}
     for entry in tree.entries:
@@ -122,9 +122,9 @@ def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
     }
 
 
-def _entries(tree: FileTree) -> dict[str, Entry]:
+def _find_entries(tree: FileTree) -> dict[str, Entry]:
     """Return the three files by name; raise UserError if one is missing, or there are several of each."""
-    folders = _folders(tree)
+    folders = _find_class_folders(tree)
     if len(folders) > 1:
         raise UserError(
             f"{tree.path} holds CIFAR-100 {len(folders)} times ({format_first(sorted(folders))}); give one of them"
@@ -144,7 +144,8 @@ class CifarFolders(Layout):
 
     def matches(self, tree: FileTree) -> bool:
         return any(
-            (match := _PNG.fullmatch(entry.path)) and _class_of(match) in read_side_of_class() for entry in tree.entries
+            (match := _PNG.fullmatch(entry.path)) and _class_name_of_match(match) in read_side_of_class()
+            for entry in tree.entries
         )
 
     def build(self, context: BuildContext) -> None:
@@ -152,9 +153,9 @@ class CifarFolders(Layout):
 
         def named(match: re.Match[str]) -> tuple[str, str]:
             part = "train" if match[1].lower() == "train" else "test"
-            return f"{part}/{_class_of(match)}", match[3]
+            return f"{part}/{_class_name_of_match(match)}", match[3]
 
-        found = find_images(context.files, _PNG, named, whole, "CIFAR-100")
+        found = find_image_paths_by_class(context.files, _PNG, named, whole, "CIFAR-100")
         images = {
             group: [paths[name] for name in sorted(paths, key=natural_sort_key)] for group, paths in found.items()
         }
@@ -183,7 +184,7 @@ class CifarFolders(Layout):
         return pools
 
 
-def _class_of(match: re.Match[str]) -> str:
+def _class_name_of_match(match: re.Match[str]) -> str:
     return re.sub("[ -]", "_", match[2].lower())
 
 
@@ -224,13 +225,19 @@ class SessionArrays(Cifar100):
             for row, label in enumerate(labels):
                 images[names[label]][f"{part}[{row}]"] = start + row
         pools: dict[str, dict[str, Sequence[int]]] = session_pools(
-            SESSION_LISTS_TITLE, _listed(context, names, train, test), images, HELD_OUT_PER_CLASS, "cifar100-sessions"
+            SESSION_LISTS_TITLE,
+            _list_images(context, names, train, test),
+            images,
+            HELD_OUT_PER_CLASS,
+            "cifar100-sessions",
         )
         check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
         return pools
 
 
-def _listed(context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> Iterator[ListedImage]:
+def _list_images(
+    context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
+) -> Iterator[ListedImage]:
     """Yield the rows of the list that the files have; raise UserError if a label of the files is another."""
     labels, missing = {PARTS[0]: train, PARTS[1]: test}, []
     session_of = {row["fine_label"]: row["session"] for row in read_rows(SESSION_LISTS_FILE) if row["role"] == PARTS[1]}

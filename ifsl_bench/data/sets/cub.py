@@ -24,8 +24,8 @@ from ifsl_bench.data.published_splits import (
     SessionSource,
     check_pools,
     divide_into_pools,
-    find_images,
-    read_columns,
+    find_image_paths_by_class,
+    read_mapping_of_columns,
     read_rows,
     report_missing,
     session_pools,
@@ -44,7 +44,7 @@ POOL_COUNTS = {  # of all images
 }
 _IMAGE_PATH = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORECASE)
 read_side_of_class = partial(
-    read_columns, CLASSES_FILE, "class", "split"
+    read_mapping_of_columns, CLASSES_FILE, "class", "split"
 )  # class, "001.Black_footed_Albatross" -> train, val or test
 
 
@@ -63,7 +63,7 @@ class CubPhotographs(Layout):
 
     def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
         """Return class -> "class/file name" -> path, both in order."""
-        images = find_images(
+        images = find_image_paths_by_class(
             tree, _IMAGE_PATH, lambda match: (match[1], f"{match[1]}/{match[2]}"), read_side_of_class(), "CUB-200-2011"
         )
         return {name: dict(sorted(group.items())) for name, group in images.items()}

@@ -35,15 +35,15 @@ class EmbeddedFeatures(DatasetSource):
         return FEATURES_FOLDER / f"{self.name}.safetensors"
 
     def recipe(self) -> str:
-        return f"embedded features {FORMAT_VERSION}: {self._read()[0]['sha256']}"
+        return f"embedded features {FORMAT_VERSION}: {self._read_metadata_and_pools()[0]['sha256']}"
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
-        facts, _ = self._read()
+        facts, _ = self._read_metadata_and_pools()
         counts = {pool: Count(len(entry["counts"]), sum(entry["counts"])) for pool, entry in facts["pools"].items()}
         return tuple(facts["shape"]), counts
 
     def build(self, context: BuildContext) -> None:
-        facts, arrays = self._read(arrays=True)
+        facts, arrays = self._read_metadata_and_pools(arrays=True)
         context.reporter.say(f"{self.name}: {facts['notice']}")
         context.about |= {"source": self.file.name, "notice": facts["notice"], "features_of": facts["features_of"]}
         for pool, entry in facts["pools"].items():
@@ -51,7 +51,7 @@ class EmbeddedFeatures(DatasetSource):
             with context.writer.pool(pool, labels, tuple(entry["classes"]), tuple(facts["shape"])) as images:
                 images[:] = arrays[pool]
 
-    def _read(self, arrays: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _read_metadata_and_pools(self, arrays: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return the metadata, and optionally the bytes of pools, uint8 [n, 2, D, 1]; raise CorruptFile if damaged."""
         from safetensors import SafetensorError, safe_open
 

@@ -162,7 +162,7 @@ def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
     return pools
 
 
-def _stem(pool: str) -> str:
+def _file_stem(pool: str) -> str:
     return pool.replace("/", "-")
 
 
@@ -179,10 +179,10 @@ def _find_pool_file(tree: FileTree, pool: str) -> Entry | None:
     if len(entries) > 1:
         raise UserError(f"{tree.path} holds {' and '.join(e.path for e in entries)}; leave one of them there")
     if not entries and pool != "novel/train":
-        wanted = ", ".join(map(_stem, POOLS))
+        wanted = ", ".join(map(_file_stem, POOLS))
         raise UserError(
-            f"{tree.format_location(f'{_stem(pool)}.npz')} is missing; a data set of frozen features is six files: "
-            f"{wanted}, each {' or '.join(READERS)} (without novel-train, base classes are hidden in turn)"
+            f"{tree.format_location(f'{_file_stem(pool)}.npz')} is missing; a data set of frozen features is six "
+            f"files: {wanted}, each {' or '.join(READERS)} (without novel-train, base classes are hidden in turn)"
         )
     return entries[0] if entries else None
 

@@ -102,7 +102,7 @@ class ImageFolder(Layout):
     def build(self, context: BuildContext) -> None:
         options = self.options
         depth = options.depth or 1
-        warn_of_ignored_files(context, options.split)
+        warn_about_ignored_files(context, options.split)
         folders = scan_class_folders(context.files, depth)
         if warning := _nested_warning(folders, depth):
             context.reporter.warn(warning)
@@ -123,7 +123,7 @@ class ImageFolder(Layout):
         elif folders.sides:
             context.reporter.warn(f"--split-seed divides the classes, not the folders {', '.join(folders.folders)}")
             context.about["over_folders"] = True
-        classes = large_enough_classes(context, {name: classes[name] for name in sides or classes})
+        classes = select_large_classes(context, {name: classes[name] for name in sides or classes})
         if sides is None:
             sides = draw_sides(classes, options.split_seed or 0)
             context.reporter.say(
@@ -243,7 +243,7 @@ def _counts_in_words(sides: Mapping[str, str]) -> str:
     return ", ".join(f"{counts[side]} on {side}" for side in SIDES if counts[side])
 
 
-def warn_of_ignored_files(context: BuildContext, split: Path | None = None) -> None:
+def warn_about_ignored_files(context: BuildContext, split: Path | None = None) -> None:
     """Warn of files whose names are no image names.
 
     Args:
@@ -320,7 +320,7 @@ def _sides_from_csv(context: BuildContext, classes: Mapping[str, Sequence[str]],
     return {name: sides[name] for name in classes if name in sides}
 
 
-def large_enough_classes(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
+def select_large_classes(context: BuildContext, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
     """Return the classes with enough images for 5-shot episodes.
 
     Args:

@@ -19,7 +19,7 @@ from ifsl_bench.data.image_pools import ListItem, divide_80_10_10, pool_labels, 
 from ifsl_bench.data.read.archive import natural_sort_key, to_printable
 from ifsl_bench.data.read.arrays import user_errors
 from ifsl_bench.data.read.images import to_rgb
-from ifsl_bench.data.sets.folder import check_sides, large_enough_classes
+from ifsl_bench.data.sets.folder import check_sides, select_large_classes
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
@@ -36,13 +36,13 @@ DATASET_OF_CLASS = {
 _ROUNDING_TOLERANCE = 1e-3  # how far 255 times a float may be from a whole number
 
 
-def learn2learn_files(objects: Any) -> tuple[str, Path]:
+def learn2learn_dataset_and_folder(objects: Any) -> tuple[str, Path]:
     """Return the data set whose files learn2learn has loaded, and their folder.
 
     Raises:
         UserError: Other objects, or objects that were loaded from several folders.
     """
-    inner = [_unwrap(value, "Taskset", "TaskDataset", "MetaDataset") for value in _as_list(objects)]
+    inner = [_unwrap_learn2learn(value, "Taskset", "TaskDataset", "MetaDataset") for value in _as_list(objects)]
     for kind, (name, folder) in DATASET_OF_CLASS.items():
         if inner and all(_is_exactly(value, kind) for value in inner):
             roots = {str(value.root) for value in inner}
@@ -67,9 +67,9 @@ def _objects_by_side(objects: Any) -> dict[str, Split]:
         raise UserError(
             f"a data set is made of a list of three, [train, validation, test]; this one has {len(objects)}"
         )
-    data = [_unwrap(value, "Taskset", "TaskDataset") for value in objects]
+    data = [_unwrap_learn2learn(value, "Taskset", "TaskDataset") for value in objects]
     # If all three have a mode, they must be in this order; a part of train alone may well have the mode "test".
-    modes = [SIDE_OF_MODE.get(str(getattr(_unwrap(value, "MetaDataset"), "mode", ""))) for value in data]
+    modes = [SIDE_OF_MODE.get(str(getattr(_unwrap_learn2learn(value, "MetaDataset"), "mode", ""))) for value in data]
     if set(modes) == set(POOL_OF_SIDE) and modes != list(POOL_OF_SIDE):
         raise UserError(f"the list is to be [train, validation, test]; by their modes its objects are {modes}")
     return {side: Split(value, side) for side, value in zip(POOL_OF_SIDE, data, strict=True)}
@@ -81,7 +81,7 @@ def _as_list(objects: Any) -> list[Any] | tuple[Any, ...]:
     return objects
 
 
-def _unwrap(value: Any, *wrappers: str) -> Any:
+def _unwrap_learn2learn(value: Any, *wrappers: str) -> Any:
     """Return the data set inside wrappers of learn2learn."""
     while _is_exactly(value, *wrappers):
         value = value.dataset
@@ -139,7 +139,7 @@ class PixelScale:
         self.whole: str | None = None
         self.divided: str | None = None
 
-    def add(self, image: np.ndarray, what: str) -> None:
+    def include_image(self, image: np.ndarray, what: str) -> None:
         """Note the range of an image.
 
         Args:
@@ -272,7 +272,7 @@ class LabelledObjects:
                             f"{what} is {_size_text(image.shape)}, {first} is {_size_text(self.shape)}; images must "
                             f"be of one size: have the data set's transform resize them, and make them of one kind"
                         )
-                    self.scale.add(image, what)
+                    self.scale.include_image(image, what)
                     stage.advance(1)
         content = hashlib.sha256(b"".join(side.digests.astype("<u8").tobytes() for side in self.sides.values()))
         return sha256_json([content.hexdigest(), {name: side.classes for name, side in self.sides.items()}])
@@ -284,7 +284,7 @@ class LabelledObjects:
             name: [ListItem(side_of[name].name, index) for index in side_of[name].classes[name]]
             for name in sorted(side_of, key=natural_sort_key)
         }
-        classes = large_enough_classes(context, classes)
+        classes = select_large_classes(context, classes)
         roles = {name: POOL_OF_SIDE[side_of[name].name] for name in classes}
         check_sides(roles, classes, "what was given")
         pools = divide_80_10_10(classes, roles)

@@ -39,9 +39,9 @@ from ifsl_bench.data.published_splits import (
     SessionSource,
     check_pools,
     divide_into_pools,
-    find_images,
+    find_image_paths_by_class,
     hash_shuffled,
-    read_columns,
+    read_mapping_of_columns,
     read_rows,
     report_missing,
     session_pools,
@@ -68,7 +68,7 @@ HELD_OUT_NAME = "mini-imagenet-held-out"
 EXTRA_PER_CLASS = 300  # images of a base class in base/test, and at most in base/val
 _IMAGE_NAME = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
 _SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
-read_side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train, val or test
+read_side_of_wnid = partial(read_mapping_of_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train, val or test
 
 
 def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:
@@ -100,13 +100,13 @@ class LwofPickles(Layout):
             where = context.files.format_location(entry)
             value = load_dict(context.files, entry, ("data", "labels", "catname2label"))
             arrays[pool] = to_images(value["data"], "'data'", where)
-            pools[pool] = _rows_by_label(value, len(arrays[pool]), where)
+            pools[pool] = _rows_by_wnid_from_labels(value, len(arrays[pool]), where)
             _check_sides(pools[pool], _SIDES[pool], where)
         check_pools(context, "mini-ImageNet", POOL_COUNTS, pools)
         copy_pools(context, pools, arrays)
 
 
-def _rows_by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
+def _rows_by_wnid_from_labels(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
     """Return wnid -> rows, from a label for each row and a label for each wnid."""
     labels = to_integers(value["labels"], "'labels'", where, count)
     if not isinstance(value["catname2label"], dict):
@@ -141,7 +141,7 @@ class Learn2learnCaches(Layout):
             where = tree.format_location(entry)
             value = load_dict(tree, entry, ("image_data", "class_dict"))
             arrays[side] = to_images(value["image_data"], "'image_data'", where)
-            groups = _class_rows(value["class_dict"], len(arrays[side]), where)
+            groups = _read_rows_by_wnid(value["class_dict"], len(arrays[side]), where)
             _check_sides(groups, side, where)
             class_rows |= groups
         pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(class_rows, read_side_of_wnid(), HELD_OUT_NAME)
@@ -149,7 +149,7 @@ class Learn2learnCaches(Layout):
         copy_pools(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
 
 
-def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
+def _read_rows_by_wnid(value: object, count: int, where: str) -> dict[str, list[int]]:
     """Return wnid -> rows of a cache."""
     if not isinstance(value, dict):
         raise UserError(f"'class_dict' of {where} is a {type(value).__name__}, expected a dict of rows for each class")
@@ -173,7 +173,7 @@ class MiniIlsvrcPhotographs(IlsvrcLayout):
     """
 
     def build(self, context: BuildContext) -> None:
-        taken = set(read_columns(ORIGINAL_NAMES_FILE, "filename", "original").values())
+        taken = set(read_mapping_of_columns(ORIGINAL_NAMES_FILE, "filename", "original").values())
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
         for wnid, images in self.images(context.files).items():
             if wnid not in read_side_of_wnid():
@@ -204,18 +204,18 @@ class MiniPhotographs(Layout):
         return any(_IMAGE_NAME.fullmatch(entry.path) for entry in tree.entries)
 
 
-def listed_images(context: BuildContext) -> dict[str, dict[str, str]]:
+def image_paths_by_wnid(context: BuildContext) -> dict[str, dict[str, str]]:
     """Return wnid -> file name -> path in ``context.files``, both in the order of the published list.
 
     Raises:
         UserError: A file of the list is missing and the user has not allowed it, or it is there twice.
     """
-    there = find_images(
+    there = find_image_paths_by_class(
         context.files, _IMAGE_NAME, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower())
     )
     images: dict[str, dict[str, str]] = {}
     missing = []
-    for name in read_columns(ORIGINAL_NAMES_FILE, "filename", "original"):
+    for name in read_mapping_of_columns(ORIGINAL_NAMES_FILE, "filename", "original"):
         if (path := there.get(name[:9], {}).get(name)) is None:
             missing.append(name)
         else:
@@ -229,7 +229,7 @@ class HeldOutPhotographs(MiniPhotographs):
     """The photographs of mini-ImageNet, with base/val and base/test drawn from the images of the base classes."""
 
     def build(self, context: BuildContext) -> None:
-        paths = {wnid: list(images.values()) for wnid, images in listed_images(context).items()}
+        paths = {wnid: list(images.values()) for wnid, images in image_paths_by_wnid(context).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, read_side_of_wnid(), HELD_OUT_NAME)
         check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         import_images(context, pools, ImageSpec(IMAGE_SIZE))
@@ -277,7 +277,7 @@ class MiniSessionPhotographs(MiniPhotographs):
             for row in read_rows(SESSION_LISTS_FILE)
         )
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
-            SESSION_LISTS_TITLE, images, listed_images(context), HELD_OUT_PER_CLASS, "mini-imagenet-sessions"
+            SESSION_LISTS_TITLE, images, image_paths_by_wnid(context), HELD_OUT_PER_CLASS, "mini-imagenet-sessions"
         )
         check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
         import_images(context, pools, ImageSpec(IMAGE_SIZE))

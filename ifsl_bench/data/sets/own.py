@@ -18,7 +18,7 @@ from ifsl_bench.data.suggested_tasks import (
     FEATURE_STEPS,
     SHOTS,
     check_feasible,
-    suggested_tables,
+    suggested_task_tables,
     task_file_text,
 )
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
@@ -114,7 +114,7 @@ class OwnData(DatasetSource):
         """
         path = home.tasks / f"{self.name}.toml"
         head = TASK_FILE_HEADER.format(name=self.name, fingerprint=dataset.fingerprint)
-        text = task_file_text(dataset, self.name, suggested_tables(dataset), head, reporter)
+        text = task_file_text(dataset, self.name, suggested_task_tables(dataset), head, reporter)
         tasks = [
             task.name for task in parse_tasks(text, str(path))
         ]  # a wrong file would stop every command that lists tasks

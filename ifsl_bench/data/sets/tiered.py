@@ -24,7 +24,13 @@ from ifsl_bench.data.pickle_pools import (
     to_list_items,
     to_names,
 )
-from ifsl_bench.data.published_splits import IlsvrcLayout, PublishedData, check_pools, read_columns, split_80_10_10
+from ifsl_bench.data.published_splits import (
+    IlsvrcLayout,
+    PublishedData,
+    check_pools,
+    read_mapping_of_columns,
+    split_80_10_10,
+)
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.source import BuildContext, Count, Layout
@@ -41,14 +47,16 @@ POOL_COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
     "novel/test": Count(160, 206_209),
 }
 _POOL_OF_SIDE = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
-read_side_of_wnid = partial(read_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train_a, train_b, val or test
+read_side_of_wnid = partial(
+    read_mapping_of_columns, CLASSES_FILE, "wnid", "split"
+)  # wnid -> train_a, train_b, val or test
 
 
 class IlsvrcFolder(IlsvrcLayout):
     """The photographs of ILSVRC-2012, divided as by Ren et al. (2019)."""
 
     def build(self, context: BuildContext) -> None:
-        phases = read_columns(PHASES_FILE, "image", "phase")
+        phases = read_mapping_of_columns(PHASES_FILE, "image", "phase")
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
         for wnid, images in self.images(context.files).items():
             if wnid not in read_side_of_wnid():
@@ -63,7 +71,7 @@ class IlsvrcFolder(IlsvrcLayout):
         import_images(context, pools, ImageSpec(IMAGE_SIZE, fit="stretch", filter="cubic-opencv"))
 
 
-def wnid_by_name(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
+def read_wnid_by_name(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
     """Return class name -> wnid, from two lists of the release.
 
     Args:
@@ -116,17 +124,17 @@ class _PngPickles(Layout):
 
     Attributes:
         sides_of_prefix: prefix of a pair -> the sides that its classes may be on.
-        own: beginnings of file names that only this form has.
+        own_file_prefixes: beginnings of file names that only this form has.
     """
 
     sides_of_prefix: ClassVar[Mapping[str, Sequence[str]]]
-    own: ClassVar[tuple[str, ...]]
+    own_file_prefixes: ClassVar[tuple[str, ...]]
 
     def matches(self, tree: FileTree) -> bool:
-        return any(entry.name.startswith(self.own) for entry in tree.entries)
+        return any(entry.name.startswith(self.own_file_prefixes) for entry in tree.entries)
 
     @abstractmethod
-    def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
+    def divide_among_pools(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         """Return pool -> rows of a class.
 
         Args:
@@ -141,7 +149,7 @@ class _PngPickles(Layout):
         images = {
             prefix: required_entry(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.sides_of_prefix
         }
-        names = wnid_by_name(tree, read_side_of_wnid(), self.title)
+        names = read_wnid_by_name(tree, read_side_of_wnid(), self.title)
         counts: dict[str, int] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in POOL_COUNTS}
         source: dict[str, str] = {}  # pool -> the prefix that its images come from
@@ -152,7 +160,7 @@ class _PngPickles(Layout):
                     raise UserError(
                         f"{tree.format_location(entry)} has class {wnid}, which tiered-ImageNet has on side {side}"
                     )
-                for pool, part in self.divide(prefix, wnid, rows).items():
+                for pool, part in self.divide_among_pools(prefix, wnid, rows).items():
                     pools[pool][wnid] = part
                     source[pool] = prefix
         check_pools(context, "tiered-ImageNet", POOL_COUNTS, pools)
@@ -171,9 +179,9 @@ class Ren2019Pickles(_PngPickles):
     sides_of_prefix: ClassVar = {
         f"train_a_train_a_phase_{phase}": ["train_a"] for phase in ("train", "val", "test")
     } | {side: [side] for side in _POOL_OF_SIDE}
-    own = ("train_a_", "train_b_")
+    own_file_prefixes = ("train_a_", "train_b_")
 
-    def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
+    def divide_among_pools(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         return {_POOL_OF_SIDE.get(prefix) or f"base/{prefix.rpartition('_')[2]}": rows}
 
 
@@ -184,9 +192,9 @@ class Ren2018Pickles(_PngPickles):
         "the files of Ren et al. (2018) and of learn2learn ({train,val,test}_{images_png,labels}.pkl)"
     )
     sides_of_prefix: ClassVar = {"train": ["train_a", "train_b"], "val": ["val"], "test": ["test"]}
-    own = ("train_labels.pkl", "train_images_png.pkl")
+    own_file_prefixes = ("train_labels.pkl", "train_images_png.pkl")
 
-    def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
+    def divide_among_pools(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         if read_side_of_wnid()[wnid] == "train_a":
             return split_80_10_10(rows, f"tiered-imagenet-2018:{wnid}")
         return {_POOL_OF_SIDE[read_side_of_wnid()[wnid]]: rows}

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ifsl_bench.data.image_pools import divide_80_10_10, import_images
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.published_splits import check_pools, find_images, read_columns
+from ifsl_bench.data.published_splits import check_pools, find_image_paths_by_class, read_mapping_of_columns
 from ifsl_bench.data.read.archive import FileTree, natural_sort_key
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
@@ -27,10 +27,11 @@ _IMAGE_PATH = re.compile(r"(?:.*/)?train/(n[0-9]{8})/images/\1_([0-9]+)\.jpe?g",
 
 
 @cache
-def pool_of_wnid() -> Mapping[str, str]:
+def read_pool_by_wnid() -> Mapping[str, str]:
     """Return wnid -> "base" or the pool of a novel class, sorted by wnid."""
     return {
-        wnid: _POOL_OF_PHASE[side] for wnid, side in sorted(read_columns("tiny-tiered.csv", "wnid", "split").items())
+        wnid: _POOL_OF_PHASE[side]
+        for wnid, side in sorted(read_mapping_of_columns("tiny-tiered.csv", "wnid", "split").items())
     }
 
 
@@ -48,13 +49,15 @@ class _TrainFolder(Layout):
             return match[1], f"{match[1]}_{int(match[2])}.JPEG"
 
         images = {}
-        for wnid, paths in find_images(context.files, _IMAGE_PATH, named, pool_of_wnid(), "Tiny-ImageNet").items():
+        for wnid, paths in find_image_paths_by_class(
+            context.files, _IMAGE_PATH, named, read_pool_by_wnid(), "Tiny-ImageNet"
+        ).items():
             images[wnid] = [paths[name] for name in sorted(paths, key=natural_sort_key)][
-                : self.most.get(pool_of_wnid()[wnid])
+                : self.most.get(read_pool_by_wnid()[wnid])
             ]
-        there = divide_80_10_10(images, pool_of_wnid())
+        there = divide_80_10_10(images, read_pool_by_wnid())
         pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
-        whole = divide_80_10_10({wnid: [""] * IMAGES_PER_CLASS for wnid in pool_of_wnid()}, pool_of_wnid())
+        whole = divide_80_10_10({wnid: [""] * IMAGES_PER_CLASS for wnid in read_pool_by_wnid()}, read_pool_by_wnid())
         check_pools(context, "Tiny-ImageNet", count_files(whole), pools)
         import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
@@ -70,11 +73,11 @@ class TinyImageNet(DatasetSource):
         self.layouts = (_TrainFolder(self.most),)
 
     def recipe(self) -> str:
-        return f"Tiny-ImageNet, 1, {sha256_json([dict(pool_of_wnid()), dict(self.most)])[:16]}"
+        return f"Tiny-ImageNet, 1, {sha256_json([dict(read_pool_by_wnid()), dict(self.most)])[:16]}"
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
-        per_class = {wnid: [""] * self.most.get(side, IMAGES_PER_CLASS) for wnid, side in pool_of_wnid().items()}
-        return (IMAGE_SIZE, IMAGE_SIZE, 3), count_files(divide_80_10_10(per_class, pool_of_wnid()))
+        per_class = {wnid: [""] * self.most.get(side, IMAGES_PER_CLASS) for wnid, side in read_pool_by_wnid().items()}
+        return (IMAGE_SIZE, IMAGE_SIZE, 3), count_files(divide_80_10_10(per_class, read_pool_by_wnid()))
 
 
 class TinyPack(TinyImageNet):

@@ -37,7 +37,7 @@ from ifsl_bench.protocols.tasks.variants import (
 )
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.toml import parse_toml, read_user_file, validate
+from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
 
 LIST_COMMAND = "ifsl-bench tasks"  # where all tasks are listed
 
@@ -75,7 +75,7 @@ def _parse_file(text: str, where: str) -> TaskFile | _VariantFile:
     """A file's content, checked against the schema."""
     raw = parse_toml(text, where)
     kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
-    file = validate(raw, kind, where, ALL_KEYS)
+    file = convert_tables(raw, kind, where, ALL_KEYS)
     if not file.variants and not getattr(file, "tasks", None):
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
     return file

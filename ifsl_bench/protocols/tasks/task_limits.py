@@ -104,7 +104,7 @@ def most_episodes(shape: EpisodeSpec) -> int:
     return min(MOST_EPISODES, int((RESULT_FILE.most - OTHER_RESULT_BYTES) / each))
 
 
-def most_units_of_task(task: Task) -> int:
+def max_episodes_of_task(task: Task) -> int:
     """Return the most test episodes, or sequences of sessions, that a result of the task may have."""
     return MOST_SEQUENCES if task.sessions else most_episodes(task.episode)
 
@@ -151,7 +151,7 @@ def check_task(task: Task, where: str) -> None:
             need(value <= most, f"{field} must be at most {most:,}")
     for field, (possible, rule) in NUMBER_RULES.items():
         need(possible(attrgetter(field)(task)), f"{field} {rule}")
-    most = most_units_of_task(task)
+    most = max_episodes_of_task(task)
     need(
         task.evaluation.episodes <= most,
         f"evaluation.episodes is {task.evaluation.episodes:,}; of {task.episode.ways:,} classes a result file holds "

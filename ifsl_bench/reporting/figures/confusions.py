@@ -133,12 +133,12 @@ def count_confusions(
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
     if not train:  # what is missing is an error before anything is computed
         check_trained(jobs, work.home)
-    return [_count_confusions_of_model(job.label, open_model(job, work), count, work) for job in jobs]
+    return [_count_confusions(job.label, open_model(job, work), count, work) for job in jobs]
 
 
 @torch.no_grad()
 @evaluation_threads()
-def _count_confusions_of_model(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
+def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
     method, name, parts = ready.method.eval(), ready.job.name, []

@@ -13,7 +13,7 @@ import torch
 from ifsl_bench.backbones.pretrained import is_package_used
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.metadata import task_metadata
-from ifsl_bench.data.published_splits import read_columns
+from ifsl_bench.data.published_splits import read_mapping_of_columns
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext, EvaluationStage
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
@@ -186,7 +186,7 @@ def short_novel_names(dataset: Dataset, task: Task) -> list[str]:
 
 def readable_class_names(classes: Sequence[str]) -> list[str]:
     """Return names of classes for readers: of a WordNet id the name that it has in Tiny-ImageNet, if it is there."""
-    titles = read_columns("tiny-tiered.csv", "wnid", "name")
+    titles = read_mapping_of_columns("tiny-tiered.csv", "wnid", "name")
     names = [titles.get(name, name) for name in classes]
     often = Counter(names)
     return [title if often[title] == 1 else f"{title} ({name})" for title, name in zip(names, classes, strict=True)]

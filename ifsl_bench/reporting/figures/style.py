@@ -157,7 +157,7 @@ def plain_text(label: str) -> str:
 
 def line_style(label: str) -> dict[str, Any]:
     """Return the look of a method's line, with its marker."""
-    return _line_style_of(style_of_label(label)) | {"markeredgewidth": 0}
+    return _make_line_style(style_of_label(label)) | {"markeredgewidth": 0}
 
 
 def marker_style(label: str) -> dict[str, Any]:
@@ -198,12 +198,12 @@ def line_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> list[d
     """
     half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
     return [
-        _line_style_of(look) | (half if look.is_further_row else {"markeredgewidth": 0})
+        _make_line_style(look) | (half if look.is_further_row else {"markeredgewidth": 0})
         for look in distinct_styles(labels, is_second)
     ]
 
 
-def _line_style_of(look: PlotStyle) -> dict[str, Any]:
+def _make_line_style(look: PlotStyle) -> dict[str, Any]:
     return {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
 
 

@@ -293,7 +293,7 @@ def _measured_row_fields(row: SeedAggregate) -> dict[str, Any]:
         "validation": [_validation_curve(r.training) for r in row.results]
         if any(r.training for r in row.results)
         else [],
-        "cost": _costs(row),
+        "cost": _collect_costs(row),
         "triangle": [[round(float(v), 1) for v in line[: t + 1]] for t, line in enumerate(row.accuracy_triangle())]
         if in_sessions
         else [],
@@ -349,7 +349,7 @@ def _validation_curve(training: dict[str, Any]) -> list[list[float]]:
     return [[step for step, _ in points], [value for _, value in points]]
 
 
-def _costs(row: SeedAggregate) -> dict[str, float]:
+def _collect_costs(row: SeedAggregate) -> dict[str, float]:
     """Return the least of the seeds: they do the same work, and other programs only lengthen it."""
 
     def least(*names: str) -> float:

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method
-from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_rows, papers
+from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_names_by_row, read_papers
 from ifsl_bench.reporting.plot_styles import method_part
-from ifsl_bench.store.published import bibtex_entries, paper_titles
+from ifsl_bench.store.published import read_bibtex_by_source, read_paper_titles_by_source
 from ifsl_bench.utils.errors import UserError
 
 
@@ -42,9 +42,9 @@ def cite_published_method(label: str) -> Citation:
 
 def cite_paper(source: str) -> Citation:
     """Return the citation of a paper, by the name of the file with its rows."""
-    text = paper_titles().get(source, source)
-    of_methods = [p.bibtex for p in papers("methods") if text.lower().startswith(p.field("title").lower())]
-    return Citation(text, "\n\n".join(of_methods) or bibtex_entries().get(source, ""))
+    text = read_paper_titles_by_source().get(source, source)
+    of_methods = [p.bibtex for p in read_papers("methods") if text.lower().startswith(p.field("title").lower())]
+    return Citation(text, "\n\n".join(of_methods) or read_bibtex_by_source().get(source, ""))
 
 
 def _method_bibtex(name: str) -> str:
@@ -52,7 +52,9 @@ def _method_bibtex(name: str) -> str:
 
     Results may name any file as their method's; none is run for a page.
     """
-    if name not in [*display_rows(), *PRINTED_ALONE] and not registry.owning_entry_points(registry.METHOD_GROUP, name):
+    if name not in [*display_names_by_row(), *PRINTED_ALONE] and not registry.owning_entry_points(
+        registry.METHOD_GROUP, name
+    ):
         return ""
     try:
         return cite_method(name)

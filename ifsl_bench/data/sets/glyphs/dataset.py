@@ -69,7 +69,7 @@ def all_letters() -> tuple[Letter, ...]:
     return tuple(alphabet)
 
 
-def letters_of(pool: str) -> list[Letter]:
+def letters_in_pool(pool: str) -> list[Letter]:
     """Return the classes of a pool, in order."""
     side = "base" if pool.startswith("base/") else pool
     return [letter for letter in all_letters() if letter.side == side]
@@ -115,7 +115,7 @@ class Glyphs(DatasetSource):
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         counts = {
-            pool: Count(len(letters_of(pool)), each * len(letters_of(pool)))
+            pool: Count(len(letters_in_pool(pool)), each * len(letters_in_pool(pool)))
             for pool, (_, each) in FIRST_AND_COUNT_OF_POOL.items()
         }
         return IMAGE_SHAPE, counts
@@ -124,7 +124,7 @@ class Glyphs(DatasetSource):
         total = sum(count.images for count in self.expected_shape_and_counts()[1].values())
         with context.reporter.stage("rendering glyphs", total) as stage:
             for pool, (first, each) in FIRST_AND_COUNT_OF_POOL.items():
-                alphabet = letters_of(pool)
+                alphabet = letters_in_pool(pool)
                 labels = np.repeat(np.arange(len(alphabet)), each)
                 with context.writer.pool(
                     pool, labels, tuple(letter.label for letter in alphabet), IMAGE_SHAPE

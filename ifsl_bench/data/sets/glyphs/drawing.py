@@ -190,10 +190,12 @@ def draw_images(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]
     sizes = uniform_between(words[:, _SIZE], *STYLE.size)
     positions = uniform_between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
     drawn = [outlines[face] for face in faces.tolist()]
-    return _paint(pixel_coverage(drawn, _matrices(words), sizes, positions, IMAGE_SIDE), words)[..., None]
+    return _paint(pixel_coverage(drawn, _transformation_matrices(words), sizes, positions, IMAGE_SIDE), words)[
+        ..., None
+    ]
 
 
-def _matrices(words: U64) -> I64:
+def _transformation_matrices(words: U64) -> I64:
     """Rotation x shear x stretch, [N, 2, 2] in 2**-14."""
     tangent = uniform_between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
     shear = uniform_between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)

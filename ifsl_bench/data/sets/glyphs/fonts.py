@@ -84,7 +84,7 @@ def letter_outline(face: str, codepoint: int) -> Outline:
         codepoint: Of the letter; the face must have it.
     """
     font = open_face(face)
-    contours = _contours(font["glyf"], font.getBestCmap()[codepoint])
+    contours = _resolve_contours(font["glyf"], font.getBestCmap()[codepoint])
     points = np.concatenate([xy for xy, _ in contours])
     extent = int((points.max(axis=0) - points.min(axis=0)).max())
     polygons = [_flatten(xy, on_curve, extent) for xy, on_curve in contours]
@@ -96,7 +96,7 @@ def letter_outline(face: str, codepoint: int) -> Outline:
     return Outline(joined[:, 0].copy(), joined[:, 1].copy(), np.concatenate(after))
 
 
-def _contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
+def _resolve_contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
     """The glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
     coordinates, ends, flags = glyphs[name].getCoordinates(glyphs)
     points = np.floor(np.array(list(coordinates), np.float64) * SUBUNITS + 0.5).astype(np.int64)
