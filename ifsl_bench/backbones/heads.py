@@ -162,8 +162,8 @@ def fit_cosine_head(
 ) -> PretrainedBackbone:
     """Return the cosine classifier on the features of the linear pretraining, from the cache or fitted.
 
-    The head minimises cross-entropy on base/train (:func:`fit_head_with_facts`). Where base/train has only the means
-    of its classes, these are the weights, and the temperature minimises cross-entropy on the images of base/val with even
+    The head minimises cross-entropy on base/train (:func:`fit_head_with_facts`). Where base/train has only the means of
+    its classes, these are the weights, and the temperature minimises cross-entropy on the images of base/val with even
     indices, which meta-training may use too.
 
     Args:
