@@ -135,7 +135,7 @@ def _to_list(names: Any) -> list[Any]:
 
 
 def _check_seeds(seed: Any, seeds: Any) -> None:
-    """Raises :class:`UserError` for seeds that are no numbers."""
+    """Raise :class:`UserError` for seeds that are no whole numbers."""
     if type(seed) is not int:
         raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {[seed]}")
     if seeds is not None and (type(seeds) is not int or seeds < 1):
@@ -143,7 +143,7 @@ def _check_seeds(seed: Any, seeds: Any) -> None:
 
 
 def _expand_names(config: RunConfig, work: Workspace) -> RunConfig:
-    """The config with the names that its globs and sets stand for."""
+    """Return the config with the names that its globs and sets stand for."""
     methods: list[str | type[Method]] = []
     for method in config.methods:
         methods += expand_method_names([method], work.reporter.warn) if isinstance(method, str) else [method]

@@ -1,4 +1,4 @@
-"""VarianceEstimate of a number in a grid of recipes and classifiers by its sources. Imports no torch.
+"""Splits the variance of a number in a grid of recipes and classifiers by its sources. Imports no torch.
 
 The value x of recipe r and classifier c with training seed s on order o and support set p of that order is modelled by
 

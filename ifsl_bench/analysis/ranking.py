@@ -290,11 +290,11 @@ class RankedRow:
     """A row of a ranking, in order.
 
     Attributes:
-        row: the row.
+        row: with the results of its seeds.
         ranking: the ranking that the row has its place in.
-        provisional_reason: why it is provisional; None where it is ranked.
+        provisional_reason: why the row is provisional; None where it is ranked.
         difference_to_best: this row minus the best ranked one, in percentage points; None for the best.
-        n_common_seeds: the number of training seeds that the difference is over; of the best, that its rank is over.
+        n_common_seeds: the number of training seeds that the difference is over, or for the best row its rank.
         adjusted_mean: the best row's mean plus the difference, which rows are placed by; their own means may be over
             other seeds.
     """

@@ -105,7 +105,7 @@ def estimate_mean_difference(differences: np.ndarray, image_variance: ImageVaria
     """Return the mean of differences [seeds, orders, supports] of two rows, with its error over orders and images.
 
     Args:
-        differences: the differences.
+        differences: in percentage points, [seeds, orders, supports].
         image_variance: the variance that test images give the mean; None where they are held fixed.
 
     Raises:
@@ -294,7 +294,7 @@ def estimate_wrong_sign_chance(
     true one, so that the chance is estimated too small.
 
     Args:
-        differences: the differences.
+        differences: in percentage points, [seeds, orders, supports].
         image_variance: the variance that test images give their mean; None where they are held fixed.
 
     Raises:
@@ -362,7 +362,7 @@ def split_variance_of_row(row: SeedAggregate, metric: str) -> VarianceSplit:
     """Return the split of a row; raise :class:`UserError` where there is one order of the classes.
 
     Args:
-        row: the row.
+        row: with results of all orders.
         metric: the metric that is split.
     """
     x = _metric_by_sequence(row, metric, row.seeds, row.is_seed_independent)

@@ -44,7 +44,7 @@ class FeaturePool:
             their numbers, [V * n, P].
         base_logits: float32 [V * n, K] of the frozen base classifier.
         starts: int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``.
-        views: V, augmented copies of each image; 1 means the plain images.
+        n_views: V, augmented copies of each image; 1 means the plain images.
     """
 
     name: str

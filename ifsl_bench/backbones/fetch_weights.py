@@ -81,10 +81,10 @@ def _download(url: str, target: Path, file: ListedFile, reporter: Reporter) -> N
     """Download a file, from where an earlier download broke off if the server can, and check it.
 
     Args:
-        url: its address.
-        target: the file to write; what an interruption leaves stays beside it, for the next download.
-        file: its size and checksum.
-        reporter: hears of it.
+        url: address of the file.
+        target: the file to write; the part before an interruption stays beside it for the next download.
+        file: size and checksum that the file must have.
+        reporter: receives the progress.
     """
     reporter.say(f"{url}: {file.size / 1e6:.1f} MB")
     partial = unfinished_path(target)

@@ -33,9 +33,9 @@ class RecipeChoice:
 
     Attributes:
         name: in rows: the registered name, or the class's own.
-        kind: the class.
+        recipe_class: its class.
         options: of its constructor, without defaults.
-        passes: the multiple of the task's passes of the backbone, 1 by default.
+        passes_multiple: the multiple of the task's passes of the backbone, 1 by default.
         file: ``/path/to/file.py:Class`` where the class comes from a file; "" elsewhere.
     """
 
@@ -138,7 +138,7 @@ _find_registered_recipe = lru_cache(maxsize=64)(_find_recipe)
 
 
 def recipes_that_provide(names: Sequence[str]) -> list[str]:
-    """Return the registered recipes that learn all of these extras, each with the one option that it takes, if any.
+    """Return the registered recipes that learn all of these extras, each with its one option where it takes one.
 
     Args:
         names: of extras.

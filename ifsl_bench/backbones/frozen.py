@@ -54,7 +54,7 @@ class FrozenPreprocessing:
     8-bit images are resized with antialiasing, as Pillow does it. Grey images get three equal channels.
 
     Args:
-        about: has size, resize, interpolation, mean and standard deviation.
+        backbone_info: has size, resize, interpolation, mean and standard deviation.
         device: where the batches are.
     """
 

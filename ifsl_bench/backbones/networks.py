@@ -27,7 +27,7 @@ NormFactory = Callable[[int], nn.Module]
 
 
 def _stack_convolutions(in_channels: int, out_channels: int, count: int, norm: NormFactory) -> nn.Sequential:
-    """3x3 convolutions with a norm each, and an activation between two."""
+    """Make 3x3 convolutions with a norm each, and an activation between two."""
     layers: list[nn.Module] = []
     for width in (in_channels, *[out_channels] * (count - 1)):
         layers += [nn.Conv2d(width, out_channels, 3, padding=1, bias=False), norm(out_channels), nn.LeakyReLU(0.1)]

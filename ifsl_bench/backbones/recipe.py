@@ -84,7 +84,7 @@ class ParameterGroup:
     """Parameters that are trained alike.
 
     Attributes:
-        parameters: the parameters.
+        parameters: of the network or the recipe.
         rate: a factor of the schedule's learning rate.
         decay: the weight decay; None for the task's, of parameters with two dimensions or more.
     """

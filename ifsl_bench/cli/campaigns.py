@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _expand_campaign(campaign: str | None, config: RunConfig) -> tuple[list[Job], Workspace, dict[str, Path]]:
-    """The jobs of a command, as ``run`` would make them, and the files of their data sets."""
+    """Make the jobs of a command as ``run`` does; return them, their workspace and the paths of their data sets."""
     if campaign is None and not (config.tasks and config.methods):
         command = click.get_current_context().command_path
         raise UserError(f"say which campaign, e.g.: {command} campaign.toml, or which rows: --method and --task")

@@ -57,7 +57,7 @@ def redirect_prints_to_stderr(table_format: str) -> Iterator[None]:
 
 
 def print_warnings(notes: Iterable[str]) -> None:
-    """Print each of these once on standard error, where no program takes it for what it reads."""
+    """Print each warning once on standard error, so that it is not among the data that programs read."""
     for note in dict.fromkeys(notes):
         click.echo(one_line(f"warning: {note}"), err=True)
 

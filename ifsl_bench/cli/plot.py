@@ -56,7 +56,7 @@ def _parse_output_path(_: click.Context, __: click.Parameter, value: str) -> Pat
 
 
 def _parse_whole_numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """Whole numbers from 1, comma-separated."""
+    """Parse whole numbers from 1, comma-separated."""
     words = [word.strip() for word in value.split(",") if word.strip()]
     if not words or not all(word.isascii() and word.isdigit() and int(word[:9]) > 0 for word in words):
         raise UserError(f"--{parameter.name} takes whole numbers from 1, as in 5,20, not {value!r}")

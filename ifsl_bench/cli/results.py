@@ -429,7 +429,7 @@ def _find_result_files(what: Sequence[str], seed: int | None = None) -> list[str
 
 
 def _no_file_or_row_error(command: str, what: Sequence[str]) -> UserError:
-    """Makes the error for words that are no file, and no label with a task."""
+    """Make the error for words that are no file, and no label with a task."""
     from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 
     beginning, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")

@@ -292,7 +292,7 @@ def print_failures(summary: RunSummary, n_jobs: int, missing_requirements: Mappi
 
 
 def _command_line_to_record(arguments: list[str]) -> str:
-    """The command as results record it: without the folders of this machine."""
+    """Return the command as results record it: without the folders of this machine."""
     words: list[str] = []
     skip = False
     for word in arguments:

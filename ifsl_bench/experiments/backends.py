@@ -174,10 +174,10 @@ class Worker:
     """A process that runs one item at a time.
 
     Attributes:
-        host: its machine; an item that takes a whole machine shares it with no other.
-        threads: that it may keep busy.
-        device: the name of its accelerator in CUDA_VISIBLE_DEVICES; "" where it sees what this process sees.
-        item, future: its work; None while it is idle.
+        host: name of its machine; an item that takes a whole machine shares it with no other.
+        threads: how many cores it may keep busy.
+        device: the name of its accelerator in CUDA_VISIBLE_DEVICES; "" where it has the devices of this process.
+        item, future: the item that runs, and its outcome to come; None while the worker is idle.
     """
 
     name: str

@@ -81,7 +81,7 @@ def resolve_names(names: Sequence[object], option: str, ending: str) -> list[str
 
     Args:
         names: of the command line, with paths relative to the current folder.
-        option: that they were given with, for errors.
+        option: the name of the option with these names, for errors.
         ending: of files.
     """
     return [_resolve_name(Path.cwd(), str(name), option, ending) for name in names]

@@ -134,7 +134,7 @@ def store_result(job: Job, work: Workspace, result: Result) -> None:
     """Write a result; one with other hits that was there is renamed, not overwritten, so that nothing is lost.
 
     Args:
-        job: that made it.
+        job: the job of the result.
         work: the folders and the reporter.
         result: to store.
     """

@@ -170,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _value_beyond(value: float, end: float) -> float:
-    """The next value towards an end."""
+    """Return the next value towards an end."""
     return value + int(math.copysign(1, end)) if isinstance(value, int) else math.nextafter(value, end)
 
 

@@ -376,7 +376,7 @@ class PreparedTask:
             )
 
     def _recorded_digest(self, record: Path) -> str | None:
-        """The digest in the record of this task; None where there is none."""
+        """Return the digest in the record of this task; None where there is no record."""
         try:
             entries = read_checksummed(record)
             check_kinds(record, entries, {"task_hash": str, "digest": str})

@@ -118,8 +118,8 @@ def format_label(method: type[Method], name: str, options: Mapping[str, Any], ta
 
     Args:
         method: the class.
-        name: its registered name, or the class's own.
-        options: that are set.
+        name: the method's registered name, or the class's own.
+        options: name -> value, of the options that are set.
         task: the defaults may depend on it.
     """
     called, named_keys = name, set[str]()
@@ -136,8 +136,8 @@ def searched_options(method: type[Method], fixed_options: Container[str], trials
 
     Args:
         method: the class.
-        fixed_options: that are set, and so not searched.
-        trials: of a search of the space; 0 for the grid.
+        fixed_options: names of options that are set, and so not searched.
+        trials: number of settings in a search of the space; 0 for the grid.
     """
     return [key for key in (method.space if trials else method.grid) if key not in fixed_options]
 

@@ -184,9 +184,9 @@ class SessionOutput:
     """The state after a session, and its statistics.
 
     Attributes:
-        state: all that it carries on, and no image of it, unless it says that it keeps some.
-        statistics: as those of a :class:`Prediction`.
-        adjoint: likewise.
+        state: everything that the method carries to the next session; images only if it declares that it keeps some.
+        statistics: of the solves, as in a :class:`Prediction`.
+        adjoint: of the solves, as in a :class:`Prediction`.
 
     Example:
         >>> ifsl_bench.SessionOutput(state={"means": torch.zeros(1, 2, 8)}).statistics
@@ -513,7 +513,7 @@ def format_failure(error: BaseException, method: type[Method], base: Base) -> st
     Args:
         error: the exception.
         method: the class of the method; a place in the folder of its file is preferred to one in a library.
-        base: that the method was made with.
+        base: the base classifier that the method was made with.
     """
     hint = ""
     if isinstance(error, AttributeError) and error.name == "labels" and isinstance(error.obj, Query):
@@ -568,8 +568,8 @@ def naming_errors(name: str, method: Method, *given: Base | Support | Query) -> 
 
     Args:
         name: the method's name in errors.
-        method: the one that is at work in the block.
-        given: what it must leave as it is, see :func:`forbid_writes`.
+        method: the method that the block calls.
+        given: inputs that the method may not change, see :func:`forbid_writes`.
 
     Raises:
         UserError: the method fails, and the message names the place; or it changes what it is given.

@@ -86,8 +86,8 @@ def convert_values(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     """Convert values that a method's class lists to a type: 1 becomes 1.0 for a float.
 
     Args:
-        kind: the type.
-        values: of it; text is not parsed.
+        kind: the type of the option.
+        values: numbers, texts or None as the class lists them; text is not parsed.
 
     Raises:
         ValueError: one is of another type.

@@ -193,7 +193,7 @@ class EpisodeLoader(Loader):
         return drawn.support + support * self.novel.n_images, drawn.query + query * images
 
     def _gather_by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
-        """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
+        """Gather [E, R, ...] from the pool of novel classes; or from both, where `novel` [E, R] bool."""
         from ifsl_bench.solvers.numba_episodes import gather_episodes, run_kernel_in_threads
 
         ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
@@ -207,7 +207,7 @@ class EpisodeLoader(Loader):
         return torch.from_numpy(out)
 
     def _gather_queries(self, rows: Tensor, name: str, base_at: Tensor, novel_at: Tensor) -> Tensor:
-        """[E, Q, ...] of the two pools, each query from its own."""
+        """Gather queries [E, Q, ...], each from its own pool of the two."""
         ours, theirs = getattr(self.novel, name), getattr(self.base, name)
         if self.novel is self.base:
             return take_rows(ours, rows)
@@ -218,7 +218,7 @@ class EpisodeLoader(Loader):
         return out.view(*rows.shape, -1)
 
     def _query_positions(self, novel: Tensor) -> tuple[Tensor, Tensor]:
-        """The places of the base and the novel queries among all of a batch, [E * B] and [E * (Q - B)].
+        """Return the places of the base and the novel queries among all of a batch, [E * B] and [E * (Q - B)].
 
         Each episode has equally many of either, so nobody has to wait for their number, as with ``nonzero``.
         """
@@ -296,7 +296,7 @@ HitArrays = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.nd
 
 
 def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> HitArrays:
-    """Counts in one pass over the logits, see `ifsl_bench.solvers.numba_episodes`."""
+    """Count hits in one pass over the logits, see `ifsl_bench.solvers.numba_episodes`."""
     from ifsl_bench.solvers.numba_backend import run_kernel
     from ifsl_bench.solvers.numba_episodes import count_hits as count_hits
 
@@ -313,7 +313,7 @@ def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) ->
 
 
 def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> HitArrays:
-    """An accelerator is waited for once.
+    """Count hits in torch; the host waits for an accelerator once.
 
     A novel class at -inf stays there with any bias, so that the margin of its queries is then +inf.
     """

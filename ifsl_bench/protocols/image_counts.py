@@ -181,7 +181,7 @@ def session_image_hits(
     kind = "calibrated " if biased else ""
 
     def shares(right: np.ndarray, asked: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """[1, images] weighted shares, in 1 / LEVELS; 0 where an image was never a query."""
+        """Return weighted shares [1, images], in 1 / SHARE_LEVELS; 0 where an image was never a query."""
         there = np.broadcast_to(asked, right.shape) * weight[:, None]
         total = there.sum(0)
         share = np.divide((right * weight[:, None]).sum(0), total, out=np.zeros_like(total), where=total > 0)

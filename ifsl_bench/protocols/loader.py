@@ -205,7 +205,7 @@ class Loader(ABC):
 
     @abstractmethod
     def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
-        """Return what evaluates batches, for a method or copies of it.
+        """Return a function that evaluates batches with a method or with copies of the method.
 
         Args:
             method: that answers.
@@ -332,7 +332,7 @@ def _evaluate_blocks(
     answered: Callable[[Method, int, Any], EvaluationResult],
     at_once: bool,
 ) -> Generator[EvaluationResult]:
-    """Yields ``answered(method, start, batch)`` of each block, a first episode and a length, in their order.
+    """Yield ``answered(method, start, batch)`` of each block, a first episode and a length, in their order.
 
     On the CPU threads take a block each, with a copy of the method where its class declares that copies may run at
     once: a block is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits

@@ -177,7 +177,7 @@ class Counts(HitCounts):
         return 100 * self._share(metric)
 
     def _share(self, metric: str) -> np.ndarray:
-        """The metric as a share of the queries, [n]."""
+        """Return the metric as a share of the queries, [n]."""
         base, novel = self.base_queries, self.novel_queries
         if metric == "acc":
             return (self.column("base_joint") + self.column("novel_joint")) / (base + novel)

@@ -49,10 +49,10 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         COLUMNS: names of the columns.
-        SHAPE: fields for what all episodes have in common.
-        DRAWN: columns that are the same for all methods.
-        LONG: columns that have several numbers for each episode.
-        MARK: the column that distinguishes a file from the files of other protocols.
+        SHAPE_FIELDS: fields for what all episodes have in common.
+        DRAWN_COLUMNS: columns that are the same for all methods.
+        LONG_COLUMNS: columns that have several numbers for each episode.
+        MARKER_FIELD: the column that distinguishes a file from the files of other protocols.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ()
@@ -186,7 +186,7 @@ class Protocol(ABC):
         drawn: what a stream draws, in words and in the plural.
         units: what intervals are over, in words and in the plural.
         metrics: of every result.
-        more_metrics: those that a result has where the counts they need are there.
+        more_metrics: metrics of the results that have the counts for them.
         fields: metrics that full tables have, for readers as far as some row has them.
         hidden_fields: metrics that all tables for programs have.
         columns: of the metrics, in the order in which tables have them.
@@ -254,10 +254,10 @@ class Protocol(ABC):
         """Raise :class:`UserError` where a figure or table does not apply.
 
         Args:
-            feature: that is asked for.
+            feature: of the figure or table.
             name: of the task.
-            what: a sentence on what it is for.
-            join: before that sentence.
+            what: a sentence that names the tasks with this figure or table.
+            join: text between the error and that sentence.
         """
         if feature not in self.features:
             raise UserError(f"{name} is in {self.name}{join}{what}")

@@ -271,7 +271,7 @@ class SequenceAnswers(NamedTuple):
 
 
 def _is_met(novel: Tensor) -> Tensor:
-    """Tells which sessions' classes have been met, [t, g] bool, of margins [E, t, g, M]."""
+    """Return which sessions' classes have been met, [t, g] bool, of margins [E, t, g, M]."""
     return torch.ones(novel.shape[1:3], dtype=torch.bool, device=novel.device).tril()
 
 
@@ -433,7 +433,7 @@ class SessionEvaluator:
         return masked_logits(prediction, batch.hidden).argmax(-1)
 
     def _best_base_logits(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
-        """Best base logits [E, B] before any session, and whether they are of the queries' own classes."""
+        """Return the best base logits [E, B] before any session, and whether these are of the queries' own classes."""
         if not self.loader.sampler.hide:
             value, at = self._base.max(-1)
             return value.expand(len(batch), -1), (at == batch.base_labels).expand(len(batch), -1)
@@ -441,7 +441,7 @@ class SessionEvaluator:
         return value, at == batch.base_labels
 
     def _best_base_logits_of_novel(self, batch: SequenceBatch) -> Tensor:
-        """Best base logits of the novel queries, [E, T N q]."""
+        """Return the best base logits of the novel queries, [E, T N q]."""
         if not self.loader.sampler.hide:
             return self._best[batch.novel_rows]
         logits = take_rows(self._novel, batch.novel_rows)
@@ -506,13 +506,13 @@ class SessionEvaluator:
         return torch.cat(of_novel).unflatten(1, classes), torch.cat(best_of_base, -1)
 
     def _transformed_queries(self, rows: Tensor) -> Query:
-        """The novel queries [E, R] of a method, compared."""
+        """Return the novel queries [E, R] as the method transforms them."""
         return Query(take_rows(self._pool.features[0], rows), take_rows(self._pool.base_logits[0], rows))
 
     def _predictions_by_session(
         self, method: Method, batch: SequenceBatch, first: int = 1
     ) -> Iterator[tuple[Prediction, State]]:
-        """The answers after each session, from ``first`` on, to queries of the classes met so far, and the state."""
+        """Return the answers after each session from ``first`` on to queries of classes met so far, and the state."""
         whole = self._predict_from_all_images(method, batch) if method.uses_all_images else None
         step_by_step = whole is None and not self.supports_kept
         state: State = None
@@ -585,25 +585,25 @@ class SessionEvaluator:
         return Prediction(torch.cat([answer.logits for answer in every]), numbers)
 
     def _check_finite(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
-        """Raises :class:`NonFinite` where the best logits of some sequence are NaN or infinite."""
+        """Raise :class:`NonFinite` where the best logits of some sequence are NaN or infinite."""
         bad = torch.stack([~part.isfinite().flatten(1).all(1) for part in logits]).any(0)
         check_finite(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
 
 
 def _running_maximum(best: Tensor) -> Tensor:
-    """The running maximum over sessions of [E, T, Q], in place; a NaN stays one."""
+    """Return the running maximum over sessions of [E, T, Q], in place; a NaN stays one."""
     for t in range(1, best.shape[1]):
         torch.maximum(best[:, t - 1], best[:, t], out=best[:, t])
     return best
 
 
 def _single_margins(base: Tensor, novel: Tensor) -> Tensor:
-    """Margins in single precision; +inf where all novel classes are at -inf, whatever the base classes are at."""
+    """Return margins in single precision; +inf where all novel classes are at -inf, wherever base classes are."""
     return torch.where(novel == -torch.inf, torch.inf, base - novel).float()
 
 
 def _join_statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The statistics of sequences, from the statistics of their sessions."""
+    """Return the statistics of sequences, from the statistics of their sessions."""
     columns: dict[str, list[Tensor]] = {}
     for session in sessions:
         for name, value in session.items():
@@ -615,7 +615,7 @@ def _join_statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tens
 def _learn_sessions(
     method: AdditiveClassifier, supports: Sequence[Support], shape: tuple[int, int]
 ) -> list[SessionOutput]:
-    """Learns each session of a batch of sequences.
+    """Learn each session of a batch of sequences.
 
     Args:
         method: that learns.
@@ -649,5 +649,5 @@ def _supports_as_state(support: Support) -> State:
 
 
 def _state_bytes_per_sequence(state: State, sequences: int) -> int:
-    """The bytes of one sequence's state."""
+    """Return the bytes of one sequence's state."""
     return sum(x.numel() * x.element_size() for x in leaves(state) if x is not None) // sequences

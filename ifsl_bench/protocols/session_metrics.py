@@ -240,17 +240,17 @@ class SessionCounts(HitCounts):
 
 
 def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """100 hits / queries; NaN where there are no queries."""
+    """Return 100 hits / queries; NaN where there are no queries."""
     return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
 
 
 def _novel_accuracy(counts: SessionCounts) -> np.ndarray:
-    """The accuracy over all novel queries of the classes met so far, each query alike."""
+    """Return the accuracy over all novel queries of the classes met so far, each query alike."""
     return _percent(counts._hit_matrix[:, :, 1:].sum(2), _novel_queries(counts))
 
 
 def _novel_queries(counts: SessionCounts) -> np.ndarray:
-    """[n, T + 1] queries of the novel classes met so far."""
+    """Count the queries [n, T + 1] of the novel classes met so far."""
     queries = counts.queries.astype(np.int64).cumsum(1)
     return queries - queries[:, :1]
 
@@ -263,7 +263,7 @@ def _harmonic_accuracy(counts: SessionCounts) -> np.ndarray:
 
 
 def _generalized_accuracy(counts: SessionCounts) -> np.ndarray:
-    """Generalized accuracy (Tang et al., ECCV 2024, section 3), as the exact area.
+    """Return generalized accuracy (Tang et al., ECCV 2024, section 3), as the exact area.
 
     With a_g the accuracy after session t on the classes of session g, the mean that gives the base session the weight w
     is (w a_0 + a_1 + ... + a_t) / (w + t), and its mean over w from 0 to M = K / N is
@@ -278,20 +278,20 @@ def _generalized_accuracy(counts: SessionCounts) -> np.ndarray:
 
 
 def _novel_as_base_share(counts: SessionCounts) -> np.ndarray:
-    """The share of the novel queries met so far that go to base classes."""
+    """Return the share of the novel queries met so far that go to base classes."""
     taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
     return _percent(taken, _novel_queries(counts))
 
 
 def _novel_alone_share(counts: SessionCounts) -> np.ndarray:
-    """The share of the novel queries met so far that are right among the novel classes met so far."""
+    """Return the share of the novel queries met so far that are right among the novel classes met so far."""
     assert counts.novel_alone is not None
     right = np.pad(counts.novel_alone.astype(np.int64), ((0, 0), (1, 0)))
     return _percent(right, _novel_queries(counts))
 
 
 def _base_as_novel_share(counts: SessionCounts) -> np.ndarray:
-    """The share of base queries that go to novel classes; 0 after session 0."""
+    """Return the share of base queries that go to novel classes; 0 after session 0."""
     taken = np.pad(counts.base_as_novel.astype(np.int64), ((0, 0), (1, 0)))
     return _percent(taken, np.repeat(counts.queries[:, :1].astype(np.int64), counts.sessions + 1, 1))
 

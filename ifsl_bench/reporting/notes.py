@@ -343,7 +343,7 @@ def _describe_namesake_difference(ranking: Ranking, mine: SeedAggregate, row: Se
 def _paired_difference(
     ranking: Ranking, mine: SeedAggregate, row: SeedAggregate
 ) -> tuple[RowDifference, tuple[int, ...]]:
-    """Return the difference of two rows and the seeds that it is over, in the ranking that they are in."""
+    """Return the difference of two rows in their common ranking, and the seeds of the difference."""
     part = ranking.ranking_with(mine, row)
     return part.row_difference(mine, row), part.common_seeds(mine, row)
 

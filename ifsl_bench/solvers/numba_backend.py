@@ -42,8 +42,8 @@ class KernelProblems:
     Attributes:
         kernels: the module with `solve`, `solve_hessian`, `neumann_series`, `largest_eigenvalue`, `descend` and
             `descend_backward`.
-        arguments: what all of them take first: x, labels, base_logsumexp, centres, precisions and the sizes.
-        like: unknowns of that shape, for their shapes alone.
+        arguments: of all kernels, before others: x, labels, base_logsumexp, centres, precisions and the sizes.
+        template: a tree with the shapes of the unknowns.
 
     Raises:
         ValueError: shapes or labels with which kernels, which look at no bounds, would read or write elsewhere.

@@ -48,7 +48,7 @@ class Objective(ABC):
 
         Args:
             v: the unknowns, a tree with leading dimension E.
-            args: the arguments.
+            args: of the objective, a tree with leading dimension E.
 
         Raises:
             ValueError: `value` does not return one value per episode.
@@ -67,7 +67,7 @@ class Objective(ABC):
 
         Args:
             v: the unknowns, a tree with leading dimension E.
-            args: the arguments.
+            args: of the objective, a tree with leading dimension E.
         """
         with torch.enable_grad():
             point = tree_map(lambda leaf: leaf.detach().requires_grad_(), v)
@@ -83,7 +83,7 @@ class Objective(ABC):
 
         Args:
             v: the unknowns, a tree with leading dimension E.
-            args: the arguments.
+            args: of the objective, a tree with leading dimension E.
             u: a tree like v.
             needed: which leaves of args, in the order of `leaves`.
         """
@@ -105,7 +105,7 @@ class Objective(ABC):
 
         Args:
             v: the start, a tree with leading dimension E.
-            args: the arguments.
+            args: of the objective, a tree with leading dimension E.
             rate: the step size, one or [E].
             steps: how many.
         """
@@ -140,7 +140,7 @@ class Objective(ABC):
 
         Args:
             v0: the start; None for the objective's own.
-            args: the arguments.
+            args: of the objective, a tree with leading dimension E.
         """
         return None
 
@@ -151,7 +151,7 @@ class Objective(ABC):
 
         Args:
             solver: an `LBFGS`, for its options.
-            args: the arguments.
+            args: of the objective, a tree with leading dimension E.
         """
         return None
 
@@ -205,9 +205,9 @@ def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tenso
     """Return value [E] and gradient without a graph, in one pass where the gradient comes from autograd.
 
     Args:
-        objective: the objective.
+        objective: to evaluate.
         v: the unknowns, a tree with leading dimension E.
-        args: the arguments.
+        args: of the objective, a tree with leading dimension E.
 
     Raises:
         ValueError: the objective does not return one value per episode.

@@ -79,11 +79,11 @@ def evaluate_outcome(objective: Objective, v: Tree, args: Tree, converged: Tenso
     """Return the outcome at v, with value and gradient norm evaluated there.
 
     Args:
-        objective: the objective.
+        objective: to evaluate.
         v: the point, a tree with leading dimension E.
         args: the arguments of the objective.
-        converged: [E] bool; where value or gradient are not finite, no episode is.
-        steps: [E].
+        converged: [E] bool; an episode whose value or gradient is not finite counts as not converged.
+        steps: of the search, [E].
     """
     value, slope = value_and_gradient(objective, v, args)
     flat = pack(slope)

@@ -200,7 +200,7 @@ READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
 
 
 def _read_features_and_labels(tree: FileTree, entry: Entry) -> tuple[np.ndarray, LabelValues]:
-    """The features [n, D] and labels [n] of a file.
+    """Read the features [n, D] and labels [n] of a file.
 
     Raises:
         UserError: it is damaged, or they are not of that form.

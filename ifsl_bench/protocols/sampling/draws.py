@@ -110,7 +110,7 @@ def _splitmix_array(x: np.ndarray) -> np.ndarray:
 
 
 def _fisher_yates_picks(targets: np.ndarray) -> np.ndarray:
-    """The picks of the first steps of a Fisher-Yates shuffle of 0, 1, ..., step i at the place ``targets[:, i]`` >= i.
+    """Return the picks of the first steps of a Fisher-Yates shuffle of 0, 1, ...; step i takes ``targets[:, i]`` >= i.
 
     The shuffled array is never made: only places that an earlier step has swapped hold another number than their own.
     """
@@ -163,7 +163,7 @@ def integers_below(words: Tensor, limit: int | Tensor) -> Tensor:
 
 
 def _swap_targets(words: Tensor, total: Tensor) -> Tensor:
-    """The place >= i that step i of a Fisher-Yates shuffle swaps with place i, [..., count]."""
+    """Draw the place >= i that step i of a Fisher-Yates shuffle swaps with place i, [..., count]."""
     import torch
 
     at = torch.arange(words.shape[-1], device=words.device)

@@ -130,7 +130,7 @@ class EpisodeSampler:
         self.base_classes = len(base) - 1
 
     def _random_words(self, index: Tensor, purpose: int, count: int) -> Tensor:
-        """[E, count] 64-bit words for the episodes ``index`` [E]."""
+        """Return 64-bit words [E, count] for the episodes ``index`` [E]."""
         return random_words(self.key, index, purpose, count)
 
     def random_integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
@@ -181,7 +181,7 @@ class EpisodeSampler:
         return ClassDraws(count, self.shape.ways, len(self.novel_counts), self.key)
 
     def _base_places(self, index: Tensor, classes: Tensor) -> Tensor:
-        """[E, B] places in the list of admissible base images, for episodes ``index`` [E] of ``classes`` [E, N]."""
+        """Draw places [E, B] in the list of admissible base images for episodes ``index`` [E] of ``classes`` [E, N]."""
         count = self.shape.base_queries
         total = torch.full((len(index),), len(self.base_rows), device=self.device)
         if self.hide:

@@ -142,7 +142,7 @@ class SequenceSampler:
         return UserError(f"sequences of {self.task} need queries of every class, class {name} of {pool} has none")
 
     def _queries_per_novel_class(self, pools: SequencePools, base: int) -> int:
-        """Queries of a novel class, where a base class has ``base``; checks that there are as many images."""
+        """Count the queries of a novel class, where a base class has ``base``; check that there are enough images."""
         counts = np.diff(pools.novel if pools.support is None else pools.support)
         label, least = int(counts.argmin()), int(counts.min())
         if pools.support is not None:
@@ -194,7 +194,7 @@ class SequenceSampler:
         return random_words(self.key, index, _IMAGE_DRAW_PURPOSE, classes * each).view(len(index), classes, each)
 
     def _draw_classes(self, index: Tensor) -> Tensor:
-        """[E, C] novel classes of the sequences ``index`` [E]."""
+        """Draw novel classes [E, C] of the sequences ``index`` [E]."""
         count = self.shape.classes
         if self.order is not None:
             return self.order.expand(len(index), count)
@@ -203,7 +203,7 @@ class SequenceSampler:
         return distinct_integers(random_words(self.key, orders, CLASS_DRAW_PURPOSE, count), total, count)[place]
 
     def _draw_supports(self, index: Tensor, classes: Tensor) -> Tensor:
-        """[E, C, shots] images of the support pool."""
+        """Draw images [E, C, shots] of the support pool."""
         starts = self.support_starts[classes].unsqueeze(-1)
         if self.order is not None:
             return starts + torch.arange(self.shots, device=self.device)
@@ -211,7 +211,7 @@ class SequenceSampler:
         return starts + distinct_integers(words, self.support_counts[classes], self.shots)
 
     def _all_queries(self, classes: Tensor) -> Tensor:
-        """[E, C, q] all images of the novel pool."""
+        """Return all images [E, C, q] of the novel pool."""
         place = torch.arange(self.queries, device=self.device)
         rows = self.novel_starts[classes].unsqueeze(-1) + place
         return torch.where(place < self.novel_counts[classes].unsqueeze(-1), rows, -1)

@@ -39,7 +39,7 @@ def seen_in_pretraining(corpora: Iterable[str] | None, dataset: str, base_order:
 
 
 def _seen_in_corpus(corpus: str, dataset: str) -> str:
-    """The worst that is known of one corpus and of what it contains; "may" where it has no entry of its own."""
+    """Return the worst that is known of a corpus and the corpora in it; "may" where the corpus has no entry."""
     if corpus == BASE_CORPUS:
         return "no"
     pairs = [pair for pair in load_seen_table()["pairs"] if dataset in pair["datasets"]]

@@ -170,7 +170,7 @@ _BACKBONE_KEYS = {
 
 
 def _value_range(path: str, of: Any) -> str:
-    """The values of a key in words, from where it is checked."""
+    """Return the values of a key in words, from the bounds that are checked."""
     if (name := path.rpartition(".")[2]) in _BACKBONE_KEYS:
         return _BACKBONE_KEYS[name]
     if isinstance(of, msgspec.inspect.LiteralType):
@@ -296,7 +296,7 @@ def format_task_file(content: Mapping[str, Any], head: str = "") -> str:
 
 
 def _iter_tables(content: Mapping[str, Any], table_names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
-    """The tables of a file in the order of the reference: ``tasks.[name]``, ``tasks."mine-5shot"``, and its content."""
+    """Yield the tables of a file in the order of the reference, as ``tasks.[name]``, ``tasks."mine-5shot"``, content."""
     for general in table_names:
         first, *parts = general.split(".")
         tables = [(first, content.get(first, {}))]

@@ -27,7 +27,7 @@ class StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def _without_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
-    """All values but for the named ones that are None."""
+    """Return all values but for the named ones that are None."""
     return {name: part for name, part in value.items() if part is not None or name not in names}
 
 

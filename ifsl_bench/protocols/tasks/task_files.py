@@ -72,7 +72,7 @@ ALL_KEYS = {field.name for kind in _STRUCT_TYPES for field in msgspec.structs.fi
 
 
 def _parse_file(text: str, where: str) -> TaskFile | _VariantFile:
-    """A file's content, checked against the schema."""
+    """Parse the content of a file, and check it against the schema."""
     raw = parse_toml(text, where)
     kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
     file = convert_tables(raw, kind, where, ALL_KEYS)
@@ -82,7 +82,7 @@ def _parse_file(text: str, where: str) -> TaskFile | _VariantFile:
 
 
 def _file_tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
-    """The tasks that a file defines on its own data set."""
+    """Return the tasks that a file defines on its own data set."""
     if isinstance(file, _VariantFile):
         return {}
     shared = {f.name: getattr(file, f.name) for f in msgspec.structs.fields(TaskFile)}
@@ -96,7 +96,7 @@ def _file_tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
 
 
 def _variant_tasks(file: TaskFile | _VariantFile, where: str, others: Mapping[str, Task]) -> dict[str, Task]:
-    """The tasks that a file derives from others."""
+    """Return the tasks that a file derives from others."""
     tasks = {}
     for name, entry in file.variants.items():
         check_name(name, where)

@@ -283,7 +283,7 @@ def with_sessions(task: Task, spec: SessionSpec) -> Task:
 
 
 def _changed_sessions(task: Task, change: Change) -> SessionSpec | None:
-    """The sessions of a task with a change."""
+    """Return the sessions of a task with a change."""
     if task.sessions is None and change.sessions is None:
         return None
     new = {"count": change.sessions, "ways": change.ways, "queries": change.queries, "orders": change.orders}

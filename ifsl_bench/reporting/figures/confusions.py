@@ -51,13 +51,13 @@ class Confusions:
 
     Attributes:
         label: of the method.
-        task: its name.
+        task: name of the task.
         class_names: [R] names of the K base classes, then of the C novel ones.
         n_base_classes: K.
         unit_counts: [R] in how many a class has queries.
-        queries, squares: [R] sums of q and q^2.
-        answers, products, answer_squares: [R, R + 2] sums of h, h q and h^2, by the class that is answered; in the last
-            two columns a wrong base class, whichever, and a wrong novel one.
+        query_sums, query_square_sums: [R] sums of q and q^2.
+        answer_sums, answer_query_product_sums, answer_square_sums: [R, R + 2] sums of h, h q and h^2, by the class that
+            is answered; in the last two columns any wrong base class, and any wrong novel one.
     """
 
     label: str

@@ -46,14 +46,14 @@ MARKS: list[Mark] = [
 
 @dataclass(frozen=True)
 class EpisodePlane:
-    """An episode in two dimensions, and what a method says of the points between.
+    """An episode in two dimensions, with the answers of a method on a grid of points.
 
     Attributes:
         episode: with the method's answer.
-        support, query: [S, 2] and [Q, 2].
-        variance_shares: of the features' variance along each of the two.
-        x, y: [P], where the regions were asked for.
-        before, after: [P, P], rows along y: the joint label among the base classes alone, and among all.
+        support_points, query_points: [S, 2] and [Q, 2].
+        variance_shares: shares of the features' variance along the two axes.
+        grid_x, grid_y: [P], coordinates of the grid.
+        answers_before, answers_after: [P, P], rows along y: the joint label among base classes alone, and among all.
     """
 
     episode: AnsweredEpisode

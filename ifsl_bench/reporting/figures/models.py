@@ -71,7 +71,7 @@ def check_trained(jobs: Sequence[Job], home: Paths) -> None:
 
 
 def open_model(job: Job, work: Workspace) -> EvaluationContext:
-    """Return the job's method as it is evaluated, with what was chosen and trained for ``run``, or is now.
+    """Return the job's method with the options and parameters that ``run`` evaluates; search and train where they lack.
 
     What is trained stays in the home folder. The ``job`` of what is returned has the options that were chosen.
 

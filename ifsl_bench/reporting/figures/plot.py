@@ -73,8 +73,8 @@ class Drawing:
     """A figure that a notebook shows.
 
     Attributes:
-        figure: Matplotlib's, of the size that it has in a paper.
-        notes: what else there is to say, such as which rows are not in it.
+        figure: of Matplotlib, in the size that a paper prints.
+        notes: sentences on the figure, such as which rows are not drawn.
     """
 
     figure: Figure

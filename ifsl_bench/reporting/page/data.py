@@ -65,7 +65,7 @@ class PageRow:
         seeds: the training seeds, ascending.
         by_seed: metric -> the mean of each seed; of :data:`OF_SEEDS`.
         point: base and novel accuracy, in percent; None where they are not known.
-        calibrated: the same with the bias that was chosen on validation episodes.
+        calibrated: base and novel accuracy with the bias that was chosen on validation episodes.
         curve: base and novel accuracy against ascending biases, [[base, ...], [novel, ...]]; None without
             validation episodes.
         validation: a [steps, accuracies] for each seed, in the order of ``seeds``; empty where none was meta-trained.
@@ -379,7 +379,7 @@ class RowPair:
         p_value: two-sided p-value of this difference alone; 0 where it is below :data:`SMALLEST`.
         is_significant: whether it is one of those that ranks rest on: all comparisons of the ranking at once, by Holm's
             procedure.
-        seeds: that both are compared on.
+        seeds: training seeds that both rows are compared on.
         models_fixed: whether it holds the trained models fixed.
         images_fixed: whether it holds the test images fixed.
     """

@@ -174,7 +174,7 @@ def _column_order(table: Table[TableRow]) -> list[int]:
 
 
 def _css_classes(heading: str, cell: Cell | None = None) -> Markup:
-    """The attribute with the CSS classes of a column's heading or cell.
+    """Return the attribute with the CSS classes of a column's heading or cell.
 
     "more" where readers ask for it, "wide" on wide screens alone. Most columns are numbers: their headings have "n",
     and cells of the others "t".
@@ -205,7 +205,7 @@ def _filter_flags(entry: TableRow) -> str:
 def _overview_table(
     page: Page, setting: str, protocol: str
 ) -> tuple[list[str], list[tuple[PageRow, list[tuple[int, str, str]]]]]:
-    """The tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
+    """Return the tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
 
     A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
     Tasks whose protocols are changed are left out where there are others: few methods were measured on them.

@@ -112,7 +112,7 @@ def pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, posit
 
 
 def _fill_coverage(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
-    """Coverage [images, side, side] of the polygons whose edges run from point i to point after[i]."""
+    """Compute the coverage [images, side, side] of the polygons whose edges run from point i to point after[i]."""
     # An edge meets the lines whose height h has min(y) <= h < max(y); line k lies at (k + 1/2) _STEP.
     line = np.clip((y + _STEP // 2 - 1) // _STEP, 0, side * LINES_PER_PIXEL)
     line_after = line[after]
@@ -196,7 +196,7 @@ def draw_images(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]
 
 
 def _transformation_matrices(words: U64) -> I64:
-    """Rotation x shear x stretch, [N, 2, 2] in 2**-14."""
+    """Return rotation x shear x stretch, [N, 2, 2] in 2**-14."""
     tangent = uniform_between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
     shear = uniform_between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
     stretch = uniform_between(words[:, _STRETCH], *STYLE.stretch)
@@ -214,7 +214,7 @@ def _transformation_matrices(words: U64) -> I64:
 
 
 def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
-    """Grey levels [N, 32, 32] of letters with the coverage `filled`: background gradient, contrast, polarity, noise."""
+    """Return grey levels [N, 32, 32] of letters with coverage `filled`: background, contrast, polarity, noise."""
     contrast = uniform_between(words[:, _CONTRAST], *STYLE.contrast)
     dark = uniform_below(words[:, _LEVEL], 256 - contrast)
     bright_letter = uniform_below(words[:, _POLARITY], np.full(len(words), 2)) == 1

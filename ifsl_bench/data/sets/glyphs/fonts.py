@@ -97,7 +97,7 @@ def letter_outline(face: str, codepoint: int) -> Outline:
 
 
 def _resolve_contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
-    """The glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
+    """Return the glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
     coordinates, ends, flags = glyphs[name].getCoordinates(glyphs)
     points = np.floor(np.array(list(coordinates), np.float64) * SUBUNITS + 0.5).astype(np.int64)
     on_curve = (np.array(list(flags), np.int64) & 1).astype(bool)
@@ -106,7 +106,7 @@ def _resolve_contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.
 
 
 def _flatten(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
-    """A TrueType contour as a polygon [M, 2]; chords stray less than 1/600 of `extent` from the curve."""
+    """Return a TrueType contour as a polygon [M, 2]; chords stray less than 1/600 of `extent` from the curve."""
     points, on_curve = _start_on_curve(points, on_curve)
     following, on_following = np.roll(points, -1, axis=0), np.roll(on_curve, -1)
     corners: list[I64] = []
@@ -135,7 +135,7 @@ def _flatten(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
 
 
 def _start_on_curve(points: I64, on_curve: npt.NDArray[np.bool_]) -> tuple[I64, npt.NDArray[np.bool_]]:
-    """The same contour, begun at a point on the curve (an implied one where all points are controls)."""
+    """Return the same contour, begun at a point on the curve (an implied one where all points are controls)."""
     if on_curve.any():
         first = int(np.argmax(on_curve))
         return np.roll(points, -first, axis=0), np.roll(on_curve, -first)
