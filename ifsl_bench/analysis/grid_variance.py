@@ -105,7 +105,7 @@ def split_grid(x: np.ndarray, images: ImageEffects | None = None, draws: int = D
     drawn = {name: np.zeros(draws) for name in GRID_SOURCES}
     by_part: dict[str, dict[str, float]] = {name: {} for name in GRID_SOURCES}
     there = set(weights)
-    for name, (levels, free) in _levels(recipes, classifiers).items():
+    for name, (levels, free) in _levels_and_degrees_of_freedom(recipes, classifiers).items():
         part = _part_of(levels @ cells.reshape(len(cells), -1), free, design, images and images.of_sums(levels))
         squares = part.squares
         # A mean square times one of these factors is a draw of its expectation.
@@ -151,7 +151,7 @@ def _shares(sources: Mapping[str, tuple[float, np.ndarray, Mapping[str, float]]]
     return shares
 
 
-def _levels(recipes: int, classifiers: int) -> dict[str, tuple[np.ndarray, int]]:
+def _levels_and_degrees_of_freedom(recipes: int, classifiers: int) -> dict[str, tuple[np.ndarray, int]]:
     """Return for each part of the grid its levels, as weighted sums of the cells [n, cells], and how many are free."""
     count = recipes * classifiers
     mean = np.full((1, count), 1 / count)

@@ -109,13 +109,13 @@ class RecipeGrid:
         Complete parts have two recipes at least. Of parts with as many cells, the one with more seeds counts, or else
         with more recipes.
         """
-        parts = sorted(self._complete_parts())  # of equals the first by name is taken
+        parts = sorted(self._find_complete_parts())  # of equals the first by name is taken
         whole = max(parts, key=_part_size)
         several = [part for part in parts if len(part[2]) > 1]
         chosen = [whole, max(several, key=_part_size)] if len(whole[2]) < 2 and several else [whole]
         return [self._split(*part) for part in chosen]
 
-    def _complete_parts(self) -> list[_CompletePart]:
+    def _find_complete_parts(self) -> list[_CompletePart]:
         """Return recipes, classifiers and common seeds of complete parts, for each set of seeds that cells share."""
         seeds_of = {cell: frozenset(row.seeds) for cell, row in self.cells.items()}
         parts = []

@@ -133,7 +133,7 @@ class FrozenBackbone(ABC):
         """
 
 
-def find_backbone(name: str) -> tuple[type[Backbone] | FrozenBackbone, str]:
+def find_backbone_and_model(name: str) -> tuple[type[Backbone] | FrozenBackbone, str]:
     """Find the plugin of a backbone.
 
     Args:
@@ -176,15 +176,15 @@ def is_frozen(spec: Pretraining) -> bool:
     """Return whether a backbone has weights from elsewhere: a file's, or its library's.
 
     Raises:
-        UserError: as :func:`find_backbone`.
+        UserError: as :func:`find_backbone_and_model`.
     """
     plugin, _ = _find_registered(spec)
     return isinstance(plugin, FrozenBackbone) or (plugin is not None and spec.weights is not None)
 
 
 def _find_registered(spec: Pretraining) -> tuple[type[Backbone] | FrozenBackbone | None, str]:
-    """Find the plugin as :func:`find_backbone` does; None where the data are features."""
-    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else find_backbone(spec.backbone)
+    """Find the plugin as :func:`find_backbone_and_model` does; None where the data are features."""
+    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else find_backbone_and_model(spec.backbone)
 
 
 def check_backbone(spec: Pretraining) -> BackboneInfo | None:
@@ -228,7 +228,7 @@ def required_libraries(spec: Pretraining) -> tuple[str, ...]:
     """Return the distributions that a :class:`FrozenBackbone` backbone depends on; none for another one.
 
     Raises:
-        UserError: as :func:`find_backbone`.
+        UserError: as :func:`find_backbone_and_model`.
     """
     plugin, _ = _find_registered(spec)
     return plugin.libraries if isinstance(plugin, FrozenBackbone) else ()

@@ -17,7 +17,7 @@ from ifsl_bench.backbones.recipe import Recipe
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_recipe
 from ifsl_bench.plugin.find_method import load_class_from_file
-from ifsl_bench.plugin.method_source import class_source
+from ifsl_bench.plugin.method_source import class_source_hash
 from ifsl_bench.plugin.options import declared_options, parse_value
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, class_and_message, error_location, unknown_name_error
@@ -78,7 +78,10 @@ class RecipeChoice:
         points = [] if self.file else registry.owning_entry_points(registry.RECIPE_GROUP, self.name)
         own = bool(points) and registry.distribution_name(points[0]) == registry.OWN_PACKAGE
         plugin: Any = self.recipe_class  # for mypy, which takes no class of modules for hashable
-        code = {"revision": self.recipe_class.revision, **({} if own else {"source": class_source(plugin, (Recipe,))})}
+        code = {
+            "revision": self.recipe_class.revision,
+            **({} if own else {"source": class_source_hash(plugin, (Recipe,))}),
+        }
         known = {"novel_classes": count_novel_classes(task)} if self.knows_classes else {}
         return {"name": self.name, "options": self.options, PASSES_OPTION: self.passes_multiple, **code, **known}
 

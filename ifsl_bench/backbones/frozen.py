@@ -20,7 +20,7 @@ from ifsl_bench.backbones.contract import (
     BackboneInfo,
     FrozenBackbone,
     check_backbone,
-    find_backbone,
+    find_backbone_and_model,
     pretraining_corpora,
 )
 from ifsl_bench.backbones.device import choose_precision, describe_device
@@ -154,7 +154,7 @@ def pretrain_frozen(
 
 def _load_network(name: str, shape: tuple[int, ...], file: Path, device: torch.device) -> FrozenNetwork:
     """Make the network with the weights of a file."""
-    weights, (plugin, model) = read_tensors(file), find_backbone(name)
+    weights, (plugin, model) = read_tensors(file), find_backbone_and_model(name)
     with torch.random.fork_rng(devices=[]):
         network = make_backbone(name, shape)
         body = network.body if isinstance(network, FrozenNetwork) else network
@@ -316,7 +316,7 @@ def find_weights_file(home: Paths, spec: Pretraining, backbone_info: BackboneInf
             f"the weights {spec.weights} of {spec.backbone} are not in {home.weights}; give the file once more with "
             f"--weights FILE"
         )
-    plugin, model = find_backbone(spec.backbone)
+    plugin, model = find_backbone_and_model(spec.backbone)
     assert isinstance(plugin, FrozenBackbone)
     target = home.weights / f"{name}{backbone_info.endings[0]}"
     reporter.say(f"weights of {spec.backbone}: {backbone_info.source}")

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone
+from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone_and_model
 from ifsl_bench.backbones.device import choose_precision
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, DataSpec
 from ifsl_bench.utils.cosine import unit
@@ -481,7 +481,7 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
         if len(shape) != 3 or shape[0] != 2 or shape[2] != 1:
             raise UserError(f"pretraining.backbone {name!r} is for features that come with the package")
         return PrecomputedFeatures(shape[1])
-    kind, model = (None, "") if name == NO_BACKBONE else find_backbone(name)
+    kind, model = (None, "") if name == NO_BACKBONE else find_backbone_and_model(name)
     if (name == NO_BACKBONE) != (len(shape) == 1):
         holds = "features" if len(shape) == 1 else "images"
         raise UserError(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone, is_frozen
+from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone_and_model, is_frozen
 from ifsl_bench.backbones.networks import (
     CosineHead,
     LinearHead,
@@ -175,7 +175,7 @@ def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str
         return pretraining_key(task, fingerprint, "linear" if shares_linear_backbone(task, head) else head, seed)
     inputs: dict[str, Any] = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights}
     inputs["of"] = task.base_classes
-    if not isinstance(find_backbone(spec.backbone)[0], FrozenBackbone):
+    if not isinstance(find_backbone_and_model(spec.backbone)[0], FrozenBackbone):
         inputs["images"] = [task.dataset.mean, task.dataset.std]
     if task.base_order is not None:
         inputs["base_order"] = task.base_order

@@ -229,7 +229,7 @@ class WorkerPool(Backend):
                 attempts[item.key] += 1
                 self.reporter.say(f"{item.title} ...")
                 try:
-                    worker.future = self._start_item(worker, pickle.dumps(replace(item, jobs=[])), packed_work)
+                    worker.future = self._start_item(worker, pickle.dumps(replace(item, job_indices=[])), packed_work)
                 except (OSError, BrokenExecutor) as error:  # no memory for another process, or it ended while idle
                     worker.future = Future()
                     worker.future.set_exception(error)
@@ -268,7 +268,7 @@ class WorkerPool(Backend):
 
     def _has_room(self, worker: Worker, item: WorkItem) -> bool:
         there = [other.item for other in self._busy_workers() if other.host == worker.host and other.item]
-        return not there or not (item.whole or any(other.whole for other in there))
+        return not there or not (item.needs_whole_machine or any(other.needs_whole_machine for other in there))
 
 
 class LokyPool(WorkerPool):

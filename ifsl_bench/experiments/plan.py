@@ -133,7 +133,7 @@ def job_states(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
         for item in chain(*divide_into_work_items(todo, work)):
             if (log := read_log(log_path(work.home, item.key))) is None or log.state == DONE:
                 continue
-            for index in item.jobs:
+            for index in item.job_indices:
                 state = states[index]
                 if log.state == INTERRUPTED and state.state == TO_DO:
                     states[index] = replace(state, reason=log.line, log=log)

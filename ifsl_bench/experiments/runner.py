@@ -50,15 +50,15 @@ class WorkItem:
     Attributes:
         key: names its log.
         title: for people.
-        jobs: the jobs that need it, as indices.
-        whole: whether it keeps every core of a machine busy.
+        job_indices: of the jobs that need it.
+        needs_whole_machine: whether it keeps every core of a machine busy.
     """
 
     key: str
     title: str
     stages: list[Stage] = field(default_factory=list)
-    jobs: list[int] = field(default_factory=list)
-    whole: bool = False
+    job_indices: list[int] = field(default_factory=list)
+    needs_whole_machine: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,10 @@ def divide_into_work_items(
         return cached[key]
 
     def add(phase: int, index: int, key: str, title: str, stages: Iterable[Stage], whole: bool = False) -> None:
-        item = phases[phase].setdefault(key, WorkItem(key, title, whole=whole))
+        item = phases[phase].setdefault(key, WorkItem(key, title, needs_whole_machine=whole))
         keys = {(stage.kind, stage.key(home)) for stage in item.stages}
         item.stages += [stage for stage in stages if (stage.kind, stage.key(home)) not in keys]
-        item.jobs.append(index)
+        item.job_indices.append(index)
 
     on_host = work.choose_device("pretraining").device == CPU_DEVICE
     for index, job in jobs.items():
@@ -279,7 +279,7 @@ def run_jobs(
     def needed(items: Iterable[WorkItem]) -> Iterator[WorkItem]:
         """Yield the items that a job still needs; models that one makes again are renamed first, each once."""
         for item in items:
-            if not all(index in failures for index in item.jobs):
+            if not all(index in failures for index in item.job_indices):
                 for stage in item.stages if retrain else ():
                     backup_outputs(stage, work, renewed)
                 yield item
@@ -292,7 +292,7 @@ def run_jobs(
         with cached_fingerprints():
             phases = divide_into_work_items(todo, work, retrain, command, backend.parallel)
         if not backend.parallel:  # one job ends before the next begins
-            phases = [sorted(chain.from_iterable(phases), key=lambda item: item.jobs[0])]
+            phases = [sorted(chain.from_iterable(phases), key=lambda item: item.job_indices[0])]
         finished = len(jobs) - len(todo) - len(failures)
         for phase in phases:
             for item, outcome in backend.run(needed(phase), work):
@@ -302,7 +302,7 @@ def run_jobs(
                     reporter.say(f"{item.title} failed: {outcome.text}")  # and once more in the list at the end
                     log = log_path(work.home, item.key)
                     failure = Failure(outcome.text, outcome.stage, str(log) if log.exists() else "")
-                    failures |= {index: failure for index in item.jobs if index not in failures}
+                    failures |= {index: failure for index in item.job_indices if index not in failures}
                 elif backend.parallel:
                     finished += item.key.startswith("result/")
                     count = f", {finished} of {len(jobs)} jobs done" if item.key.startswith("result/") else ""

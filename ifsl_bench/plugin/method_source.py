@@ -44,15 +44,15 @@ def _identity_key(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def method_source(method: type[Method]) -> str:
-    """Return :func:`class_source` of a method."""
+    """Return :func:`class_source_hash` of a method."""
     from ifsl_bench.plugin.adapting import Adapting
     from ifsl_bench.plugin.method import AdditiveClassifier, Method
 
-    return class_source(method, (Method, AdditiveClassifier, Adapting))
+    return class_source_hash(method, (Method, AdditiveClassifier, Adapting))
 
 
 @lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
-def class_source(plugin: type, contract: tuple[type, ...]) -> str:
+def class_source_hash(plugin: type, contract: tuple[type, ...]) -> str:
     """Return 16 hex digits that change with the syntax of a class's own package or file, comments aside.
 
     Base classes from elsewhere count with theirs. A file counts with the modules next to it that it imports. A class

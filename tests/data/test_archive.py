@@ -127,7 +127,7 @@ def test_links_in_folders_are_followed_but_not_in_circles(tmp_path):
     (tmp_path / "tree" / "circle").symlink_to(tmp_path / "tree")
     (tmp_path / "tree" / "broken.png").symlink_to(tmp_path / "nowhere")
     with open_tree(tmp_path / "tree") as tree:
-        assert tree.entries == [Entry("broken.png", 0, lost=True), Entry("linked/1.png", 1)]
+        assert tree.entries == [Entry("broken.png", 0, is_broken_link=True), Entry("linked/1.png", 1)]
         assert tree.read(tree.entries[1]) == b"1"
         with pytest.raises(UserError, match=r"cannot read .*broken\.png: No such file"):
             tree.read(tree.entries[0])

@@ -242,7 +242,7 @@ def test_cores_are_shared_and_what_takes_the_whole_machine_runs_alone(monkeypatc
     monkeypatch.setattr("ifsl_bench.utils.threads.core_count", lambda: 8)
     pool = LokyPool(Reporter(), 3, [])
     assert [worker.threads for worker in pool.workers] == [2, 2, 2]
-    whole, part = WorkItem("pretraining/x", "", whole=True), WorkItem("result/x", "")
+    whole, part = WorkItem("pretraining/x", "", needs_whole_machine=True), WorkItem("result/x", "")
     assert pool._has_room(pool.workers[0], whole)
     pool.workers[1].item = part
     assert pool._has_room(pool.workers[0], part)

@@ -134,13 +134,13 @@ class Entry:
         path: relative to the tree, with ``/`` between folders.
         size: in bytes.
         changed: time of the last change in ns; 0 in archives.
-        lost: whether it is a link that cannot be followed.
+        is_broken_link: whether it is a link that cannot be followed.
     """
 
     path: str
     size: int
     changed: int = field(default=0, compare=False)
-    lost: bool = False
+    is_broken_link: bool = False
 
     @property
     def name(self) -> str:
@@ -335,7 +335,7 @@ class _FolderTree(FileTree):
                         except OSError:
                             if not item.is_symlink():
                                 raise
-                            yield Entry(prefix + item.name, 0, lost=True)
+                            yield Entry(prefix + item.name, 0, is_broken_link=True)
                             continue
                         if stat.S_ISDIR(file.st_mode):
                             waiting.append((f"{prefix}{item.name}/", item.path, above | {inode}))

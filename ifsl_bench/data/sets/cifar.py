@@ -266,7 +266,7 @@ class SessionFolders(CifarFolders):
         listed = [
             ListedImage(path, name, session, part == "test")
             for part in PARTS
-            for name, session in _class_sessions().items()
+            for name, session in _read_session_of_class().items()
             for path in images[part][name]
             if part == "test" or session == 0
         ]
@@ -284,7 +284,7 @@ class SessionFolders(CifarFolders):
         return pools
 
 
-def _class_sessions() -> dict[str, int]:
+def _read_session_of_class() -> dict[str, int]:
     """Return class -> session, in the order of the list."""
     names = sorted(read_side_of_class())  # a class's label is its place
     return {
@@ -303,4 +303,4 @@ class CifarSessions(CifarFS, SessionSource):
     counts, lists = COUNTS_60_40, (SESSION_LISTS_FILE,)
 
     def session_of_class(self) -> dict[str, int]:
-        return _class_sessions()
+        return _read_session_of_class()

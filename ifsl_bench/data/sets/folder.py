@@ -254,11 +254,13 @@ def warn_about_ignored_files(context: BuildContext, split: Path | None = None) -
         UserError: There are links that cannot be followed, perhaps to whole classes, and the user has not allowed it.
     """
     others = [entry for entry in context.files.entries if not is_image(entry.path)]
-    if lost := [entry.path for entry in others if entry.lost]:
+    if lost := [entry.path for entry in others if entry.is_broken_link]:
         message = f"{format_count(len(lost), 'link')} in {context.files.path} cannot be followed: {format_first(lost)}"
         context.require_complete(message, f"{message}. Mend or remove what is broken")
     used = split.resolve() if split else None
-    if ignored := [e for e in others if not (e.lost or (used and (context.files.path / e.path).resolve() == used))]:
+    if ignored := [
+        e for e in others if not (e.is_broken_link or (used and (context.files.path / e.path).resolve() == used))
+    ]:
         context.reporter.warn(
             f"ignored {format_count(len(ignored), 'file')} not named like an image: "
             f"{format_first([e.path for e in ignored])}; images end in {', '.join(IMAGE_SUFFIXES)}"

@@ -296,7 +296,7 @@ def format_task_file(content: Mapping[str, Any], head: str = "") -> str:
 
 
 def _iter_tables(content: Mapping[str, Any], table_names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield the tables of a file in the order of the reference, as ``tasks.[name]``, ``tasks."mine-5shot"``, content."""
+    """Yield the tables of a file in the order of the reference: ``tasks.[name]``, ``tasks."mine-5shot"``; content."""
     for general in table_names:
         first, *parts = general.split(".")
         tables = [(first, content.get(first, {}))]

@@ -319,7 +319,7 @@ def draw_confusions(of_methods: Sequence[Confusions], wide: bool = False) -> tup
     axes.set_xlim(left=0)
     label_rows(axes, [plain_text(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
     legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
-    totals = [_describe_taken_share(of_method, pairs) for of_method in of_methods]
+    totals = [_describe_queries_lost_to_base_classes(of_method, pairs) for of_method in of_methods]
     head = f"queries of the novel class that the base class takes, in percent ± 95% interval, by {', '.join(labels)}:"
     return figure, [OF_MODELS, *totals, head, *(_name_class_pair(of_methods, *at) for at in pairs)]
 
@@ -333,7 +333,7 @@ def _name_class_pair(of_methods: Sequence[Confusions], of: int, answer: int) -> 
     return one_line(f"  {names[first.n_base_classes + of]} as {names[answer]}: {shares}")
 
 
-def _describe_taken_share(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
+def _describe_queries_lost_to_base_classes(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
     novel = of_method.query_sums[of_method.n_base_classes :].sum()
     drawn = sum(of_method.answer_sums[of_method.n_base_classes + of, answer] for of, answer in pairs)
     taken = of_method.answer_sums[of_method.n_base_classes :, : of_method.n_base_classes].sum()
