@@ -338,7 +338,7 @@ def compute_class_moments(folder: Path, features: np.ndarray, starts: np.ndarray
         return ClassMoments(**{name: values.numpy() for name, values in state.tensors.items()})
     moments = ClassMoments.from_features(features, starts)
     with suppress(UserError), hold_lock(store.folder):  # a folder that is shared to be read
-        info = store.info()
+        info = store.read_info()
         if info is None or info.get("features_sha256") != checksum:  # no other process has saved them
             tensors = {name: torch.from_numpy(values) for name, values in vars(moments).items()}
             store.save(tensors, {"features_sha256": checksum})

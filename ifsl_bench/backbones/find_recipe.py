@@ -65,7 +65,7 @@ class RecipeChoice:
         return self.recipe_class.knows_classes and TOTAL_OPTION not in self.options
 
     @property
-    def provides(self) -> Sequence[str]:
+    def provided_names(self) -> Sequence[str]:
         """The names of what it learns beside features, see :meth:`ifsl_bench.Recipe.provides`."""
         return self.recipe_class.provides(self.options)
 

@@ -37,7 +37,7 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.backbones.weights import WEIGHTS_SUFFIXES, read_tensors
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocols.tasks.contamination import seen_in_pretraining
+from ifsl_bench.protocols.tasks.contamination import seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState, finished_info
 from ifsl_bench.utils.errors import UserError, one_line
@@ -121,7 +121,7 @@ def pretrain_frozen(
         "weights": digest,
         "backbone": spec.backbone,
         "pretrained_on": list(corpora),
-        "seen": seen_in_pretraining(corpora, task.novel_data, task.base_order),
+        "seen": seen_state_in_pretraining(corpora, task.novel_data, task.base_order),
         "features": features_key(task, dataset.fingerprint, head, 0),
         "centre": spec.centre or CENTRED,
     }

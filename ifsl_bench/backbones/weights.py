@@ -356,7 +356,7 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
     folder = home.pretrained / weights.key
     with hold_lock(folder, reporter.warn, state=""):
         try:
-            info = CheckpointFolder(folder).info()
+            info = CheckpointFolder(folder).read_info()
         except CorruptFile as error:
             info = None
             reporter.warn(f"{error}; the damaged files are in {quarantine(folder)}")

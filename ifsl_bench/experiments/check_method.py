@@ -19,7 +19,7 @@ from ifsl_bench.plugin.display_names import parse_label
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.options import resolve_options
 from ifsl_bench.plugin.space import RATE_NAME
-from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS, seen_in_pretraining
+from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
@@ -123,7 +123,7 @@ def _backbone_faults(result: Result, task: Task, corpora: Sequence[str] | None) 
     if pretraining.get("pretrained_on", []) != named:
         recorded_corpora = reprlib.repr(pretraining.get("pretrained_on"))
         yield f"pretraining.pretrained_on: {recorded_corpora}, backbone {task.pretraining.backbone} makes it {named}"
-    here, recorded = seen_in_pretraining(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
+    here, recorded = seen_state_in_pretraining(corpora, task.novel_data, task.base_order), pretraining.get("seen", "no")
     if recorded in SEEN_LEVELS and SEEN_LEVELS.index(recorded) < SEEN_LEVELS.index(here):
         yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {here!r}"
 

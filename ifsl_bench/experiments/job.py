@@ -212,7 +212,7 @@ def check_extras(job: Job) -> None:
     spec = job.task.pretraining
     here = spec.backbone not in (NO_BACKBONE, INCLUDED) and not is_frozen(spec)
     recipe = find_recipe(job.task.recipe_reference or PLAIN_RECIPE)
-    if not (missing := missing_extras(job.method, recipe.provides if here else ())):
+    if not (missing := missing_extras(job.method, recipe.provided_names if here else ())):
         return
     lacks = f"recipe {recipe.label} does not" if here else f"nothing that {job.task.name} is given does"
     providers = recipes_that_provide(job.method.needs) if here else []

@@ -140,7 +140,7 @@ def export_weights(
     if not os.path.isdir(path.parent):
         raise UserError(f"there is no folder {path.parent}; make it, or choose another with --to FILE")
     folder, packaged = CheckpointFolder(home.pretrained / key), find_packaged_file(home, key)
-    info = folder.info()
+    info = folder.read_info()
     if info is None and packaged is not None:
         write_bytes(path, packaged.read_bytes())
     elif info is not None and info["finished"] is True:

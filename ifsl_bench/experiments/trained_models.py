@@ -124,7 +124,7 @@ def is_free_or_same_method(folder: Path, same: Callable[[Mapping[str, Any]], boo
         same: whether recorded facts are of the method in question.
     """
     try:
-        info = CheckpointFolder(folder).info()
+        info = CheckpointFolder(folder).read_info()
         return info is None or same(info)
     except (CorruptFile, ValueError):
         return True  # it is set aside when it is opened
@@ -151,7 +151,7 @@ def read_training_record(folder: Path) -> dict[str, Any]:
         UserError: there is none, one that has not ended, or one that may not be read.
         CorruptFile: it is damaged.
     """
-    info = CheckpointFolder(folder).info()
+    info = CheckpointFolder(folder).read_info()
     texts = dict.fromkeys(("method", "method_source", "pretraining", "pretraining_sha256"), str)
     needed = {**texts, "seed": int, "options": dict, "train": dict, "history": dict}
     if info is None or needed.keys() - info.keys():

@@ -123,7 +123,7 @@ class EpisodeLoader(Loader):
                 exact = np.array([bias.value])  # see Margins.joint_hits
                 flags["calibrated"] = margins < exact if name == "novel" else margins >= exact
             for what, which in flags.items():
-                tally.count_at_places(f"{name} {what}", 2 * pool.n_images, places[which])
+                tally.add_counts_at_places(f"{name} {what}", 2 * pool.n_images, places[which])
 
     def image_hits(self, biased: bool) -> ImageHits | None:
         if self.tally is None or not self.tally.sums:

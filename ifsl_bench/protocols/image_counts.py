@@ -36,7 +36,7 @@ class ImageTally:
         with self._lock:
             self._get_or_create_sum(name, values.shape)[...] += values
 
-    def count_at_places(self, name: str, size: int, places: np.ndarray) -> None:
+    def add_counts_at_places(self, name: str, size: int, places: np.ndarray) -> None:
         """Add 1 at each of some places, as often as it is among them.
 
         Args:

@@ -390,7 +390,7 @@ class SessionEvaluator:
         images, there = self.loader.novel.n_images, answers.novel_is_present  # [E, T, M]
         session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
         tally.add("base asked", answers.base_is_present.sum(0).cpu().numpy())
-        tally.count_at_places("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
+        tally.add_counts_at_places("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
         counted = _is_met(answers.novel).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
         for kind, value in [("", 0.0), *([("calibrated ", bias.value)] if bias else [])]:
             limit = _round_up_to_single(value)

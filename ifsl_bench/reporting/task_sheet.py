@@ -9,7 +9,7 @@ from ifsl_bench.backbones.contract import is_frozen, pretraining_corpora
 from ifsl_bench.data.preparing.catalogue import availability
 from ifsl_bench.data.preparing.metadata import task_metadata
 from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS, seen_in_pretraining
+from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN
 from ifsl_bench.utils.errors import UserError
@@ -46,7 +46,7 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
     yield "backbone", _describe_backbone(task)
     yield (
         "seen",
-        SEEN_MARKS[seen_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data, task.base_order)],
+        SEEN_MARKS[seen_state_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data, task.base_order)],
     )
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"

@@ -41,7 +41,7 @@ class CheckpointFolder:
         self.json = folder / "checkpoint.json"
 
     def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the state; return the JSON part as :meth:`info` would.
+        """Replace the state; return the JSON part as :meth:`read_info` would.
 
         Args:
             tensors: name -> tensor, on any device.
@@ -57,7 +57,7 @@ class CheckpointFolder:
         return self.put(save(copies), info)
 
     def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the state, given its tensors as bytes; return the JSON part as :meth:`info` would.
+        """Replace the state, given its tensors as bytes; return the JSON part as :meth:`read_info` would.
 
         Args:
             content: of a safetensors file with the tensors.
@@ -75,7 +75,7 @@ class CheckpointFolder:
                     old.unlink()
         return whole
 
-    def info(self) -> dict[str, Any] | None:
+    def read_info(self) -> dict[str, Any] | None:
         """Return the JSON part, or None if nothing was saved yet.
 
         Raises:
@@ -101,7 +101,7 @@ class CheckpointFolder:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
-        info = self.info()
+        info = self.read_info()
         if info is None:
             return None
         try:
@@ -112,7 +112,7 @@ class CheckpointFolder:
         return state
 
     def content(self, info: dict[str, Any]) -> bytes:
-        """Return the file of tensors that :meth:`info` names; raise :class:`CorruptFile` if its content changed."""
+        """Return the file of tensors that :meth:`read_info` names; raise :class:`CorruptFile` if it changed."""
         path = self.folder / info["tensors"]["file"]
         try:
             with open_file(path) as file, read_errors(path):  # load_file opens no path that is not UTF-8
@@ -130,7 +130,7 @@ def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
     It needs no lock, which a read-only folder does not grant.
     """
     try:
-        info = CheckpointFolder(folder).info()
+        info = CheckpointFolder(folder).read_info()
     except CorruptFile:
         return None
     ended = info is not None and info.get("finished") is True
@@ -145,7 +145,7 @@ def unfinished_count(folder: Path, counter: str) -> int:
         counter: its key in the JSON part.
     """
     try:
-        info = CheckpointFolder(folder).info()
+        info = CheckpointFolder(folder).read_info()
     except UserError:
         return 0
     count = info.get(counter) if info and info.get("finished") is not True else 0

@@ -23,7 +23,7 @@ from ifsl_bench.backbones.weights import read_tensors
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.registry import is_installed
-from ifsl_bench.protocols.tasks.contamination import load_seen_table, seen_in_pretraining
+from ifsl_bench.protocols.tasks.contamination import load_seen_table, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task_files import load_tasks, parse_tasks
 from ifsl_bench.protocols.tasks.variants import Change, apply_change, make_change
 from ifsl_bench.utils.errors import UserError
@@ -310,7 +310,7 @@ def test_what_a_backbone_was_pretrained_on(name, corpora):
     (("imagenet-1k",), "photos-of-mine", "may"),
 ])  # fmt: skip
 def test_what_may_have_been_seen(corpora, dataset, verdict):
-    assert seen_in_pretraining(corpora, dataset) == verdict
+    assert seen_state_in_pretraining(corpora, dataset) == verdict
 
 
 def test_the_table_of_what_was_seen_names_corpora_that_it_describes_with_sources():
@@ -333,7 +333,7 @@ def test_every_name_of_timm_is_of_a_set_that_the_table_describes_and_a_strange_o
         assert set(corpora_of_tag(name)) <= load_seen_table()["corpora"].keys()
     for tag in ("no_such_tag", "x_in1k", "clip_in1k", ""):
         assert corpora_of_tag(f"resnet50.{tag}")[-1] == "unknown"
-        assert seen_in_pretraining(corpora_of_tag(f"resnet50.{tag}"), "glyphs") == "may"
+        assert seen_state_in_pretraining(corpora_of_tag(f"resnet50.{tag}"), "glyphs") == "may"
 
 
 def test_another_backbone_is_another_task():
@@ -448,7 +448,7 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     def marked(backbone, corpora):
         task = load_tasks("mini-5shot", Change(backbone=backbone, weights=digits, pretrained_on=corpora))[0]
         assert load_tasks(task.name)[0] == task
-        return seen_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data)
+        return seen_state_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data)
 
     for backbone in ("resnet12", "torchvision:resnet18"):
         answers = [

@@ -186,7 +186,7 @@ def test_other_weights_that_are_there_stay_unless_forced(exported, other):
     import_weights(path, other, Reporter(), force=True)
     assert weights_of(other).sha256 == weights.sha256
     (aside,) = other.pretrained.glob("*.replaced-0")
-    assert CheckpointFolder(aside).info()["tensors"]["sha256"] == before.sha256
+    assert CheckpointFolder(aside).read_info()["tensors"]["sha256"] == before.sha256
 
 
 def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, exported, other):
@@ -219,10 +219,10 @@ def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, expor
     assert "the weights from the package are kept as" in err
     assert "pretraining none, linear head, seed 0: done" in err
     (folder,) = (path.parent for path in other.pretrained.glob(f"*/{DISABLED_MARKER}"))
-    made_here = CheckpointFolder(folder).info()
+    made_here = CheckpointFolder(folder).read_info()
     status, _, err = call(*arguments, "--pretrain")
     assert (status, "come with the package" in err) == (0, False)
-    assert CheckpointFolder(folder).info() == made_here, "trained once"
+    assert CheckpointFolder(folder).read_info() == made_here, "trained once"
 
 
 def test_pretrain_takes_them_too_unless_told_otherwise(packaged, exported, other, call):

@@ -24,7 +24,7 @@ def load_seen_table() -> Mapping[str, Any]:
     return tomllib.loads(text)
 
 
-def seen_in_pretraining(corpora: Iterable[str] | None, dataset: str, base_order: int | None = None) -> str:
+def seen_state_in_pretraining(corpora: Iterable[str] | None, dataset: str, base_order: int | None = None) -> str:
     """Return one of :data:`SEEN_LEVELS`: whether a pretraining had images of a data set's novel classes.
 
     Args:
