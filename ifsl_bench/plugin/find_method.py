@@ -180,9 +180,12 @@ def _make_folder_importable(folder: Path, beside: Iterable[Path]) -> Iterator[No
     inside = {path.relative_to(folder).parts[0].removesuffix(".py") for path in beside}
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in inside}
     sys.path.insert(0, str(folder))
+    # Compiled modules are told apart by seconds and sizes, so one that was edited at once would be taken for the old.
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = writes_none
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.partition(".")[0] in inside]:
             del sys.modules[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,7 +98,8 @@ def test_hidden_features_of_a_base_class_do_not_leak(method):
 
 def test_float32_agrees_with_float64(method):
     support, query = make_episodes(method.base)
-    single = type(method)(make_base(torch.float32), N).eval()
+    extras = {name: value.float() for name, value in method.base.extras.items()}
+    single = type(method)(replace(make_base(torch.float32), extras=extras), N).eval()
     single.load_state_dict(method.state_dict())
     narrow = Support(support.features.float(), support.labels, support.hidden, support.base_logits.float())
     logits = single(narrow, Query(query.features.float(), query.base_logits.float())).logits
@@ -112,7 +114,7 @@ def test_works_without_gradients_and_with_other_numbers_of_ways(method):
     support, query = make_episodes(method.base)
     with torch.no_grad():
         assert not method(support, query).logits.requires_grad
-    two = type(method)(make_base(), 2).double().eval()
+    two = type(method)(with_example_extras(make_base(), type(method)), 2).double().eval()
     rows = slice(0, 2 * SHOTS)
     fewer = Support(support.features[:, rows], support.labels[:, rows], support.hidden, support.base_logits[:, rows])
     assert two(fewer, query).logits.shape == (E, Q, K + 2)

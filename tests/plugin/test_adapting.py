@@ -141,7 +141,7 @@ def test_maps_are_cached_in_float16_and_give_the_features_within_its_error(here)
     assert all(stage.is_cached(work.home) for stage in stages)
     assert {stage.pool for stage in stages} == {"base/train", "base/val", "base/test", "novel/val", "novel/test"}
     prepared = make_pretrain_stage(job).open_task(work)
-    pool, base = prepared.pool("novel/test"), prepared.base
+    pool, base = prepared.feature_pool("novel/test"), prepared.base
     assert pool.features.dtype == torch.float16
     assert base.network is not None
     with torch.no_grad():

@@ -306,6 +306,7 @@ def unloaded():
 
 def test_a_broken_learn2learn_is_not_called_missing(unloaded, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of a file that is written again within a second
     for content, message in (
         ("import a_package_that_nobody_has", r"cannot be imported \(ModuleNotFoundError: .*a_package_that_nobody_has"),
         ("raise AttributeError('np.bool8')", r"cannot be imported \(AttributeError: np.bool8\).*--force-reinstall"),
