@@ -404,7 +404,7 @@ def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
         visit.start("mini-sessions-published")
         labels = {row.label for row in published_rows("mini-sessions-published")}
         curves = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines) if name in labels}
-        assert len(curves) == 44
+        assert len(curves) == 50
         assert curves["CEC"] == ([72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63], "dash")
         fact = visit.page.locator("article:visible tr", has_text="FACT (released log)").text_content()
         assert "published: zhou2022 (t, c)" in fact

@@ -201,7 +201,7 @@ def test_latex_in_full_has_more_columns_and_explains_those_there(call):
         "Model", "Avg.", "gAcc", "PD", "gain", "base", "novel", "harmonic", "cal. Acc.", "bytes/class"
     ]  # fmt: skip
     teen, whole = (next(line for line in lines if line.startswith("TEEN & ")) for lines in (plain, full))
-    numbers = [float(cell.split("$")[0].strip(" \\").replace(",", "")) for cell in whole.split(" & ")[12:]]
+    numbers = [float(re.search(r"-?[\d,.]+", cell).group().replace(",", "")) for cell in whole.split(" & ")[12:]]
     fields = ("gacc", "pd", "gain", "base", "novel", "harmonic", "calibrated_acc", "state_bytes_per_class")
     assert whole.startswith(teen.split(" & ")[0])
     assert teen.split(" & ")[1:12] == whole.split(" & ")[1:12]
