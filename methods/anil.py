@@ -88,7 +88,7 @@ class ANIL(AdditiveClassifier):
         """
         base_logsumexp = fixed_logsumexp(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
         learner = self.maml.clone(first_order=self.maml.first_order or not second_order)
-        learner.module.repeat(len(base_logsumexp))
+        learner.module.repeat_for_episodes(len(base_logsumexp))
         for _ in range(self.inner_steps):
             logits = torch.cat([base_logsumexp, learner(support.features)], -1)  # [E, S, 1 + N]
             loss = F.cross_entropy(logits.mT, support.labels + 1, reduction="none").mean(1)  # [E]
