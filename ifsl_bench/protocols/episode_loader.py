@@ -157,7 +157,7 @@ class EpisodeLoader(Loader):
         support, query = self._view_rows(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         # A kernel gathers features in one pass, and gives the same batches.
-        by_kernel = kernels_loaded(self.novel.features) and self.novel.features.is_floating_point()
+        by_kernel = kernels_loaded(self.novel.features) and self.novel.features.dtype in KERNEL_DTYPES
         places = None if by_kernel else self._query_positions(drawn.query_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
@@ -248,7 +248,7 @@ def take_rows(bank: Tensor, rows: Tensor) -> Tensor:
     return bank.index_select(0, rows.flatten()).view(*rows.shape, -1)
 
 
-KERNEL_DTYPES = (torch.float32, torch.float64)  # of logits that a kernel looks at
+KERNEL_DTYPES = (torch.float32, torch.float64)  # of what a kernel reads; maps are float16, images uint8
 
 
 class EpisodeHits(NamedTuple):

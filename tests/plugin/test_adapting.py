@@ -3,6 +3,7 @@ killed run, and the bytes of a state."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -110,6 +111,7 @@ def test_class_means_have_the_same_hits_from_images_as_from_features(run, here, 
 
 
 def test_the_code_of_the_manual_runs_in_both_protocols_beside_class_means(run, here, call):
+    importlib.import_module("ifsl_bench.solvers.numba_compiling")  # as after a method that solves by kernels
     status, out, err = call("methods", "--check", "tune_last_block.py")
     assert status == 0, err
     assert out.count(" ok") == 7
