@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Pretraining
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 BACKBONE_GROUP = "ifsl_bench.backbones"
@@ -66,6 +66,7 @@ class BackboneInfo:
     endings: tuple[str, ...] = (".safetensors", ".pth")
 
 
+@accept_old_names(network="make_network", fill="load_weights", fetch="download_weights")
 class FrozenBackbone(ABC):
     """Networks with weights from elsewhere, which are not trained.
 
@@ -79,10 +80,6 @@ class FrozenBackbone(ABC):
 
     requires: ClassVar[Mapping[str, str]] = {}
     libraries: ClassVar[tuple[str, ...]] = ()
-
-    network = RenamedAttribute("make_network")
-    fill = RenamedAttribute("load_weights")
-    fetch = RenamedAttribute("download_weights")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

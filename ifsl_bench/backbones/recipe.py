@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.networks import LinearHead
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class View:
     side: float = 1.0
 
 
+@accept_old_names(looks="is_logged", shown="logged_values", done="progress")
 @dataclass(frozen=True)
 class TrainingStep:
     """A step of the training: its number, its random numbers and the values to log.
@@ -68,10 +69,6 @@ class TrainingStep:
     random: np.random.Generator
     is_logged: bool = True
     logged_values: dict[str, Tensor] = field(default_factory=dict)
-
-    looks = RenamedAttribute("is_logged")
-    shown = RenamedAttribute("logged_values")
-    done = RenamedAttribute("progress")
 
     @property
     def progress(self) -> float:
@@ -94,6 +91,7 @@ class ParameterGroup:
     decay: float | None = None
 
 
+@accept_old_names(dropped="training_only", passes_of_step="passes_per_step", groups="parameter_groups")
 class Recipe(nn.Module):
     """A way to train a backbone.
 
@@ -129,10 +127,6 @@ class Recipe(nn.Module):
     passes: ClassVar[float | None] = None
     training_only: ClassVar[Sequence[str]] = ()
     revision: ClassVar[int] = 1
-
-    dropped = RenamedAttribute("training_only")
-    passes_of_step = RenamedAttribute("passes_per_step")
-    groups = RenamedAttribute("parameter_groups")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ifsl_bench.data.pools import ALL_POOLS
 from ifsl_bench.data.read.archive import FileTree, to_printable
 from ifsl_bench.data.writer import Writer
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
@@ -134,6 +134,7 @@ class Layout(ABC):
         """Write the pools from ``context.files``."""
 
 
+@accept_old_names(expected_contents="expected_shape_and_counts")
 class DatasetSource(ABC):
     """Makes a data set.
 
@@ -148,8 +149,6 @@ class DatasetSource(ABC):
     summary: ClassVar[str]
     needs_source: ClassVar[bool] = True
     layouts: Sequence[Layout] = ()
-
-    expected_contents = RenamedAttribute("expected_shape_and_counts")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

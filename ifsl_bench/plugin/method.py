@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ifsl_bench.plugin.space import Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
 from ifsl_bench.solvers.tree import Tree
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 from ifsl_bench.utils.errors import UserError, class_and_message, error_location
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ class SessionOutput:
     adjoint: AdjointReport | None = None
 
 
+@accept_old_names(every_image="uses_all_images", few_episodes="gpu_min_episodes")
 class Method(nn.Module, ABC):
     """Subclass this, and register it under the entry point group ``ifsl_bench.methods``.
 
@@ -275,9 +276,6 @@ class Method(nn.Module, ABC):
     name: ClassVar[str] = ""
     display: ClassVar[Mapping[str, tuple[str, str]]] = {}
     bibtex: ClassVar[str] = ""
-
-    every_image = RenamedAttribute("uses_all_images")
-    few_episodes = RenamedAttribute("gpu_min_episodes")
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -390,6 +388,7 @@ class Method(nn.Module, ABC):
         return Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
 
 
+@accept_old_names(by_class="per_class_state", looks_back="uses_earlier_logits", compared="transform_query")
 class AdditiveClassifier(Method):
     """A method whose sessions add classes and leave the logits of earlier ones as they are.
 
@@ -421,10 +420,6 @@ class AdditiveClassifier(Method):
 
     per_class_state: bool = True
     uses_earlier_logits: bool = True
-
-    by_class = RenamedAttribute("per_class_state")
-    looks_back = RenamedAttribute("uses_earlier_logits")
-    compared = RenamedAttribute("transform_query")
 
     @abstractmethod
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:

@@ -21,7 +21,7 @@ from ifsl_bench.protocols.calibration import Bias, Margins, find_bias
 from ifsl_bench.protocols.sampling.draws import MOST_DRAW_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
 
@@ -176,6 +176,7 @@ class MetricColumn:
     drop: int = 0
 
 
+@accept_old_names(curve_sessions="sessions_in_tables")
 class Protocol(ABC):
     """A way to measure methods on a task; every task has one, see :func:`~ifsl_bench.protocols.registry.protocol_of`.
 
@@ -211,8 +212,6 @@ class Protocol(ABC):
     learns_sessions: ClassVar[bool] = False
     one_task_a_table: ClassVar[bool] = False
     published_apart: ClassVar[bool] = False
-
-    curve_sessions = RenamedAttribute("sessions_in_tables")  # old names, for one release
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

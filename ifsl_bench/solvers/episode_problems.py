@@ -30,7 +30,7 @@ from ifsl_bench.solvers.softmax import RegressionArgs
 from ifsl_bench.solvers.solve import Implicit, Unroll, minimise
 from ifsl_bench.solvers.tree import Tree, tree_map
 from ifsl_bench.utils.cosine import products
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, -1))  # 1e-13 ... 1e-1, to choose from
@@ -54,6 +54,7 @@ def fixed_logsumexp(base_logits: Tensor, hidden: Tensor, earlier: Tensor | None 
     return met.logsumexp(-1)
 
 
+@accept_old_names(common="shares_centre")
 @dataclass(frozen=True)
 class WeightGroup:
     """Fast weights under one regulariser, a mean over `rows` rows of `size` numbers.
@@ -65,23 +66,22 @@ class WeightGroup:
     size: int
     shares_centre: bool = False
 
-    common = RenamedAttribute("shares_centre")
 
-
+@accept_old_names(
+    parts="groups",
+    solver="make_solver",
+    past_saddles="with_saddle_escapes",
+    onward="continue_search",
+    join="join_groups",
+    arguments="make_arguments",
+    start="draw_start",
+)
 class Learner(ABC):
     """The model learned in an episode: its objective, a solver that suits it, and the parts of the fast weights."""
 
     groups: tuple[WeightGroup, ...]
     objective: Objective
     convex: bool
-
-    parts = RenamedAttribute("groups")
-    solver = RenamedAttribute("make_solver")
-    past_saddles = RenamedAttribute("with_saddle_escapes")
-    onward = RenamedAttribute("continue_search")
-    join = RenamedAttribute("join_groups")
-    arguments = RenamedAttribute("make_arguments")
-    start = RenamedAttribute("draw_start")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -197,6 +197,7 @@ class ConvergedSolve:
         return LearnerSolution(solution.value, solve_statistics(solution), solution.adjoint)
 
 
+@accept_old_names(converge="converge_in_evaluation")
 @dataclass(frozen=True)
 class UnrolledSolve:
     """`steps` gradient steps from fixed initial values, differentiated through (truncated back-propagation in time).
@@ -209,8 +210,6 @@ class UnrolledSolve:
     steps: int = 20
     rate: float = 1.0
     converge_in_evaluation: bool = True
-
-    converge = RenamedAttribute("converge_in_evaluation")
 
     def solve(
         self,

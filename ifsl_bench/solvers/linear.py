@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers.tree import Tree, dot, expand_like, pack, rebuild, steps_between_checks, tensor_leaves, unpack
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
 ApplyOperator = Callable[[Tensor, Tensor], Tensor]  # p, M p -> A p
 ApplyMetric = Callable[[Tensor], Tensor]  # p -> M p
@@ -177,16 +177,12 @@ class LinearOutcome:
     indefinite: Tensor  # [E] bool: H curves downwards somewhere
 
 
+@accept_old_names(inverse="solve", series="neumann_series", shifted="add_shift", largest="largest_eigenvalue")
 class Operator:
     """H, on trees with the leading dimension E, each episode with its own.
 
     An author needs `product`, d -> H d, alone; a subclass overrides what the structure of its H makes cheaper.
     """
-
-    inverse = RenamedAttribute("solve")
-    series = RenamedAttribute("neumann_series")
-    shifted = RenamedAttribute("add_shift")
-    largest = RenamedAttribute("largest_eigenvalue")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -263,6 +259,7 @@ class Operator:
         return size
 
 
+@accept_old_names(count="add_counts", take="record_outcome")
 @dataclass
 class AdjointReport:
     """Statistics of the backward pass, which fills them in.
@@ -276,9 +273,6 @@ class AdjointReport:
     residual: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
     steps: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
     _counts: dict[str, int | Tensor] = field(default_factory=lambda: dict.fromkeys(_COUNTED_EVENTS, 0), repr=False)
-
-    count = RenamedAttribute("add_counts")
-    take = RenamedAttribute("record_outcome")
 
     @property
     def diverged(self) -> int:

@@ -15,20 +15,21 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import Operator
 from ifsl_bench.solvers.tree import Tree, expand_like, iterate, leaves, rebuild, tensor_leaves, tree_map
-from ifsl_bench.utils.deprecated import RenamedAttribute, rename_attributes
+from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
 
+@accept_old_names(
+    take="select_episodes",
+    check="check_arguments",
+    unbounded="may_lack_minimum",
+    space="search_coordinates",
+    search="search_minimum",
+)
 class Objective(ABC):
     """L(v; args) [E]. v: a tree of tensors with leading dimension E. args: a tree of everything else L depends on.
 
     Whatever should receive a gradient must be in `args`: a tensor captured by the objective is a constant.
     """
-
-    take = RenamedAttribute("select_episodes")
-    check = RenamedAttribute("check_arguments")
-    unbounded = RenamedAttribute("may_lack_minimum")
-    space = RenamedAttribute("search_coordinates")
-    search = RenamedAttribute("search_minimum")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -11,9 +11,10 @@ from torch import Tensor
 from ifsl_bench.solvers.linear import AdjointReport
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
 from ifsl_bench.solvers.tree import Tree, dot, pack, rebuild, tensor_leaves
-from ifsl_bench.utils.deprecated import RenamedAttribute
+from ifsl_bench.utils.deprecated import accept_old_names
 
 
+@accept_old_names(v="unknowns", put="replace_episodes")
 @dataclass(frozen=True)
 class Outcome:
     """A point and how it was reached, episode by episode."""
@@ -23,9 +24,6 @@ class Outcome:
     steps: Tensor  # [E]
     gradient_norm: Tensor  # [E], Euclidean, of the large form
     objective: Tensor  # [E]
-
-    v = RenamedAttribute("unknowns")
-    put = RenamedAttribute("replace_episodes")
 
     def replace_episodes(self, rows: Tensor, part: Outcome) -> Outcome:
         """Return the outcome with some episodes replaced by those in `part`, whose steps come on top.

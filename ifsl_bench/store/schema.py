@@ -33,7 +33,7 @@ from ifsl_bench.protocols.registry import stored_counts_type
 from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
-from ifsl_bench.utils.deprecated import RenamedAttribute
+from ifsl_bench.utils.deprecated import accept_old_names
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.utils.files import quarantine, read_json, write_json
 from ifsl_bench.utils.limits import RESULT_FILE
@@ -194,6 +194,7 @@ class StoredImageHits(ResultSection, frozen=True):
 # -- the file
 
 
+@accept_old_names(counts="to_hit_counts", classes="drawn_novel_classes")
 class Result(ResultSection, frozen=True):
     """One method, one task, one training seed; docs/result-file.md explains every field.
 
@@ -247,9 +248,6 @@ class Result(ResultSection, frozen=True):
     choice: StoredOptionChoice | None = None
     images: StoredImageHits | None = None
     flags: list[Annotated[str, Meta(max_length=80)]] = msgspec.field(default_factory=list)
-
-    counts = RenamedAttribute("to_hit_counts")  # old names, for one release
-    classes = RenamedAttribute("drawn_novel_classes")
 
     @property
     def n_trials(self) -> int:

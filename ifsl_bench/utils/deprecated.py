@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+ClassT = TypeVar("ClassT", bound=type)
 
 
 def forward_module_names(old: str, new: str) -> Callable[[str], Any]:
@@ -58,11 +60,28 @@ class RenamedAttribute:
         warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
 
 
+def accept_old_names(**new_names: str) -> Callable[[ClassT], ClassT]:
+    """Return a decorator of a class whose attributes can still be read and written under old names, with a warning.
+
+    Args:
+        new_names: old name -> new name.
+    """
+
+    def decorate(cls: ClassT) -> ClassT:
+        for old, new in new_names.items():
+            attribute = RenamedAttribute(new)
+            attribute.__set_name__(cls, old)
+            setattr(cls, old, attribute)
+        return cls
+
+    return decorate
+
+
 def rename_attributes(cls: type) -> None:
     """Give a class the new names of what it defines under old ones, with a warning each.
 
     Args:
-        cls: a class with a :class:`RenamedAttribute` in one of its bases for each old name.
+        cls: a subclass of one that :func:`accept_old_names` decorates.
     """
     renamed = {name: value for base in cls.__mro__[1:] for name, value in vars(base).items()}
     for old, value in list(vars(cls).items()):
