@@ -87,6 +87,11 @@ class Job:
         return {**self.method.defaults(self.task), **self.set_options}
 
     @property
+    def sees(self) -> str:
+        """What the method is given of each image."""
+        return self.method.sees_with(self.options)
+
+    @property
     def supports_kept(self) -> bool:
         """Whether a sequence's sessions are learned from all supports so far."""
         return protocol_of(self.task).learns_sessions and self.method.keeps_supports(self.options)
@@ -171,8 +176,8 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
             job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
             if reason := protocol_of(task).refusal_reason(task, chosen.method, job.options):
                 raise UserError(f"{job.label} {reason}")
-            if chosen.method.sees != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
-                raise UserError(f"{job.label} sees {chosen.method.sees}, and the data of {task.name} are features")
+            if job.sees != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
+                raise UserError(f"{job.label} sees {job.sees}, and the data of {task.name} are features")
             check_extras(job)
             if training.sessions > 1 and job.is_meta_trained and chosen.method.keeps_supports(job.options):
                 raise UserError(

@@ -241,7 +241,7 @@ def make_data_stage(job: Job) -> DataStage:
 
 def make_pretrain_stage(job: Job) -> PretrainStage:
     """Return the stage of a job's backbone and base classifier."""
-    return PretrainStage(job.task, job.method.head, job.seed, job.method.sees)
+    return PretrainStage(job.task, job.method.head, job.seed, job.sees)
 
 
 def list_backbone_stages(job: Job) -> list[Stage]:
@@ -259,7 +259,7 @@ def list_backbone_stages(job: Job) -> list[Stage]:
     for side in sides:
         pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
     stages += [FeatureStage(backbone, pool, views) for pool, views in pools]
-    if stage := stage_seen(job.method.sees):
+    if stage := stage_seen(job.sees):
         stages += [FeatureStage(backbone, pool, views, stage) for pool, views in pools]
     return stages
 

@@ -91,7 +91,12 @@ class Adapting(Method):
     @classmethod
     def flags(cls, options: Mapping[str, Any]) -> list[str]:
         kept = [] if cls.keeps == "nothing" else [f"keeps {cls.keeps.removeprefix('images:')} images a class"]
-        return [f"changes {cls.changes}", *kept]
+        return [f"changes {cls.changes_with(options)}", *kept]
+
+    @classmethod
+    def changes_with(cls, options: Mapping[str, Any]) -> str:
+        """Return what it changes with these options, as :attr:`changes` has it."""
+        return cls.changes
 
     @abstractmethod
     def start(self) -> State:
@@ -144,7 +149,9 @@ class Adapting(Method):
         """
         network, (rows, _) = self.network(), self.base_images()
         stages = getattr(network, "stages", ())
-        if not -len(stages) <= stage < len(stages) or (len(stages) < 2 and self.sees == "images"):
+        # The last stage of a network that is not divided would be all of it.
+        undivided = len(stages) < 2 and stage != 0 and self.sees_with(self.__dict__.get("_made_with", {})) == "images"
+        if undivided or not -len(stages) <= stage < len(stages):
             raise UserError(
                 f"{type(self).__qualname__} changes stage {stage} of a network that has {len(stages)}: its class needs "
                 "`stages`, see docs/backbones.md"
@@ -241,6 +248,17 @@ class Adapting(Method):
         if not all(x.isfinite().all() for x in leaves(state) if x is not None and x.is_floating_point()):
             raise NonFinite(f"{type(self).__qualname__}.{name} returned a state with NaN or infinite numbers")
         return state
+
+
+def class_means(features: Tensor, labels: Tensor, ways: int) -> Tensor:
+    """Return the mean feature of each class of a session, [N, D].
+
+    Args:
+        features: of its supports, [S, D].
+        labels: [S], 0 to N - 1.
+        ways: the number N of classes.
+    """
+    return torch.stack([features[labels == label].mean(0) for label in range(ways)])
 
 
 # -- a small base classifier with a network and images, for checks before anything is computed

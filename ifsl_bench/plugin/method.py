@@ -323,6 +323,11 @@ class Method(nn.Module, ABC):
         return []
 
     @classmethod
+    def sees_with(cls, options: Mapping[str, Any]) -> str:
+        """Return what the method sees with these options, as :attr:`sees` has it."""
+        return cls.sees
+
+    @classmethod
     def keeps_supports(cls, options: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Return whether sessions need the supports of earlier ones.
 

@@ -20,7 +20,6 @@ from scipy import optimize
 
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.experiments.workspace import workspace
-from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import map_tensors
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
@@ -44,6 +43,7 @@ from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.solvers import minimise
 from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
+from tests.methods.test_methods_contract import methods_on_features
 
 K, D, SHOTS = 6, 8, 3
 SPEC = SessionSpec(count=3, ways=2, orders=3, supports=2)
@@ -97,9 +97,7 @@ def seeded_method(name: str, base: Base, ways: int = 2) -> Method:
 
 
 # Of those that learn session by session; anil needs learn2learn.
-METHODS = [
-    name for name in registry.registered_entry_points(registry.METHOD_GROUP) if name not in ("anil", "upper-bound")
-] + [FECAM]
+METHODS = [name for name in methods_on_features() if name not in ("anil", "upper-bound")] + [FECAM]
 
 
 @pytest.mark.slow("every method is asked query by query")

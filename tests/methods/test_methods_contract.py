@@ -13,7 +13,17 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.plugin.options import declared_options, with_example_extras
 
-METHODS = sorted(registry.registered_entry_points(registry.METHOD_GROUP))
+
+def methods_on_features() -> list[str]:
+    """The names of all methods but those that see images or maps, which have rules of their own."""
+    plugins = {
+        name: registry.load_plugin(registry.METHOD_GROUP, name)
+        for name in registry.registered_entry_points(registry.METHOD_GROUP)
+    }
+    return sorted(name for name, plugin in plugins.items() if getattr(plugin.value, "sees", "features") == "features")
+
+
+METHODS = methods_on_features()
 E, N, SHOTS, Q, D, K = 4, 5, 3, 8, 24, 9
 
 

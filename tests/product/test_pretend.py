@@ -37,6 +37,7 @@ from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
+from tests.methods.test_methods_contract import METHODS
 
 CPU = torch.device("cpu")
 E, N, SHOTS, Q, D, K = 8, 5, 3, 8, 24, 9
@@ -71,7 +72,7 @@ PRETRAINING = (2, 1.2, 200)
 def variants() -> list[tuple[str, dict]]:
     """Every registered method as it is by default, and with the options of each of its shorthands."""
     methods: list[tuple[str, dict]] = []
-    for name in sorted(registry.registered_entry_points(registry.METHOD_GROUP)):
+    for name in METHODS:
         plugin = registry.load_plugin(registry.METHOD_GROUP, name)
         methods.append((name, {}))
         if plugin.value is not None:
