@@ -205,7 +205,7 @@ def evaluate_checkpoint(
     """
     work = work or workspace()
     checkpoint = Path(checkpoint)
-    folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
+    folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained_models / checkpoint.name
     info = read_training_record(folder)
     train = info["train"] | ({"select": select} if select else {})
     config = RunConfig([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE_NAME, Range, Space
-from ifsl_bench.utils.cosine import direction, products
+from ifsl_bench.utils.cosine import linear_logits, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
 ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
@@ -62,7 +62,7 @@ class _ClassifierSynthesis(Method):
         share = F.dropout((scores / math.sqrt(weight.shape[-1])).softmax(-1), ATTENTION_DROPOUT, self.training)
         near, learned = share.split([weight.shape[1], len(self.dictionary)], -1)
         added = (near @ values[0] + learned @ values[1]) @ self.to_output.T
-        return direction(weight + F.dropout(added, self.dropout, self.training))
+        return normalise_exactly(weight + F.dropout(added, self.dropout, self.training))
 
 
 class Castle(_ClassifierSynthesis, AdditiveClassifier):
@@ -96,10 +96,10 @@ class Castle(_ClassifierSynthesis, AdditiveClassifier):
         return SessionOutput(self.synthesise_weights(support.class_means(self.ways), None))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.class_logits(direction(self.base.weight), query)
+        return self.class_logits(normalise_exactly(self.base.weight), query)
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return products(query.features, state).div_(self.temperature)
+        return linear_logits(query.features, state).div_(self.temperature)
 
 
 class ACastle(_ClassifierSynthesis):

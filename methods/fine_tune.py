@@ -14,7 +14,7 @@ from torch import Tensor
 from ifsl_bench.plugin.adapting import Adapting, SessionInfo, class_means
 from ifsl_bench.plugin.method import Base, State
 from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.utils.cosine import cosines, direction
+from ifsl_bench.utils.cosine import cosine_similarities, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
 TEMPERATURE, MOMENTUM = 16.0, 0.9
@@ -79,19 +79,19 @@ class FineTune(Adapting):
     def start(self) -> State:
         network = self.network()
         weights = {name: network.get_parameter(name) for name in self.names}
-        return {"weights": weights, "rows": direction(self.base.prototypes)}
+        return {"weights": weights, "rows": normalise_exactly(self.base.prototypes)}
 
     def adapt(self, state: State, images: Tensor, labels: Tensor, session: SessionInfo) -> State:
         assert isinstance(state, dict)
         network = self.network(state["weights"])
         weights = {name: network.get_parameter(name) for name in self.names}
         means = class_means(network(images).detach(), labels, self.ways)
-        rows = torch.cat([state["rows"], direction(means)]).requires_grad_()
+        rows = torch.cat([state["rows"], normalise_exactly(means)]).requires_grad_()
         out_of_play = F.pad(session.hidden, (0, len(rows) - len(session.hidden)))
         tuned = [*weights.values(), rows]
         speeds = [torch.zeros_like(x) for x in tuned]
         for _ in range(self.steps):
-            logits = TEMPERATURE * cosines(network(images), rows)
+            logits = TEMPERATURE * cosine_similarities(network(images), rows)
             loss = F.cross_entropy(logits.masked_fill(out_of_play, -torch.inf), session.first_class + labels)
             gradients = torch.autograd.grad(loss, tuned)
             with torch.no_grad():
@@ -101,4 +101,4 @@ class FineTune(Adapting):
 
     def classify(self, state: State, images: Tensor) -> Tensor:
         assert isinstance(state, dict)
-        return TEMPERATURE * cosines(self.network(state["weights"])(images), state["rows"])
+        return TEMPERATURE * cosine_similarities(self.network(state["weights"])(images), state["rows"])

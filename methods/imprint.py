@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Query, SessionOutput, State, Support
-from ifsl_bench.utils.cosine import cosines, direction, products, unit
+from ifsl_bench.utils.cosine import cosine_similarities, linear_logits, normalise_exactly, normalise_with_epsilon
 
 
 class Imprint(AdditiveClassifier):
@@ -24,13 +24,13 @@ class Imprint(AdditiveClassifier):
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        return SessionOutput(unit(support.class_means(self.ways)))  # [E, N, D]
+        return SessionOutput(normalise_with_epsilon(support.class_means(self.ways)))  # [E, N, D]
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.base.scale * cosines(query.features, unit(self.base.weight))
+        return self.base.scale * cosine_similarities(query.features, normalise_with_epsilon(self.base.weight))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return products(query.features, direction(state)).mul_(self.base.scale)
+        return linear_logits(query.features, normalise_exactly(state)).mul_(self.base.scale)
 
     def transform_query(self, query: Query) -> Query:
-        return Query(direction(query.features), query.base_logits[..., :0])
+        return Query(normalise_exactly(query.features), query.base_logits[..., :0])

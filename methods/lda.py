@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Choices, Range, Space
-from ifsl_bench.utils.cosine import check_squares, direction, products
+from ifsl_bench.utils.cosine import check_squares_are_finite, linear_logits, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
 
@@ -95,7 +95,7 @@ class LDA(AdditiveClassifier):
                 "this base classifier comes without the covariance of its features and the counts of its images, which "
                 "lda needs: give Base both"
             )
-        check_squares(base.prototypes, self.name)
+        check_squares_are_finite(base.prototypes, self.name)
         covariance, counts = base.covariance.double(), base.counts.double()
         means = self.transform_features(base.prototypes.double())
         if tukey != 1 or per_class:
@@ -135,7 +135,7 @@ class LDA(AdditiveClassifier):
 
     def transform_features(self, x: Tensor) -> Tensor:
         """Return features [..., D] as distances are taken between them."""
-        return direction(tukey_transform(x, self.tukey)) if self.form == "fecam" else x
+        return normalise_exactly(tukey_transform(x, self.tukey)) if self.form == "fecam" else x
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         if self.per_class:
@@ -163,7 +163,7 @@ class LDA(AdditiveClassifier):
     def class_logits(self, state: State, query: Query) -> Tensor:
         if self.per_class:
             return class_metric_logits(query.features, state["means"], state["metrics"])
-        return products(query.features, state["weight"]) + state["offset"].unsqueeze(-2)
+        return linear_logits(query.features, state["weight"]) + state["offset"].unsqueeze(-2)
 
     def transform_query(self, query: Query) -> Query:
         placed = self.transform_features(query.features)

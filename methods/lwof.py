@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import RATE_NAME, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Schedule
-from ifsl_bench.utils.cosine import cosines, direction, unit
+from ifsl_bench.utils.cosine import cosine_similarities, normalise_exactly, normalise_with_epsilon
 
 
 class LwoF(AdditiveClassifier):
@@ -86,11 +86,11 @@ class LwoF(AdditiveClassifier):
         """Return the generated weights [E, N, D]."""
         memory: torch.Tensor = self.weight  # [K, D]
         if self.query_bias is None:
-            features, keys = support.features, unit(self.keys)  # [E, S, D], [K, D]
-            queries = unit(features @ self.to_query)
+            features, keys = support.features, normalise_with_epsilon(self.keys)  # [E, S, D], [K, D]
+            queries = normalise_with_epsilon(features @ self.to_query)
         else:
-            features, memory, keys = (direction(v) for v in (support.features, memory, self.keys))
-            queries = direction(features @ self.to_query + self.query_bias)
+            features, memory, keys = (normalise_exactly(v) for v in (support.features, memory, self.keys))
+            queries = normalise_exactly(features @ self.to_query + self.query_bias)
         scores = self.tau_query * queries @ keys.T  # [E, S, K]
         attention = scores.masked_fill(support.hidden.unsqueeze(1), -torch.inf).softmax(-1)
         one_hot = F.one_hot(support.labels, self.ways).to(features.dtype)  # [E, S, N]
@@ -104,4 +104,4 @@ class LwoF(AdditiveClassifier):
         return self.class_logits(self.weight, query)
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return self.tau * cosines(query.features, state)
+        return self.tau * cosine_similarities(query.features, state)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
-from ifsl_bench.utils.cosine import check_squares, products
+from ifsl_bench.utils.cosine import check_squares_are_finite, linear_logits
 
 
 class ProtoNet(AdditiveClassifier):
@@ -25,7 +25,7 @@ class ProtoNet(AdditiveClassifier):
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__(base, ways)
-        check_squares(base.prototypes, self.name)
+        check_squares_are_finite(base.prototypes, self.name)
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
         return SessionOutput(support.class_means(self.ways))  # [E, N, D]
@@ -37,7 +37,7 @@ class ProtoNet(AdditiveClassifier):
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         lengths = state.square().sum(-1).unsqueeze(1)
-        return products(query.features, 2 * state).sub_(query.base_logits).sub_(lengths)
+        return linear_logits(query.features, 2 * state).sub_(query.base_logits).sub_(lengths)
 
     def transform_query(self, query: Query) -> Query:
         """Put |h|^2 [E, Q, 1] where the base logits were, which no class here needs."""

@@ -21,7 +21,7 @@ from ifsl_bench.solvers import (
     solve_statistics,
 )
 from ifsl_bench.solvers.solve import minimise
-from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.cosine import linear_logits
 from ifsl_bench.utils.errors import UserError
 
 
@@ -97,7 +97,7 @@ class Subspace(AdditiveClassifier):
         return SessionOutput({"weight": v_1 + v_2 @ span.mT, "bias": bias}, solve_statistics(solution))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return products(query.features, state["weight"], state["bias"].squeeze(-1))
+        return linear_logits(query.features, state["weight"], state["bias"].squeeze(-1))
 
 
 def orthonormal_basis(weight: Tensor) -> Tensor:

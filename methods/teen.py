@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
 from ifsl_bench.plugin.space import Range, Space
-from ifsl_bench.utils.cosine import cosines, direction, products
+from ifsl_bench.utils.cosine import cosine_similarities, linear_logits, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
 
@@ -55,17 +55,17 @@ class TEEN(AdditiveClassifier):
         self.alpha, self.tau = alpha, tau
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        seen = direction(self.base.prototypes)  # [K, D]
-        novel = direction(support.class_means(self.ways))  # [E, N, D]
+        seen = normalise_exactly(self.base.prototypes)  # [K, D]
+        novel = normalise_exactly(support.class_means(self.ways))  # [E, N, D]
         scores = (self.tau * novel @ seen.T).masked_fill(support.hidden.unsqueeze(1), -math.inf)  # [E, N, K]
-        alike = direction(scores.softmax(-1) @ seen)  # [E, N, D]
+        alike = normalise_exactly(scores.softmax(-1) @ seen)  # [E, N, D]
         return SessionOutput((1 - self.alpha) * novel + self.alpha * alike)
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.base.scale * cosines(query.features, direction(self.base.prototypes))
+        return self.base.scale * cosine_similarities(query.features, normalise_exactly(self.base.prototypes))
 
     def class_logits(self, state: State, query: Query) -> Tensor:
-        return products(query.features, direction(state)).mul_(self.base.scale)
+        return linear_logits(query.features, normalise_exactly(state)).mul_(self.base.scale)
 
     def transform_query(self, query: Query) -> Query:
-        return Query(direction(query.features), query.base_logits[..., :0])
+        return Query(normalise_exactly(query.features), query.base_logits[..., :0])

@@ -17,7 +17,7 @@ from ifsl_bench.protocols.image_counts import ImageHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts, mean_with_interval
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
-from ifsl_bench.store.result_folder import LEFT_OUT, pairing_fault
+from ifsl_bench.store.result_folder import LEFT_OUT, reason_not_to_pair
 from ifsl_bench.store.schema import SOLVES_OF, Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
@@ -449,7 +449,7 @@ def aggregate_seeds(results: Iterable[Result], origin: str) -> tuple[list[SeedAg
         newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
         members = []
         for result in sorted(group, key=lambda r: r.seed):
-            if reason := pairing_fault(newest, result) or _method_mismatch(newest, result):
+            if reason := reason_not_to_pair(newest, result) or _method_mismatch(newest, result):
                 remarks.append(
                     f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
                     f"which is newer: {reason}; run it again"

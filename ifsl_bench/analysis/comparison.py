@@ -25,7 +25,7 @@ from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.metrics import Estimate, PairedDifference, mean_with_interval, paired_difference
 from ifsl_bench.protocols.protocol import Protocol
-from ifsl_bench.store.result_folder import pairing_fault
+from ifsl_bench.store.result_folder import reason_not_to_pair
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
@@ -100,7 +100,7 @@ def compare(
 
     first, second = _reader_name(a), _reader_name(b)
     others = [row for row in same_label_rows if row not in (a, b)]
-    reason = pairing_fault(a.results[0], b.results[0])
+    reason = reason_not_to_pair(a.results[0], b.results[0])
     if reason:
         hint = f"; there is also {' and '.join(repr(_reader_name(row)) for row in others)}" if others else ""
         raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}{hint}")

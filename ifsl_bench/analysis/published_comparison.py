@@ -7,7 +7,7 @@ from itertools import combinations
 
 from ifsl_bench.analysis.aggregate import STORED, SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.store.published import PublishedRow, published_rows
+from ifsl_bench.store.published import PublishedRow, read_published_rows
 
 WITHIN, OUTSIDE = "within", "outside"
 
@@ -33,9 +33,9 @@ class PublishedPair:
     @property
     def band_verdict(self) -> str | None:
         """One of "within" and "outside" of the band; None where there is none, or the two are not comparable."""
-        if self.published_row.band is None or self.incompatibility:
+        if self.published_row.tolerance_band is None or self.incompatibility:
             return None
-        return WITHIN if abs(self.difference) <= self.published_row.band else OUTSIDE
+        return WITHIN if abs(self.difference) <= self.published_row.tolerance_band else OUTSIDE
 
 
 def pair_with_published_rows(task_results: TaskResults) -> list[PublishedPair]:
@@ -47,7 +47,7 @@ def pair_with_published_rows(task_results: TaskResults) -> list[PublishedPair]:
     variant = task_results.task.variant_of
     papers = [
         paper
-        for paper in (published_rows(variant) if variant else task_results.published_rows)
+        for paper in (read_published_rows(variant) if variant else task_results.published_rows)
         if not (paper.protocol or paper.sequence)
     ]
     pairs = []

@@ -28,13 +28,13 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_task, load_tasks, own_tasks, packaged_tasks
 from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
-from ifsl_bench.store.published import PublishedRow, published_rows
+from ifsl_bench.store.published import PublishedRow, read_published_rows
 from ifsl_bench.store.result_folder import (
     LEFT_OUT,
-    find_unfit_results,
+    find_results_of_other_episodes,
     packaged_results_folder,
-    pairing_fault,
     read_results,
+    reason_not_to_pair,
 )
 from ifsl_bench.store.schema import Result, read_result
 from ifsl_bench.utils.errors import UserError, unknown_name_error
@@ -222,7 +222,7 @@ class TaskResults:
         """Return why a row is one of ``others``; None where there is no row to compare it with."""
         if row.is_partial and not self.task.dataset.partial:
             return PARTIAL
-        return pairing_fault(self.rows[0].results[0], row.results[0]) if self.rows else None
+        return reason_not_to_pair(self.rows[0].results[0], row.results[0]) if self.rows else None
 
 
 def lower_case_names(row: SeedAggregate) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
     rows: list[SeedAggregate] = []
     remarks: list[str] = []
     folders = [(origin, *read_results(root, [task.name])) for root, origin in reversed(_result_folders(results))]
-    reasons = find_unfit_results(
+    reasons = find_results_of_other_episodes(
         task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash]
     )
     for origin, results_here, damaged in reversed(folders):
@@ -260,10 +260,10 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
     # Published rows are of whole data sets, and so is a task unless its file says otherwise.
     admitted = [row for row in rows if task.dataset.partial or not row.is_partial]
     reference = _reference_result(task, admitted)
-    comparable = [row for row in admitted if reference is None or not pairing_fault(reference, row.results[0])]
+    comparable = [row for row in admitted if reference is None or not reason_not_to_pair(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
     shown = tuple(comparable)
-    task_results = TaskResults(task, shown, shown, tuple(others), tuple(published_rows(task.name)), tuple(remarks))
+    task_results = TaskResults(task, shown, shown, tuple(others), tuple(read_published_rows(task.name)), tuple(remarks))
     return task_results.select_recipes(())
 
 

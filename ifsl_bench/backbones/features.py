@@ -26,7 +26,7 @@ from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, mark_used, quarantine, sha256_file, sha256_json
+from ifsl_bench.utils.files import Paths, quarantine, record_last_use, sha256_file, sha256_json
 from ifsl_bench.utils.locks import atomic_folder, get_or_create, hold_lock
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import create_array, open_array, read_checksummed, write_checksummed
@@ -147,7 +147,7 @@ def compute_features(
         with atomic_folder(folder) as partial:
             bank = create_array(partial / "features.npy", shape, dtype)
             title = f"{what} of {name}" + (f", {n_views} views" if n_views > 1 else "")
-            with reporter.stage(title, shape[0]) as stage:
+            with reporter.report_stage(title, shape[0]) as stage:
                 at = 0
                 for block in _compute_batches(task, pretrained, pool, device, n_views):
                     if stage and np.abs(block).max() > np.finfo(np.float16).max:
@@ -218,7 +218,7 @@ def _open_cached(folder: Path, shape: tuple[int, ...], dtype: str, pretraining: 
     array = open_array(path, shape, dtype)
     if sha256_file(path) != entry.get("sha256"):
         raise CorruptFile(f"{path} is not what was written: its checksum differs")
-    mark_used(folder / "bank.json")
+    record_last_use(folder / "bank.json")
     return array
 
 
@@ -334,12 +334,12 @@ def compute_class_moments(folder: Path, features: np.ndarray, starts: np.ndarray
     except CorruptFile as error:
         reporter.warn(f"{error}; they are computed again, the old files are {quarantine(store.folder)}")
         state = None
-    if state is not None and state.info.get("features_sha256") == checksum:
+    if state is not None and state.metadata.get("features_sha256") == checksum:
         return ClassMoments(**{name: values.numpy() for name, values in state.tensors.items()})
     moments = ClassMoments.from_features(features, starts)
     with suppress(UserError), hold_lock(store.folder):  # a folder that is shared to be read
-        info = store.read_info()
+        info = store.read_metadata()
         if info is None or info.get("features_sha256") != checksum:  # no other process has saved them
             tensors = {name: torch.from_numpy(values) for name, values in vars(moments).items()}
-            store.save(tensors, {"features_sha256": checksum})
+            store.write_tensors(tensors, {"features_sha256": checksum})
     return moments

@@ -15,8 +15,8 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from ifsl_bench.backbones.pretrained import find_packaged_file
-from ifsl_bench.utils.errors import UserError, one_line, unknown_name_error
-from ifsl_bench.utils.files import Paths, disk_errors, sha256_file
+from ifsl_bench.utils.errors import UserError, escape_controls, unknown_name_error
+from ifsl_bench.utils.files import Paths, sha256_file, translate_disk_errors
 from ifsl_bench.utils.locks import hold_lock, unfinished_path
 from ifsl_bench.utils.progress import Reporter
 
@@ -100,7 +100,7 @@ def _download(url: str, target: Path, file: ListedFile, reporter: Reporter) -> N
             length = response.headers.get("Content-Length")
             if length is not None and start + int(length) != file.size:
                 raise UserError(f"{url} has {start + int(length):,} bytes, expected {file.size:,}: it is another file")
-            with disk_errors(target), open(partial, "ab" if start else "wb") as out:
+            with translate_disk_errors(target), open(partial, "ab" if start else "wb") as out:
                 while block := response.read(min(BLOCK_BYTES, file.size + 1 - out.tell())):
                     out.write(block)
                 out.flush()
@@ -112,9 +112,9 @@ def _download(url: str, target: Path, file: ListedFile, reporter: Reporter) -> N
     size = partial.stat().st_size if partial.exists() else 0
     if size < file.size:
         kept = f"; {size:,} of {file.size:,} bytes are kept, and the same command goes on from there" if size else ""
-        raise UserError(f"{url} cannot be fetched ({one_line(str(why)).strip()[:200]}){kept}")
+        raise UserError(f"{url} cannot be fetched ({escape_controls(str(why)).strip()[:200]}){kept}")
     if size != file.size or sha256_file(partial) != file.sha256:
         partial.unlink()
         raise UserError(f"{url} is another file than the listed one: its SHA-256 is not {file.sha256}; nothing is kept")
-    with disk_errors(target):
+    with translate_disk_errors(target):
         os.replace(partial, target)

@@ -20,7 +20,7 @@ from ifsl_bench.plugin.find_method import load_class_from_file
 from ifsl_bench.plugin.method_source import class_source_hash
 from ifsl_bench.plugin.options import declared_options, parse_value
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.errors import UserError, class_and_message, error_location, unknown_name_error
+from ifsl_bench.utils.errors import UserError, format_class_and_message, format_error_location, unknown_name_error
 from ifsl_bench.utils.text_format import format_value
 
 PASSES_OPTION = "passes"  # an option of every recipe: the multiple of the task's passes of the backbone
@@ -170,8 +170,8 @@ def naming_recipe_errors(choice: RecipeChoice) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and not choice.file:  # an option or data that a recipe of the suite refuses
             raise UserError(f"recipe {choice.name}: {error}") from error
-        place = error_location(error, among=inspect.getsourcefile(choice.recipe_class) or "")
-        raise UserError(f"recipe {choice.name} failed: {place}{class_and_message(error)}") from error
+        place = format_error_location(error, among=inspect.getsourcefile(choice.recipe_class) or "")
+        raise UserError(f"recipe {choice.name} failed: {place}{format_class_and_message(error)}") from error
 
 
 def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: int) -> Recipe:

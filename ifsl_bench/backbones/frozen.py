@@ -39,9 +39,9 @@ from ifsl_bench.backbones.weights import WEIGHTS_SUFFIXES, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
-from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState, finished_info
-from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.files import Paths, disk_errors, sha256_file, write_bytes
+from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState, read_finished_metadata
+from ifsl_bench.utils.errors import UserError, escape_controls
+from ifsl_bench.utils.files import Paths, sha256_file, translate_disk_errors, write_bytes
 from ifsl_bench.utils.locks import get_or_create
 from ifsl_bench.utils.progress import Reporter
 
@@ -111,7 +111,7 @@ def pretrain_frozen(
     try:
         network = _load_network(spec.backbone, dataset.shape, file, device)
     except UserError:
-        used = any(finished_info(folder, weights=digest) for folder in home.pretrained.glob("*"))
+        used = any(read_finished_metadata(folder, weights=digest) for folder in home.pretrained.glob("*"))
         if spec.weights is not None and not used:  # a copy, which nothing was made with
             file.unlink(missing_ok=True)
         raise
@@ -131,23 +131,25 @@ def pretrain_frozen(
     def read_cached() -> PretrainedBackbone | None:
         """Read the classifier on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
-        return restore(state) if state and state.info.get("weights") == digest else None
+        return restore(state) if state and state.metadata.get("weights") == digest else None
 
     def restore(state: CheckpointState) -> PretrainedBackbone:
         named = {name.removeprefix("head."): x for name, x in state.tensors.items() if name.startswith("head.")}
         classifier = load_head(named, head, network.features, classes, folder).to(device)
         mean = state.tensors[MEAN_TENSOR_NAME].numpy() if MEAN_TENSOR_NAME in state.tensors else None
-        warning = make_chance_warning(state.info["accuracy"], dataset, f"whether {spec.backbone} is for such images")
+        warning = make_chance_warning(
+            state.metadata["accuracy"], dataset, f"whether {spec.backbone} is for such images"
+        )
         if warning:
             reporter.warn(warning)
-        return replace(bare, head=classifier, info={**state.info, **facts}, mean=mean)
+        return replace(bare, head=classifier, info={**state.metadata, **facts}, mean=mean)
 
     def train() -> PretrainedBackbone:
         _report_preprocessing(about, task, dataset, reporter)
         tensors, info = _fit_classifier(home, task, dataset, bare, head, device, reporter, device_description)
         # The checksum of the backbone is one of the tensors: their checksum then tells which backbone they are for.
         tensors["backbone.sha256"] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
-        return restore(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, {**info, **facts})))
+        return restore(CheckpointState(tensors, CheckpointFolder(folder).write_tensors(tensors, {**info, **facts})))
 
     return get_or_create(folder, read_cached, train, reporter.warn, "it is trained again")
 
@@ -165,7 +167,8 @@ def _load_network(name: str, shape: tuple[int, ...], file: Path, device: torch.d
                 body.load_state_dict(match_tensors(body, weights))
         except Exception as error:  # a library's own, of many kinds
             raise UserError(
-                f"{file.name} holds the weights of another network than {name}: {one_line(str(error)).strip()[:200]}; "
+                f"{file.name} holds the weights of another network than {name}: "
+                f"{escape_controls(str(error)).strip()[:200]}; "
                 f"the network begins with {_describe_first_tensor(body.state_dict())}, "
                 f"the file with {_describe_first_tensor(weights)}"
             ) from error
@@ -320,14 +323,14 @@ def find_weights_file(home: Paths, spec: Pretraining, backbone_info: BackboneInf
     assert isinstance(plugin, FrozenBackbone)
     target = home.weights / f"{name}{backbone_info.endings[0]}"
     reporter.say(f"weights of {spec.backbone}: {backbone_info.source}")
-    with disk_errors(home.weights):
+    with translate_disk_errors(home.weights):
         home.weights.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".partial-", dir=home.weights)
     with scratch as folder:
         try:
             got = plugin.download_weights(model, Path(folder))
         except Exception as error:
-            why = one_line(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
+            why = escape_controls(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
             raise UserError(
                 f"the weights of {spec.backbone} cannot be downloaded here ({why}); get "
                 f"{backbone_info.source or 'them'} elsewhere, and put it at {target}"

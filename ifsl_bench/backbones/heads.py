@@ -17,7 +17,7 @@ from ifsl_bench.backbones.pretrained import RECIPE_FIELDS, PretrainedBackbone, f
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState
-from ifsl_bench.utils.cosine import unit
+from ifsl_bench.utils.cosine import normalise_with_epsilon
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import get_or_create
@@ -61,16 +61,16 @@ def fit_head_with_facts(
         start = np.zeros((classes, width + 1))
         penalty = (decay / spread.double() ** 2).cpu().numpy()  # [D], on W in the solve's coordinates
     else:
-        rows = unit(rows)
+        rows = normalise_with_epsilon(rows)
         sums = rows.new_zeros(classes, width).index_add_(0, targets, rows)
-        start = np.append(unit(sums).double().cpu().numpy().ravel(), INITIAL_TEMPERATURE)
+        start = np.append(normalise_with_epsilon(sums).double().cpu().numpy().ravel(), INITIAL_TEMPERATURE)
 
     def logits(v: Tensor, x: Tensor) -> Tensor:
         """Return logits from weights and biases [K (D + 1)], or from weights and one temperature [K D + 1]."""
         if kind == "linear":
             w = v.reshape(classes, -1)
             return F.linear(x, w[:, :-1], w[:, -1])
-        return v[-1] * F.linear(x, unit(v[:-1].reshape(classes, -1)))
+        return v[-1] * F.linear(x, normalise_with_epsilon(v[:-1].reshape(classes, -1)))
 
     def loss_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
         v = torch.from_numpy(flat).to(device).requires_grad_(True)
@@ -185,11 +185,11 @@ def fit_cosine_head(
     def read_cached() -> PretrainedBackbone | None:
         """Read the classifier that was fitted on these weights; None where there is none."""
         state = CheckpointFolder(folder).load()
-        return restore(state) if state and state.info.get("features_sha256") == linear.sha256 else None
+        return restore(state) if state and state.metadata.get("features_sha256") == linear.sha256 else None
 
     def restore(state: CheckpointState) -> PretrainedBackbone:
         head = load_head(state.tensors, "cosine", linear.network.features, len(linear.head.weight), folder)
-        return PretrainedBackbone(key, linear.network, head, linear.normalise, state.info, linear.mean)
+        return PretrainedBackbone(key, linear.network, head, linear.normalise, state.metadata, linear.mean)
 
     def fit() -> PretrainedBackbone:
         start, precision = time.perf_counter(), linear.info["precision"]
@@ -221,7 +221,7 @@ def fit_cosine_head(
         }
         reporter.say(f"cosine head on the backbone of the linear one: {format_accuracies(info['accuracy'])}")
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}
-        return restore(CheckpointState(tensors, CheckpointFolder(folder).save(tensors, info)))
+        return restore(CheckpointState(tensors, CheckpointFolder(folder).write_tensors(tensors, info)))
 
     return get_or_create(folder, read_cached, fit, reporter.warn, "it is fitted again")
 
@@ -230,10 +230,10 @@ def _fit_class_mean_head(network: PrecomputedFeatures, rows: np.ndarray, labels:
     """Return the directions of the class means, with the temperature that suits half of the images [n, D], [n]."""
     from scipy.optimize import minimize_scalar
 
-    means = unit(network.means.cpu())
+    means = normalise_with_epsilon(network.means.cpu())
     _, first = np.unique(labels, return_index=True)  # labels ascend
     even = torch.from_numpy((np.arange(len(labels)) - first[labels]) % 2 == 0)
-    cosines = (unit(torch.from_numpy(np.array(rows))) @ means.T)[even].double()
+    cosines = (normalise_with_epsilon(torch.from_numpy(np.array(rows))) @ means.T)[even].double()
     targets = torch.from_numpy(labels.astype(np.int64))[even]
 
     def loss(log_scale: float) -> float:

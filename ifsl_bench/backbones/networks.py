@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone_and_model
 from ifsl_bench.backbones.device import choose_precision
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, DataSpec
-from ifsl_bench.utils.cosine import unit
+from ifsl_bench.utils.cosine import normalise_with_epsilon
 from ifsl_bench.utils.errors import UserError
 
 NormFactory = Callable[[int], nn.Module]
@@ -546,7 +546,7 @@ class CosineHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(10.0))
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.scale * F.linear(unit(h), unit(self.weight))
+        return self.scale * F.linear(normalise_with_epsilon(h), normalise_with_epsilon(self.weight))
 
 
 def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead:

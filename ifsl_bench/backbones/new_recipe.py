@@ -11,7 +11,7 @@ from string import Template
 
 from ifsl_bench.plugin.registry import RECIPE_GROUP, registered_entry_points
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import disk_errors
+from ifsl_bench.utils.files import translate_disk_errors
 
 RECIPE_TEMPLATE = '''\
 """$name: supervised contrastive learning, to be changed. How such a file works: docs/recipes.md of ifsl_bench."""
@@ -66,6 +66,6 @@ def write_recipe_file(name: str) -> Path:
         raise UserError(f"recipes new: there is a recipe {name!r} ('ifsl-bench recipes'); choose another name")
     if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place
         raise UserError(f"recipes new: there is a Python module {module!r}; choose another name")
-    with disk_errors(path, "cd"), open(path, "x", encoding="utf-8") as written:
+    with translate_disk_errors(path, "cd"), open(path, "x", encoding="utf-8") as written:
         written.write(Template(RECIPE_TEMPLATE).substitute(name=name, kind=kind, file=path))
     return path

@@ -27,11 +27,11 @@ from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, Task
-from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
+from ifsl_bench.utils.checkpoint import CheckpointFolder, read_finished_metadata
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.serialization import check_kinds
+from ifsl_bench.utils.serialization import check_value_types
 
 HeadKind = Literal["linear", "cosine"]
 RECIPE_FIELDS = ("recipe", "steps", "passes", "knows_classes")  # recorded of backbones that a recipe trained
@@ -237,8 +237,8 @@ class PretrainingCheckpoint:
         state = self.store.load()
         if state is None:
             return
-        self._check_info(state.info)
-        self.info = state.info
+        self._check_info(state.metadata)
+        self.info = state.metadata
         try:
             self.load_tensors(state.tensors)
         except (RuntimeError, KeyError) as error:
@@ -246,14 +246,14 @@ class PretrainingCheckpoint:
 
     def _check_info(self, info: dict[str, Any]) -> None:
         """Raise :class:`CorruptFile` where a state is not of this pretraining."""
-        path, number = self.store.json, (int, float)
+        path, number = self.store.metadata_file, (int, float)
         kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
-        check_kinds(path, info, {"finished": bool, "key": str, "processes": list, **kinds})
+        check_value_types(path, info, {"finished": bool, "key": str, "processes": list, **kinds})
         if info["key"] != self.folder.name or info["seed"] != self.seed:
             raise CorruptFile(f"{path} is of another pretraining: {info['key']}, seed {info['seed']}")
         if info["finished"]:
-            check_kinds(path, info, {"accuracy": dict})
-            check_kinds(path, info["accuracy"], dict.fromkeys(self.held_out_pools, number))
+            check_value_types(path, info, {"accuracy": dict})
+            check_value_types(path, info["accuracy"], dict.fromkeys(self.held_out_pools, number))
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Load the weights of network and head from stored tensors, by name."""
@@ -398,7 +398,7 @@ def read_weights_sha256(home: Paths, key: str) -> str | None:
         home: where pretrainings are kept.
         key: of the pretraining.
     """
-    info = finished_info(home.pretrained / key)
+    info = read_finished_metadata(home.pretrained / key)
     if info and "features_sha256" in info and read_weights_sha256(home, info["features"]) != info["features_sha256"]:
         return None
     return str(info["tensors"]["sha256"]) if info else None
@@ -411,7 +411,7 @@ def read_features_sha256(home: Paths, key: str) -> str | None:
         home: where pretrainings are kept.
         key: of the pretraining.
     """
-    info = finished_info(home.pretrained / key)
+    info = read_finished_metadata(home.pretrained / key)
     return features_checksum(info) if info else None
 
 

@@ -15,7 +15,7 @@ from ifsl_bench.backbones.find_recipe import RecipeChoice, make_recipe, naming_r
 from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
 from ifsl_bench.backbones.networks import ResNetSmall
 from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone, TrainingStep
-from ifsl_bench.utils.errors import UserError, class_and_message, error_location
+from ifsl_bench.utils.errors import UserError, format_class_and_message, format_error_location
 
 CLASSES, NOVEL, IMAGES, SIZE, STEPS = 6, 4, 24, 32, 10
 
@@ -42,7 +42,7 @@ def check_recipe(choice: RecipeChoice) -> list[tuple[str, str | None]]:
         except (RuleViolation, UserError) as error:
             broken = str(error)
         except (Exception, SystemExit) as error:
-            broken = f"{error_location(error)}{class_and_message(error)}"
+            broken = f"{format_error_location(error)}{format_class_and_message(error)}"
         results.append((words, broken))
     return results
 

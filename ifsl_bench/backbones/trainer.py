@@ -130,7 +130,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         return tensors
 
     def _save(self) -> None:
-        self.info = self.store.save(self._state_tensors(), self.info)
+        self.info = self.store.write_tensors(self._state_tensors(), self.info)
 
     def train(self, reporter: Reporter, use_compile: bool = False) -> None:
         """Train to the end, from where it is.
@@ -158,7 +158,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         title = f"pretraining {spec.backbone}, {how}, seed {self.seed}"
         done = self.info["epoch"] * steps_per_epoch
         reporter.say(f"{title}: {self.info['precision']}")
-        with reporter.stage(title, self.steps, min(done, self.steps)) as stage:
+        with reporter.report_stage(title, self.steps, min(done, self.steps)) as stage:
             while done < self.steps:
                 epoch = self.info["epoch"]
                 steps = min(steps_per_epoch, self.steps - done)

@@ -42,9 +42,17 @@ from ifsl_bench.backbones.pretrained import (
     read_weights_sha256,
 )
 from ifsl_bench.protocols.tasks.task import INCLUDED
-from ifsl_bench.utils.checkpoint import CheckpointFolder, finished_info
-from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable, one_line
-from ifsl_bench.utils.files import Paths, open_file, parse_json, quarantine, read_errors, sha256_json, write_bytes
+from ifsl_bench.utils.checkpoint import CheckpointFolder, read_finished_metadata
+from ifsl_bench.utils.errors import CorruptFile, UserError, escape_controls, is_printable
+from ifsl_bench.utils.files import (
+    Paths,
+    open_file,
+    parse_json,
+    quarantine,
+    sha256_json,
+    translate_read_errors,
+    write_bytes,
+)
 from ifsl_bench.utils.limits import FOREIGN_WEIGHTS_FILE, FOREIGN_WEIGHTS_TENSORS, WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import Reporter
@@ -163,7 +171,7 @@ def read_metadata_and_tensors(path: Path) -> tuple[WeightsMetadata, bytes]:
     """
     header, size = _read_header_and_size(path)
     weights = _parse_metadata(path, header)
-    with open_file(path) as file, read_errors(path):
+    with open_file(path) as file, translate_read_errors(path):
         file.seek(8 + size)
         data = file.read()
     plain = header["__metadata__"]["header"].encode()
@@ -184,7 +192,7 @@ def read_metadata_and_tensors(path: Path) -> tuple[WeightsMetadata, bytes]:
 
 def _read_header_and_size(path: Path) -> tuple[dict[str, Any], int]:
     """Read the header of a safetensors file, and its size in bytes."""
-    with open_file(path) as file, read_errors(path):
+    with open_file(path) as file, translate_read_errors(path):
         file_size = path.stat().st_size
         WEIGHTS_FILE.check(file_size, str(path), CorruptFile)
         size = int.from_bytes(file.read(8), "little")
@@ -252,7 +260,7 @@ def has_other_weights(home: Paths, key: str, sha256: str | None) -> bool:
     path, there = find_packaged_file(home, key), read_weights_sha256(home, key)
     if there is not None:
         return there != sha256
-    head = finished_info(home.pretrained / key)
+    head = read_finished_metadata(home.pretrained / key)
     if head and "features_sha256" in head:
         return has_other_weights(home, head["features"], head["features_sha256"])
     if path is None:
@@ -304,7 +312,7 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
 def _write_to_home(home: Paths, weights: WeightsMetadata, content: bytes) -> None:
     """Write weights into a home; the caller holds the lock of their folder."""
     info = {name: value for name, value in weights.info.items() if name != "tensors"}
-    CheckpointFolder(home.pretrained / weights.key).put(content, info)
+    CheckpointFolder(home.pretrained / weights.key).write_content(content, info)
 
 
 def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
@@ -356,7 +364,7 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
     folder = home.pretrained / weights.key
     with hold_lock(folder, reporter.warn, state=""):
         try:
-            info = CheckpointFolder(folder).read_info()
+            info = CheckpointFolder(folder).read_metadata()
         except CorruptFile as error:
             info = None
             reporter.warn(f"{error}; the damaged files are in {quarantine(folder)}")
@@ -379,7 +387,11 @@ def list_weights(home: Paths) -> list[dict[str, Any]]:
     offered = {key: weights.info for key, weights in list_packaged_weights(home).items()}
     to_fetch = {key: file for key, file in read_weights_list().files.items() if key not in offered}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []
-    here = {key: info for key in filter(KEY_PATTERN.fullmatch, keys) if (info := finished_info(home.pretrained / key))}
+    here = {
+        key: info
+        for key in filter(KEY_PATTERN.fullmatch, keys)
+        if (info := read_finished_metadata(home.pretrained / key))
+    }
     rows = []
     for key, info in here.items():
         same = key in offered and offered[key]["tensors"] == {"sha256": info["tensors"]["sha256"]}
@@ -417,12 +429,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or one_line(str(error))}") from error
+        raise UserError(f"cannot read {path}: {error.strerror or escape_controls(str(error))}") from error
     except (EOFError, KeyError, pickle.UnpicklingError) as error:  # empty, text, or more than tensors
         why = "torch.save did not write it, not to its end, or with more than tensors by name"
         raise UserError(f"{path} holds no weights: {why}; save its state_dict") from error
     except Exception as error:  # of many kinds, safetensors' own among them
-        raise UserError(f"{path} holds no weights: {type(error).__name__}: {one_line(str(error))[:200]}") from error
+        raise UserError(
+            f"{path} holds no weights: {type(error).__name__}: {escape_controls(str(error))[:200]}"
+        ) from error
     for key in ("state_dict", "model", "params", "embedding"):  # as training scripts wrap them
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

@@ -60,9 +60,9 @@ def cache_prune(
     removed, and asks first.
     """
     from ifsl_bench.reporting.table import PROGRAMS
-    from ifsl_bench.store.cache import remove_items, select_removable
+    from ifsl_bench.store.cache import divide_into_removable_and_kept, remove_items
 
-    going, staying = select_removable(locate_folders(home or outer), kinds)
+    going, staying = divide_into_removable_and_kept(locate_folders(home or outer), kinds)
     tell = partial(click.echo, err=style in PROGRAMS)
     reasons: dict[str, list[CacheItem]] = {}
     for item, why in staying:
@@ -86,7 +86,7 @@ def _cache_table(items: Sequence[CacheItem], title: str) -> Table[Any]:
 
     groups: dict[tuple[str, str], list[CacheItem]] = {}
     for item in items:
-        groups.setdefault((item.kind, item.owner), []).append(item)
+        groups.setdefault((item.kind, item.belongs_to), []).append(item)
     rows = [
         {
             "what": kind,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import escape_controls
 from ifsl_bench.utils.text_format import format_count
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def redirect_prints_to_stderr(table_format: str) -> Iterator[None]:
 def print_warnings(notes: Iterable[str]) -> None:
     """Print each warning once on standard error, so that it is not among the data that programs read."""
     for note in dict.fromkeys(notes):
-        click.echo(one_line(f"warning: {note}"), err=True)
+        click.echo(escape_controls(f"warning: {note}"), err=True)
 
 
 def print_lines(text: str = "", table_format: str = TEXT) -> None:

@@ -73,14 +73,14 @@ def results_list(
 
 def _summarise_row(results: Sequence[Result]) -> dict[str, str]:
     """Return a line of the list: results of one label on one task, which need not belong to one row of a table."""
-    from ifsl_bench.store.result_folder import measured_at
+    from ifsl_bench.store.result_folder import measurement_time
 
     return {
         "task": results[0].task,
         "method": results[0].label,
         "Acc.": f"{fmean(result.summary['acc']['mean'] for result in results):.2f}",
         "seeds": format_numbers([result.seed for result in results]),
-        "measured": f"{max(map(measured_at, results)):%Y-%m-%d %H:%M}",
+        "measured": f"{max(map(measurement_time, results)):%Y-%m-%d %H:%M}",
     }
 
 

@@ -30,7 +30,7 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.cli.output import TEXT, print_lines, print_tables_in_format, print_warnings
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
-from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.text_format import format_seeds
 
 if TYPE_CHECKING:
@@ -331,9 +331,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
     for name in files:
         checked = check_file(Path(name), own, folders)
         if not checked.failures:
-            click.echo(f"{one_line(name)}: {checked.summary_line}")
+            click.echo(f"{escape_controls(name)}: {checked.summary_line}")
         for failure in checked.failures:
-            click.echo(f"{one_line(name)}: {failure}", err=True)
+            click.echo(f"{escape_controls(name)}: {failure}", err=True)
         bad += bool(checked.failures)
     if bad:
         which = f"{bad} of {len(files)} result files" if len(files) > 1 else "the result file"
@@ -397,9 +397,9 @@ def reproduce(
                 usual = locate_folders(None)
                 link_data(job_from_result(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
-            click.echo(f"{one_line(name)}: {outcomes[-1].summary_line}")
+            click.echo(f"{escape_controls(name)}: {outcomes[-1].summary_line}")
             if devices := outcomes[-1].device_difference:
-                click.echo(f"  {one_line(devices)}")
+                click.echo(f"  {escape_controls(devices)}")
     if not all(
         outcome.is_identical or outcome.is_explained_by_platform or outcome.is_close(within) for outcome in outcomes
     ):

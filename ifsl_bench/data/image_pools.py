@@ -71,7 +71,7 @@ def unfinished_pools(
     counts = {name: sum(map(len, files.values())) for name, files in pools.items()}
     names = [name for name in pools if not context.writer.has(name)]
     total, left = sum(counts.values()), sum(counts[name] for name in names)
-    with context.reporter.stage(f"importing {total:,} images", total, total - left) as stage:
+    with context.reporter.report_stage(f"importing {total:,} images", total, total - left) as stage:
         yield names, stage
 
 

@@ -13,7 +13,7 @@ from ifsl_bench.data.read.images import ImageItem, image_digest
 from ifsl_bench.data.read.pickles import describe_value, load_pickle
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.serialization import memory_releaser
+from ifsl_bench.utils.serialization import make_memory_releaser
 
 IMAGE_SIZE = 84
 IMAGE_SHAPE = (IMAGE_SIZE, IMAGE_SIZE, 3)
@@ -176,7 +176,7 @@ def copy_pools(
             source, groups = arrays[pool], pools[pool]
             rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
             with context.writer.pool(pool, pool_labels(groups), tuple(groups), source.shape[1:]) as images:
-                written = memory_releaser(images)
+                written = make_memory_releaser(images)
                 for start in range(0, len(rows), _BLOCK_IMAGES):
                     block = source[rows[start : start + _BLOCK_IMAGES]]
                     images[start : start + len(block)] = block

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import open_file, read_errors, sha256_file, sha256_json
-from ifsl_bench.utils.serialization import check_kinds, open_array, read_checksummed
+from ifsl_bench.utils.files import open_file, sha256_file, sha256_json, translate_read_errors
+from ifsl_bench.utils.serialization import check_value_types, open_array, read_checksummed
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 # The supports of the novel test classes, where they are apart from the queries.
@@ -155,7 +155,7 @@ def pool_entry(pools: Mapping[str, T], name: str, data: str) -> T:
 def _read_labels(path: Path, sha256: str, count: int) -> np.ndarray:
     """Return labels, int64 [count]; they are small enough to be checked whenever they are read."""
     try:
-        with open_file(path) as file, read_errors(path):
+        with open_file(path) as file, translate_read_errors(path):
             content = file.read()
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
@@ -194,7 +194,7 @@ def open_dataset(folder: Path) -> Dataset:
         manifest = read_checksummed(path)
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
-    check_kinds(path, manifest, {"name": str, "recipe": str, "fingerprint": str, "about": dict, "pools": dict})
+    check_value_types(path, manifest, {"name": str, "recipe": str, "fingerprint": str, "about": dict, "pools": dict})
     dataset = Dataset(manifest["name"], folder, manifest)
     try:
         if not manifest["pools"]:

@@ -130,7 +130,7 @@ def run_pickled_item(
         item: WorkItem = pickle.loads(content)
     except Exception as error:  # a method that is not there, or not as it was
         return WorkOutcome(FAILED, f"a worker cannot load it: {format_error(error)}")
-    threads.limit_threads(cores, share)
+    threads.set_thread_counts(cores, share)
     work, log = _open_workspace(packed_work)
     log.to = reporter or NullReporter()
     try:

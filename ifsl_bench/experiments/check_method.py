@@ -23,7 +23,7 @@ from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS, seen_state_in_
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
-from ifsl_bench.store.check import CheckedFile, UnverifiedError, check_result, unverified_on_error
+from ifsl_bench.store.check import FileCheckResult, UnverifiedError, check_result, unverified_on_error
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -248,7 +248,7 @@ def _settings_faults(
         yield f"passed_over: {result.passed_over[0]}, and nothing was tuned"
 
 
-def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None) -> CheckedFile:
+def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None) -> FileCheckResult:
     """Verify a result file as :func:`ifsl_bench.store.check.check_result` does, and its method.
 
     Where the method is installed, label and choice of options are made again, and its code is compared.

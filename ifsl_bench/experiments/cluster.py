@@ -30,7 +30,7 @@ import msgspec
 import psutil
 
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
-from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.files import PARTIAL_MARK, Paths, source_sha256
 from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
 
@@ -328,7 +328,9 @@ def requirement_fault(required: Requirements, dask_worker: Any = None) -> str | 
         try:
             method = pickle.loads(description).method
         except (ImportError, AttributeError, UserError) as error:
-            return f"cannot load method {name} ({one_line(str(error))}); install it there as it is installed here"
+            return (
+                f"cannot load method {name} ({escape_controls(str(error))}); install it there as it is installed here"
+            )
         if method_source(method) != source:
             return f"has other code of method {name} than this machine; install the same there"
     accelerated = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR_RESOURCE, 0) >= 1

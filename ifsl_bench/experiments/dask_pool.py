@@ -36,7 +36,7 @@ from ifsl_bench.experiments.logs import FAILED
 from ifsl_bench.experiments.runner import LOST_OUTCOME, WorkOutcome
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import method_source
-from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask
 from ifsl_bench.utils.threads import core_count
 
@@ -201,7 +201,7 @@ class DaskPool(WorkerPool):
             elif not answer:
                 self.workers.append(Worker(address, host, worker["nthreads"]))
             else:
-                problem = answer if isinstance(answer, str) else f"cannot work: {one_line(repr(answer))}"
+                problem = answer if isinstance(answer, str) else f"cannot work: {escape_controls(repr(answer))}"
                 if first:
                     raise UserError(f"worker {address} on {host} {problem}")
                 self._refused.add(address)  # the others go on
@@ -229,7 +229,7 @@ class _StopWhenCancelled(NullReporter):
     warn = say
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
+    def report_stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         self.say()
         yield ProgressTask(title, total, done, lambda amount, figures: self.say())
 

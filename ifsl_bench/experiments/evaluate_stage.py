@@ -41,7 +41,7 @@ from ifsl_bench.protocols.loader import EvaluationResult, Loader, evaluate
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import Side
 from ifsl_bench.store.schema import SCHEMA_VERSION, Result, StoredCalibration, StoredImageHits, round_summary
-from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 
@@ -279,7 +279,7 @@ def collect_provenance(command: str, device: str, requires: Iterable[str]) -> di
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             libraries[name] = importlib.metadata.version(name)
     return {
-        "command": one_line(command),  # a name of a file that is no text could not be written
+        "command": escape_controls(command),  # a name of a file that is no text could not be written
         "version": __version__,
         "commit": git_commit(),
         "device": device,

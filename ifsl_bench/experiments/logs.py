@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from ifsl_bench.utils.errors import UserError, format_error, lacks_memory, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls, format_error, lacks_memory
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.locks import is_alive, process_id
+from ifsl_bench.utils.locks import is_process_alive, make_process_name
 from ifsl_bench.utils.progress import LogReporter, ProgressTask, Reporter
 
 WRITE_INTERVAL_SECONDS = 2.0  # seconds from one line of progress to the next
@@ -81,14 +81,14 @@ def read_log(path: Path) -> LogState | None:
     if begun is None:
         return None
     host, writer, _ = begun[2].split(" ", 2)
-    state, line = lines[-1][1], one_line(lines[-1][2].strip()) if lines[-1] is not begun else ""
+    state, line = lines[-1][1], escape_controls(lines[-1][2].strip()) if lines[-1] is not begun else ""
     if state not in (DONE, FAILED, INTERRUPTED):
-        state = INTERRUPTED if is_alive(writer) is False else RUNNING
+        state = INTERRUPTED if is_process_alive(writer) is False else RUNNING
         if state == RUNNING and silent > SILENT_SECONDS:
             line += f" (no line for {silent / 60:.0f} min: it may have been killed)"
     if state in (FAILED, INTERRUPTED):
         line = f"{state}: {line}"
-    return LogState(state, one_line(host), one_line(begun[0]), line, path)
+    return LogState(state, escape_controls(host), escape_controls(begun[0]), line, path)
 
 
 class LogFile(LogReporter):
@@ -103,11 +103,11 @@ class LogFile(LogReporter):
             if self.file.tell():  # perhaps in the middle of a line
                 self.file.write(b"\n")
 
-    def line(self, text: str, kind: str = "-") -> None:
+    def write_line(self, text: str, kind: str = "-") -> None:
         if self.file:
             with suppress(OSError):  # where the disk is full, the stage's own writes fail too
                 now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-                self.file.write(f"{now} {kind} {one_line(text)}\n".encode(errors="replace"))
+                self.file.write(f"{now} {kind} {escape_controls(text)}\n".encode(errors="replace"))
                 self.file.flush()
 
     def close(self) -> None:
@@ -141,12 +141,14 @@ class Log(Reporter):
         """
         self.start, self.warnings, self.resumed = time.monotonic(), [], []
         self.file = LogFile(log_path(self.home, key))
-        self.file.line(f"{platform.node() or '-'} {process_id()} {title}", BEGUN)
+        self.file.write_line(f"{platform.node() or '-'} {make_process_name()} {title}", BEGUN)
         try:
             yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self.file.line("Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED)
+            self.file.write_line(
+                "Ctrl-C or a signal" if interrupted else f"{error or type(error).__name__}", INTERRUPTED
+            )
             raise
         finally:
             self.file.close()
@@ -155,8 +157,8 @@ class Log(Reporter):
         """Write how the item ended, with the traceback of an unexpected error."""
         if error and not (isinstance(error, (UserError, OSError)) or lacks_memory(error)):
             for line in "".join(traceback.format_exception(error)).splitlines():
-                self.file.line(line)
-        self.file.line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
+                self.file.write_line(line)
+        self.file.write_line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
 
     @property
     def seconds(self) -> float:
@@ -169,11 +171,11 @@ class Log(Reporter):
 
     def warn(self, text: str) -> None:
         self.file.warn(text)
-        self.warnings.append(one_line(text))
+        self.warnings.append(escape_controls(text))
         self.to.warn(text)
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
+    def report_stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         if done:
             self.resumed.append(f"{title}: resumed at {done:,} of {total:,}")
 
@@ -181,5 +183,5 @@ class Log(Reporter):
             written.advance(amount, **figures)
             shown.advance(amount, **figures)
 
-        with self.file.stage(title, total, done) as written, self.to.stage(title, total, done) as shown:
+        with self.file.report_stage(title, total, done) as written, self.to.report_stage(title, total, done) as shown:
             yield ProgressTask(title, total, done, advance)

@@ -44,7 +44,7 @@ from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import quarantine
 from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
-from ifsl_bench.utils.threads import thread_limits, thread_share
+from ifsl_bench.utils.threads import limit_threads_in_block, max_busy_threads
 
 BLOCK_EPISODES = 64  # episodes whose features are gathered at once
 
@@ -136,7 +136,7 @@ class MetaTrainer:
         start, spent = time.perf_counter(), self.info["seconds"]
         if not self.info["finished"]:
             title = f"meta-training {self.name}, seed {self.seed}"
-            with self.reporter.stage(title, self.spec.steps, self.info["step"]) as stage:
+            with self.reporter.report_stage(title, self.spec.steps, self.info["step"]) as stage:
                 while self.info["step"] < self.spec.steps:
                     accuracy = self._to_next_validation(stage)
                     self.info["seconds"] = spent + time.perf_counter() - start
@@ -170,16 +170,16 @@ class MetaTrainer:
         """
         if (state := self.store.load()) is None:
             return None
-        check_training_state(self.store.json, state.info)
+        check_training_state(self.store.metadata_file, state.metadata)
         for key in ("task", "seed", "pretraining"):
-            if state.info.get(key) != self.facts.get(key):
-                raise CorruptFile(f"{self.folder} is another training: {key} is {state.info.get(key)}")
-        if state.info.get("pretraining_sha256") != self.facts.get("pretraining_sha256"):
+            if state.metadata.get(key) != self.facts.get(key):
+                raise CorruptFile(f"{self.folder} is another training: {key} is {state.metadata.get(key)}")
+        if state.metadata.get("pretraining_sha256") != self.facts.get("pretraining_sha256"):
             raise CorruptFile(
                 f"{self.folder} was trained on the features of other weights: the backbone was trained again"
             )
         self._load_tensors(state.tensors)
-        return state.info
+        return state.metadata
 
     def _load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the tensors of a state; raise :class:`CorruptFile` where they do not belong to these parameters."""
@@ -203,10 +203,10 @@ class MetaTrainer:
         first = self.info["step"]
         last = min(first + self.spec.validate_every, self.spec.steps)
         solves = SolveCounts(dict(self.info["solves"]))
-        few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else thread_share()
+        few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else max_busy_threads()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed_of("meta-training noise", self.seed, first))
-            with thread_limits(few):
+            with limit_threads_in_block(few):
                 for step, batch in self._iterate_batches(first, last):
                     loss = self._train_step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
                     rate = self.spec.schedule.rate_at(step, self.spec.steps)
@@ -280,7 +280,7 @@ class MetaTrainer:
         if not self.info["finished"]:
             for key, state in self.optimiser.state.items():
                 tensors |= {f"adam.{part}.{key}": tensor for part, tensor in state.items()}
-        self.store.save(tensors, self.info)
+        self.store.write_tensors(tensors, self.info)
 
     def _finish_training(self) -> TrainingRecord:
         step = self.spec.steps

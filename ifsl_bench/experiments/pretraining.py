@@ -140,12 +140,12 @@ def export_weights(
     if not os.path.isdir(path.parent):
         raise UserError(f"there is no folder {path.parent}; make it, or choose another with --to FILE")
     folder, packaged = CheckpointFolder(home.pretrained / key), find_packaged_file(home, key)
-    info = folder.read_info()
+    info = folder.read_metadata()
     if info is None and packaged is not None:
         write_bytes(path, packaged.read_bytes())
     elif info is not None and info["finished"] is True:
         made_from = define_pretraining(chosen, fingerprint, kind, seed)
-        weights.write_weights(path, folder.content(info), made_from, {"processes": [1], "key": key, **info})
+        weights.write_weights(path, folder.read_content(info), made_from, {"processes": [1], "key": key, **info})
     else:
         raise UserError(
             f"{key} is not here, or not finished, in {home.pretrained}; first: "

@@ -27,7 +27,7 @@ from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_value
-from ifsl_bench.utils.threads import evaluation_threads
+from ifsl_bench.utils.threads import limit_evaluation_threads
 
 # In points of accuracy. Processors round differently, a training carries that on over thousands of steps and ends about
 # as far away as another seed does, and of the stored rows nine in ten pairs of seeds differ by no more.
@@ -199,7 +199,7 @@ def run_unstored(job: Job, work: Workspace) -> Result:
     """
     make_data_stage(job).check(task_metadata(job.task, work.home))  # before anything is made, let alone trained
     *stages, evaluation = list_stages(job)
-    with evaluation_threads():
+    with limit_evaluation_threads():
         for stage in stages:
             stage.compute(work)
         return evaluation.compute(work)

@@ -17,7 +17,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks, packaged_task, packaged_tasks
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split_task_name
-from ifsl_bench.utils.errors import MOST_LISTED, UserError, unknown_name_error
+from ifsl_bench.utils.errors import MAX_LISTED_NAMES, UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _match_glob(glob: str, names: Sequence[str], kind: str) -> list[str]:
     available = list(dict.fromkeys(names))
     fitting = [name for name in available if fnmatchcase(name, glob)]
     if not fitting:
-        few = len(available) <= MOST_LISTED
+        few = len(available) <= MAX_LISTED_NAMES
         listed = f"there are: {', '.join(available)}" if few else f"all {len(available):,}: ifsl-bench {kind}s"
         raise UserError(f"no {kind} fits {glob[:80]!r}; {listed}")
     return fitting

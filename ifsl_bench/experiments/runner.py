@@ -36,7 +36,7 @@ from ifsl_bench.store.schema import Result, rename_replaced_result, write_result
 from ifsl_bench.utils.errors import UserError, format_error, unknown_name_error
 from ifsl_bench.utils.files import Paths, check_writable
 from ifsl_bench.utils.locks import hold_lock
-from ifsl_bench.utils.threads import evaluation_threads
+from ifsl_bench.utils.threads import limit_evaluation_threads
 
 MAX_NAMED = 3  # jobs that are named where one cause has stopped many
 DATA_PHASE, SHARED_PHASE, JOB_PHASE = range(3)  # the phases of a run
@@ -158,7 +158,7 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
     failure: Exception | None = None
     with log.log_item(item.key, item.title):
         try:
-            with evaluation_threads():
+            with limit_evaluation_threads():
                 for stage in item.stages:
                     artefact = stage.compute(work)
                     if isinstance(stage, EvaluationStage):

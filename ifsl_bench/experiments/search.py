@@ -36,7 +36,7 @@ from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.locks import hold_lock, is_locked
 from ifsl_bench.utils.progress import NullReporter, Reporter
-from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
+from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
 from ifsl_bench.utils.text_format import format_options
 
 Point = dict[str, Any]  # option -> value
@@ -355,7 +355,7 @@ def read_trial(
     """
     try:
         record = read_checksummed(file)
-        check_kinds(file, record, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
+        check_value_types(file, record, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
         if record["file"] != file.name:
             raise CorruptFile(f"{file} is the trial of {record['of']}")
         if record["pretraining_sha256"] != pretraining_sha256 or not same(record["made_by"]):

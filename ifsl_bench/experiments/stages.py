@@ -51,7 +51,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.sampling.draws import seed_of
 from ifsl_bench.protocols.sampling.episodes import training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
-from ifsl_bench.utils.checkpoint import finished_info
+from ifsl_bench.utils.checkpoint import read_finished_metadata
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.locks import hold_lock
@@ -358,7 +358,9 @@ class MetaTrainStage(Stage):
     def folder(self, home: Paths) -> Path:
         """Return the folder of the model."""
         return next(
-            folder for folder in model_folders(home.trained / training_key(self.job, home)) if self.is_ours(folder)
+            folder
+            for folder in model_folders(home.trained_models / training_key(self.job, home))
+            if self.is_ours(folder)
         )
 
     def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
@@ -366,7 +368,9 @@ class MetaTrainStage(Stage):
 
     def is_cached(self, home: Paths) -> bool:
         return (
-            finished_info(self.folder(home), pretraining_sha256=make_pretrain_stage(self.job).weights_checksum(home))
+            read_finished_metadata(
+                self.folder(home), pretraining_sha256=make_pretrain_stage(self.job).weights_checksum(home)
+            )
             is not None
         )
 
@@ -393,7 +397,7 @@ class MetaTrainStage(Stage):
         if not any(p.requires_grad for p in method.parameters()):
             return TrainedModel(method.eval())
         folder = self.folder(work.home)
-        if finished_info(folder, pretraining_sha256=prepared.pretrained.sha256):
+        if read_finished_metadata(folder, pretraining_sha256=prepared.pretrained.sha256):
             with suppress(CorruptFile):  # which is trained again, below
                 return load_trained(folder, method, job.label, job.training.select)
         from ifsl_bench.experiments.meta_training import MetaTrainer
@@ -412,7 +416,7 @@ class MetaTrainStage(Stage):
         loader = prepared.episode_loader("train", place.device, job.training.views)
         if job.training.sessions > 1:
             loader = loader.with_sampler(prepared.training_sampler(job.training.sessions, place.device))
-        for folder in model_folders(work.home.trained / training_key(job, work.home)):
+        for folder in model_folders(work.home.trained_models / training_key(job, work.home)):
             with hold_lock(folder, work.reporter.warn):
                 if self.is_ours(folder):  # looked up under the lock: another process may have made it
                     report_device(work, self, place)

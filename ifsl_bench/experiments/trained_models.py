@@ -15,7 +15,7 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.serialization import check_kinds
+from ifsl_bench.utils.serialization import check_value_types
 from ifsl_bench.utils.threads import core_count
 
 SHARED_FROM_EPISODES = 8  # episodes a step from which several threads pay
@@ -124,7 +124,7 @@ def is_free_or_same_method(folder: Path, same: Callable[[Mapping[str, Any]], boo
         same: whether recorded facts are of the method in question.
     """
     try:
-        info = CheckpointFolder(folder).read_info()
+        info = CheckpointFolder(folder).read_metadata()
         return info is None or same(info)
     except (CorruptFile, ValueError):
         return True  # it is set aside when it is opened
@@ -141,7 +141,7 @@ def check_training_state(path: Path, info: Mapping[str, Any]) -> None:
         CorruptFile: it does not.
     """
     kinds = {"finished": bool, "step": int, "history": dict, "seconds": (int, float), "solves": dict, "place": str}
-    check_kinds(path, info, kinds)
+    check_value_types(path, info, kinds)
 
 
 def read_training_record(folder: Path) -> dict[str, Any]:
@@ -151,13 +151,13 @@ def read_training_record(folder: Path) -> dict[str, Any]:
         UserError: there is none, one that has not ended, or one that may not be read.
         CorruptFile: it is damaged.
     """
-    info = CheckpointFolder(folder).read_info()
+    info = CheckpointFolder(folder).read_metadata()
     texts = dict.fromkeys(("method", "method_source", "pretraining", "pretraining_sha256"), str)
     needed = {**texts, "seed": int, "options": dict, "train": dict, "history": dict}
     if info is None or needed.keys() - info.keys():
         raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
-    check_kinds(CheckpointFolder(folder).json, info, needed)
-    check_training_state(CheckpointFolder(folder).json, info)
+    check_value_types(CheckpointFolder(folder).metadata_file, info, needed)
+    check_training_state(CheckpointFolder(folder).metadata_file, info)
     if not info["finished"]:
         raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
     if registry.names_file(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
@@ -181,8 +181,8 @@ def load_trained(folder: Path, method: Method, name: str, select: str) -> Traine
     state = CheckpointFolder(folder).load()
     if state is None:
         raise UserError(f"{folder} is no meta-trained model: it has no checkpoint.json")
-    info = state.info
-    check_training_state(CheckpointFolder(folder).json, info)
+    info = state.metadata
+    check_training_state(CheckpointFolder(folder).metadata_file, info)
     with torch.no_grad():
         for key, value in method.named_parameters():
             stored = state.tensors.get(f"{select}.{key}")

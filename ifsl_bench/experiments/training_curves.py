@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.utils.errors import MissingDependencyError, UserError, unknown_name_error
-from ifsl_bench.utils.files import Paths, disk_errors, write_bytes
+from ifsl_bench.utils.files import Paths, translate_disk_errors, write_bytes
 from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
 
 CSV_COLUMNS = ("step", "loss", "accuracy", LEARNING_RATE, "validation accuracy")  # of CSV files; accuracy is in percent
@@ -127,19 +127,19 @@ class CurveReporter(Reporter):
         self.to.warn(text)
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
+    def report_stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         writer: CsvWriter | TensorBoardWriter | None = None
 
         def advance(amount: int, figures: Mapping[str, float]) -> None:
             nonlocal writer
             shown.advance(amount, **figures)
             if writer is None and "loss" in figures:
-                with disk_errors(self.path, "--log-dir"):
+                with translate_disk_errors(self.path, "--log-dir"):
                     writer = self.open(self.path, done)
             if writer and figures:
                 writer.add(stage.done, figures)
 
-        with self.to.stage(title, total, done) as shown:
+        with self.to.report_stage(title, total, done) as shown:
             stage = ProgressTask(title, total, done, advance)
             try:
                 yield stage

@@ -47,8 +47,8 @@ from ifsl_bench.solvers.numba_code_cache import set_cache_folder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
-from ifsl_bench.utils.threads import core_count, evaluation_threads, thread_limits, thread_share
+from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
+from ifsl_bench.utils.threads import core_count, limit_evaluation_threads, limit_threads_in_block, max_busy_threads
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.training_curves import CurveLogs
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 def host_threads(device: torch.device) -> int:
     """Return the threads for pretraining and features: all cores on the CPU, this process's share elsewhere."""
-    return core_count() if device.type == "cpu" else thread_share()
+    return core_count() if device.type == "cpu" else max_busy_threads()
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class PreparedTask:
     @cached_property
     def pretrained(self) -> PretrainedBackbone:
         work, device = self.work, self.work.choose_device("pretraining").device
-        with thread_limits(host_threads(device)):
+        with limit_threads_in_block(host_threads(device)):
             if is_frozen(self.task.pretraining):
                 from ifsl_bench.backbones.frozen import pretrain_frozen
 
@@ -198,7 +198,7 @@ class PreparedTask:
         if (pool, views, stage) not in self._features:
             made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.choose_device("features")
             how = (place.device, self.work.reporter, views, str(place))
-            with thread_limits(host_threads(place.device)):
+            with limit_threads_in_block(host_threads(place.device)):
                 self._features[pool, views, stage] = compute_features(self.work.home, *made_of, *how, stage)
         return self._features[pool, views, stage]
 
@@ -222,7 +222,7 @@ class PreparedTask:
             return make_base_classifier(self.pretrained, ClassMoments(**parts))
         folder = feature_folder(self.work.home, self.pretrained.features_key, name, self.task)
         features, pool, mean = self.features(name), self.dataset.pool(name), self.pretrained.mean
-        with thread_limits(host_threads(CPU_DEVICE)):
+        with limit_threads_in_block(host_threads(CPU_DEVICE)):
             moments = compute_class_moments(folder, features, pool.starts, self.work.reporter)
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,7 +267,7 @@ class PreparedTask:
         """
         if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
-            with evaluation_threads():
+            with limit_evaluation_threads():
                 made = make_feature_pool(features, pool, self.base, device, self.pretrained.mean)
             if self.sees != "features":
                 made = replace(made, features=self._rows(name, views).to(device))
@@ -379,7 +379,7 @@ class PreparedTask:
         """Return the digest in the record of this task; None where there is no record."""
         try:
             entries = read_checksummed(record)
-            check_kinds(record, entries, {"task_hash": str, "digest": str})
+            check_value_types(record, entries, {"task_hash": str, "digest": str})
             if entries["task_hash"] != self.task.hash:
                 raise CorruptFile(f"{record} is of another task")
         except FileNotFoundError:

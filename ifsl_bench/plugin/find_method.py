@@ -22,7 +22,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED_KEY, FROM_KEY, method_source, neighbour_modules
 from ifsl_bench.plugin.options import check_method, default_options
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.utils.errors import UserError, error_location, unknown_name_error
+from ifsl_bench.utils.errors import UserError, format_error_location, unknown_name_error
 from ifsl_bench.utils.text_format import format_value
 
 _IMPORT_LOCK = threading.RLock()
@@ -215,7 +215,7 @@ def _run_as_module(file: Path) -> ModuleType:
             del sys.modules[name]
             if not isinstance(error, (Exception, SystemExit)):
                 raise
-            at = error_location(error, str(file))
+            at = format_error_location(error, str(file))
             message = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
             raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {message}") from error
     return module

@@ -21,7 +21,7 @@ from ifsl_bench.plugin.space import Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
 from ifsl_bench.solvers.tree import Tree
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
-from ifsl_bench.utils.errors import UserError, class_and_message, error_location
+from ifsl_bench.utils.errors import UserError, format_class_and_message, format_error_location
 
 if TYPE_CHECKING:
     from ifsl_bench.solvers.linear import AdjointReport
@@ -521,7 +521,7 @@ def format_failure(error: BaseException, method: type[Method], base: Base) -> st
     elif base.images is None and isinstance(error, TypeError) and "NoneType" in str(error):
         hint = "; Base.images is None, since this data set has only the means of its base classes, not their images"
     file = getattr(sys.modules.get(method.__module__), "__file__", None) or ""
-    return f"{error_location(error, among=file)}{class_and_message(error)}{hint}"
+    return f"{format_error_location(error, among=file)}{format_class_and_message(error)}{hint}"
 
 
 @contextmanager

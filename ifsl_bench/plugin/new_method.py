@@ -11,7 +11,7 @@ from string import Template
 
 from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, registered_entry_points
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import disk_errors
+from ifsl_bench.utils.files import translate_disk_errors
 
 RESERVED_NAMES = (
     "Adapting",
@@ -177,7 +177,7 @@ def write_new_method(name: str, package: bool = False, images: bool = False) -> 
     if package:
         tests = IMAGES_TEST_TEMPLATE if images else TEST_TEMPLATE
         files |= {"pyproject.toml": PROJECT_TEMPLATE, f"test_{module}.py": tests}
-    with disk_errors(path, "cd"):
+    with translate_disk_errors(path, "cd"):
         if package:
             path.mkdir()
         for file, text in files.items():

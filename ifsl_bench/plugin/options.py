@@ -19,7 +19,13 @@ import torch
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, forbid_writes, format_failure
 from ifsl_bench.plugin.space import RATE_NAME, Choices, Range, Space
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
-from ifsl_bench.utils.errors import UserError, class_and_message, error_location, one_line, unknown_name_error
+from ifsl_bench.utils.errors import (
+    UserError,
+    escape_controls,
+    format_class_and_message,
+    format_error_location,
+    unknown_name_error,
+)
 
 # -- types of options, and values that are converted to them
 
@@ -296,7 +302,7 @@ def with_ways(method: Method, ways: int) -> Method:
     if different := sorted({name for name, _ in shapes[0] ^ shapes[1]}):
         raise UserError(
             f"{type(method).__qualname__} has parameters for {method.ways} ways alone "
-            f"({one_line(', '.join(different))}), and the supports of all sessions so far are of {ways}"
+            f"({escape_controls(', '.join(different))}), and the supports of all sessions so far are of {ways}"
         )
     instance.load_state_dict(own)
     return instance.train(method.training)
@@ -419,7 +425,7 @@ def default_options(method: type[Method], task: Task) -> dict[str, Any]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        reason = f"{error_location(error)}{class_and_message(error)}"
+        reason = f"{format_error_location(error)}{format_class_and_message(error)}"
         raise UserError(f"{method.__qualname__}.defaults failed: {reason}") from error
     if not isinstance(own, dict):
         raise UserError(f"{method.__qualname__}.defaults returned {own!r}, expected a dict of options, {{}} for none")
@@ -547,4 +553,6 @@ def check_method(method: Any, called_in_error: str = "") -> None:
         try:
             getattr(method, name)(*[called] * (name == "label"), default)
         except (Exception, SystemExit) as error:
-            raise UserError(f"{called}.{name} failed: {error_location(error)}{class_and_message(error)}") from error
+            raise UserError(
+                f"{called}.{name} failed: {format_error_location(error)}{format_class_and_message(error)}"
+            ) from error

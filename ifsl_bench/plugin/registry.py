@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.plugin.display_names import parse_label, suite_methods
-from ifsl_bench.utils.errors import MissingDependencyError, UserError, class_and_message, unknown_name_error
+from ifsl_bench.utils.errors import MissingDependencyError, UserError, format_class_and_message, unknown_name_error
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
@@ -136,7 +136,7 @@ def load_plugin(group: str, name: str) -> Plugin:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if point.extras and missing and not missing.startswith("ifsl_bench"):
             return _missing_dependency(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
-        return Plugin(name, package, problem=f"broken: {class_and_message(error)}")
+        return Plugin(name, package, problem=f"broken: {format_class_and_message(error)}")
 
 
 def _missing_dependency(name: str, package: str, module: str, install: str) -> Plugin:

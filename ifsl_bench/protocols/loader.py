@@ -24,7 +24,12 @@ from ifsl_bench.protocols.calibration import Bias, CalibratedHits, Margins
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.metrics import HitCounts, mean_with_interval
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.threads import cancel_at_exit, evaluation_threads, thread_limits, thread_share
+from ifsl_bench.utils.threads import (
+    limit_evaluation_threads,
+    limit_threads_in_block,
+    make_cancellation_event,
+    max_busy_threads,
+)
 
 EPISODE_BLOCK_BYTES = 1 << 25  # on the CPU, where more at once are no faster: features and logits of a block
 SEQUENCE_BLOCK_BYTES = 51 << 20  # likewise, of sequences: they take more small steps
@@ -266,7 +271,7 @@ def batch_size(loader: Loader, method: Method) -> int:
 
 
 @torch.no_grad()
-@evaluation_threads()
+@limit_evaluation_threads()
 def evaluate(
     method: Method,
     name: str,
@@ -310,7 +315,7 @@ def evaluate(
         return evaluated(method, batch, slice(max(0, episodes.start - start), episodes.stop - start))
 
     with (
-        (reporter or Reporter()).stage(title, len(episodes)) as stage,
+        (reporter or Reporter()).report_stage(title, len(episodes)) as stage,
         closing(_evaluate_blocks(method, loader, blocks, answered, at_once)) as answers,
     ):
         right = done = 0.0
@@ -342,7 +347,7 @@ def _evaluate_blocks(
     copies = _copies_for_threads(method, min(most_parallel_blocks(type(method)), len(blocks)) if cpu and at_once else 1)
     several, queue = len(copies), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
-        with thread_limits(1, thread_share()) if cpu else nullcontext():
+        with limit_threads_in_block(1, max_busy_threads()) if cpu else nullcontext():
             for start, count in blocks:
                 yield answered(method, start, loader.batch(start, count))
         return
@@ -358,9 +363,9 @@ def _evaluate_blocks(
             queue.put(replica)
 
     with (
-        thread_limits(1, max(1, thread_share() // several)),
+        limit_threads_in_block(1, max(1, max_busy_threads() // several)),
         ThreadPoolExecutor(several, "ifsl_bench evaluation") as pool,
-        cancel_at_exit(),
+        make_cancellation_event(),
     ):
         futures = [pool.submit(partial(copy_context().run, take, *block)) for block in blocks]
         try:
@@ -381,7 +386,7 @@ def _copies_for_threads(method: Method, count: int) -> list[Method]:
 
 def most_parallel_blocks(kind: type[Method]) -> int:
     """Return the number of blocks of a method's episodes that a CPU computes at once, at most."""
-    return max(1, min(thread_share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
+    return max(1, min(max_busy_threads(), MOST_THREADS)) if kind.may_run_in_threads() else 1
 
 
 def block_bytes(kind: type[Method], in_sessions: bool) -> int:

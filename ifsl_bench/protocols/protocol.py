@@ -23,7 +23,7 @@ from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
+from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, read_packed_length, unpack_array
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return the number of numbers in a column."""
         column = getattr(self, name)
         if isinstance(column, str):
-            return len(ClassDraws.parse(column)) if _is_drawn(name, column) else packed_length(column)
+            return len(ClassDraws.parse(column)) if _is_drawn(name, column) else read_packed_length(column)
         return len(column)
 
     def column(self, name: str) -> np.ndarray:

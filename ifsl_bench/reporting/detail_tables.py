@@ -15,7 +15,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Result, StoredCalibration
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import escape_controls
 from ifsl_bench.utils.text_format import format_count, format_options
 
 TRIED = "tried, best first"
@@ -129,7 +129,7 @@ def describe_facts(results: Sequence[Result], further_facts: Mapping[str, str] =
         seeds = [f"seed {result.seed}: {'; '.join(texts)}" for result, texts in zip(results, texts_of, strict=True)]
         for place, text in enumerate(texts_of[0] if alike else seeds):
             lines.append(f"{name if not place else '':{width - 1}} {text}")
-    return "\n".join(map(one_line, lines))
+    return "\n".join(map(escape_controls, lines))
 
 
 def _collect_facts(result: Result) -> dict[str, list[str]]:

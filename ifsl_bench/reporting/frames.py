@@ -15,16 +15,16 @@ from ifsl_bench.protocols.registry import metric_titles
 from ifsl_bench.reporting.table import Table, render_tables, table_from_dicts
 from ifsl_bench.store.data_frames import (
     EPISODE_COLUMNS,
-    data_frame,
-    episodes_frame,
     format_metric,
     format_result_line,
-    import_pandas,
-    result_as_row,
-    result_columns,
+    import_pandas_or_explain,
+    make_data_frame,
+    make_episodes_frame,
+    result_column_names,
+    result_to_row,
 )
 from ifsl_bench.store.schema import Result
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import escape_controls
 from ifsl_bench.utils.text_format import format_count
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Frame:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each of :meth:`records`; raise an error without pandas."""
-        return data_frame(self.records())
+        return make_data_frame(self.records())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.records())
@@ -70,7 +70,7 @@ class Frame:
             if room <= 0:
                 break
             grid = render_tables([Table(table.columns, table.rows)]).split("\n")
-            above = [one_line(text) for text in (table.title, table.lead_sentence) if text]
+            above = [escape_controls(text) for text in (table.title, table.lead_sentence) if text]
             lines += ["", *above, *([""] if above else []), *grid[: 2 + room]]
             room -= len(table.rows)
         return "\n".join([*lines[1:], *self._note_hidden_rows(MOST)])
@@ -82,20 +82,20 @@ class Frame:
                 shown.append(_html_table(table, room))
             room -= len(table.rows)
         closing = [*self._note_hidden_rows(MOST_HTML), *([self._closing] if self._closing else [])]
-        return "".join([*shown, *(f"<p>{escape(one_line(text))}</p>" for text in closing)])
+        return "".join([*shown, *(f"<p>{escape(escape_controls(text))}</p>" for text in closing)])
 
 
 def _html_table(table: Table[Any], most: int) -> str:
     from tabulate import tabulate
 
-    cells = [[one_line(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
+    cells = [[escape_controls(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
     mine = iter([table.is_own_row(row) for row in table.rows])
     grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid)
     grid = grid.replace("<td>", f"<td{ONE_LINE}>")
-    notes = "<br>".join(escape(one_line(note)) for note in table.notes)
-    lead = f"<p>{escape(one_line(table.lead_sentence))}</p>" if table.lead_sentence else ""
-    title = f"<p><b>{escape(one_line(table.title))}</b></p>" if table.title else ""
+    notes = "<br>".join(escape(escape_controls(note)) for note in table.notes)
+    lead = f"<p>{escape(escape_controls(table.lead_sentence))}</p>" if table.lead_sentence else ""
+    title = f"<p><b>{escape(escape_controls(table.title))}</b></p>" if table.title else ""
     below = f"<p><small>{notes}</small></p>" if notes else ""
     return f"{title}{lead}{grid}{below}"
 
@@ -111,12 +111,16 @@ class Results(UserList[Result]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row for each result, see :func:`facts`; raise an error without pandas."""
-        return data_frame([result_as_row(result) for result in self], result_columns())
+        return make_data_frame([result_to_row(result) for result in self], result_column_names())
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """Return a row for each episode of each result, see :func:`episodes`; raise an error without pandas."""
-        frames = [episodes_frame(result) for result in self]
-        return import_pandas().concat(frames, ignore_index=True) if frames else data_frame([], EPISODE_COLUMNS)
+        frames = [make_episodes_frame(result) for result in self]
+        return (
+            import_pandas_or_explain().concat(frames, ignore_index=True)
+            if frames
+            else make_data_frame([], EPISODE_COLUMNS)
+        )
 
     def __repr__(self) -> str:
         shown = [f"  {format_result_line(result)}" for result in self[:MOST]]

@@ -19,7 +19,7 @@ from ifsl_bench.reporting.leaderboard import WARNING
 from ifsl_bench.reporting.notes import explain_calibration, rank_notes, table_notes
 from ifsl_bench.reporting.table import Column, escape_latex
 from ifsl_bench.store.published import FLAG_LETTERS, read_bibtex_by_source
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import escape_controls
 
 BOLD = (
     "Bold: among ranked rows, those that may be the best in the column, with 95% confidence for all rows at once, over "
@@ -152,7 +152,7 @@ def _table_comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str
         (BOLD.partition(";")[0] + "." if protocol.published_apart else BOLD).format(protocol.units),
         *_note_hidden_best_rows(results_of_tasks, bold),
         *([ARROWS] if {"delta", "delta_a", "delta_b"}.intersection(names) else []),
-        *map(one_line, dict.fromkeys(notes)),
+        *map(escape_controls, dict.fromkeys(notes)),
         *([explain_calibration(task)] if "calibrated_acc" in names else []),
     ]
 
@@ -247,7 +247,7 @@ def _note_hidden_best_rows(results_of_tasks: Sequence[TaskResults], bold: Bold) 
     for task_results in results_of_tasks:
         tops = [place.row for place in task_results.ranking.ranked_rows if place.may_be_best]
         if task_results.rows and tops and not shown.intersection(tops):
-            names = one_line(", ".join(row.display_name for row in tops))
+            names = escape_controls(", ".join(row.display_name for row in tops))
             lines.append(
                 f"None is bold among the measured rows of {task_results.task_name}: {names} may be the best, "
                 "and is not shown."

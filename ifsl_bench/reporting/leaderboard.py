@@ -14,7 +14,7 @@ from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.reporting.columns import TableRow, list_table_rows, round_or_none, task_columns
 from ifsl_bench.reporting.notes import explain_calibration, rank_notes, recipe_notes, table_notes
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.store.published import SOURCE_KINDS, PublishedRow, PublishedSequence, published_tasks
+from ifsl_bench.store.published import SOURCE_KINDS, PublishedRow, PublishedSequence, published_task_names
 from ifsl_bench.utils.text_format import format_count, join_or
 
 OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
@@ -165,7 +165,7 @@ def short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Tab
         "--full` has them of all tasks."
     )
     here = {task_results.task_name for task_results in results_of_tasks}
-    if printed := [name for name in published_tasks() if name not in here]:
+    if printed := [name for name in published_task_names() if name not in here]:
         more = ", ".join(printed[:-1])
         closing += f" Tasks with published numbers only: `ifsl-bench leaderboard {printed[-1]}`, and {more}."
     return tables, closing

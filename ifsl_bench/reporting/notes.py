@@ -21,7 +21,7 @@ from ifsl_bench.plugin.registry import owning_entry_points
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import escape_controls
 from ifsl_bench.utils.text_format import format_count, format_numbers, format_p_value, format_seeds
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
@@ -283,7 +283,7 @@ def describe_standings(task_results: TaskResults, labels: Sequence[str]) -> list
         needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
         return [
             [
-                one_line(
+                escape_controls(
                     f"All rows are provisional ({reason}){needs}. A difference: "
                     f"ifsl-bench compare {labels[0]} {labels[1]} --task {task_results.task_name}"
                 )
@@ -329,7 +329,7 @@ def describe_standing(task_results: TaskResults, label: str) -> list[str]:
         for p in places
         if p.row.label == label and p.row is not best
     ]
-    return [one_line(line) for line in lines]
+    return [escape_controls(line) for line in lines]
 
 
 def _describe_namesake_difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ifsl_bench.utils.errors import CONTROL_CHARACTERS, one_line, unknown_name_error
+from ifsl_bench.utils.errors import CONTROL_CHARACTERS, escape_controls, unknown_name_error
 
 R = TypeVar("R")
 
@@ -169,7 +169,7 @@ def format_prose(text: str, style: str) -> str:
         text: the line.
         style: the format.
     """
-    line = one_line(text)
+    line = escape_controls(text)
     if style == "markdown":
         return _escape_links(_escape_html_tags(line))
     if style == "latex" and line:
@@ -203,12 +203,12 @@ def _escape_markdown_cell(text: str) -> str:
 
 
 def _text_table(table: Table[Any]) -> str:
-    return _format_grid(table, "simple", lambda cell: one_line(cell.text))
+    return _format_grid(table, "simple", lambda cell: escape_controls(cell.text))
 
 
 def _markdown_table(table: Table[Any]) -> str:
     def write(cell: Cell) -> str:
-        text = _escape_markdown_cell(one_line(cell.text))
+        text = _escape_markdown_cell(escape_controls(cell.text))
         return f"**{text}**" if cell.is_bold else text
 
     return _format_grid(table, "github", write)
@@ -220,7 +220,7 @@ _DELTA = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b
 
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it is."""
-    return "".join(SPECIAL.get(character, character) for character in one_line(text))
+    return "".join(SPECIAL.get(character, character) for character in escape_controls(text))
 
 
 def _latex_tabular(table: Table[Any]) -> str:
@@ -263,7 +263,7 @@ def _csv_cell(value: Any) -> Any:
         return _csv_cell(text) if any(isinstance(entry, str) for entry in value) else text
     if not isinstance(value, str):
         return value
-    return ("'" if value.startswith(FORMULA) else "") + one_line(value)
+    return ("'" if value.startswith(FORMULA) else "") + escape_controls(value)
 
 
 def _format_json(_: Sequence[str], records: Records) -> str:

@@ -20,7 +20,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ifsl_bench.reporting.table import Cell, Table
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import escape_controls
 
 LEAST = 80  # columns of a terminal; a narrower one gets lines of this width
 GAP = 2  # spaces between columns
@@ -97,7 +97,7 @@ def print_text(text: str, console: Console, style: str = "") -> None:
         console: the terminal.
         style: of rich.
     """
-    line = one_line(text)
+    line = escape_controls(text)
     match = re.match(r" *(?:\S+  +)?(?=\S)", line)
     start = match.end() if match and match.end() <= console.width // 2 else 0
     folded = Text(GLUED.sub(GLUE, line[start:])).wrap(console, console.width - start)
@@ -111,11 +111,11 @@ def _shown_columns(table: Table[Any]) -> list[_ShownColumn]:
     rows = table.cells()
     columns = []
     for place, column in enumerate(column for column in table.columns if column.heading is not None):
-        cells = [Cell(one_line(row[place].text), row[place].is_bold) for row in rows]
+        cells = [Cell(escape_controls(row[place].text), row[place].is_bold) for row in rows]
         if rows and not any(cell.text for cell in cells):
             continue
         widest = max((cell_len(cell.text) for cell in cells), default=0)
-        heading = one_line(str(column.heading))
+        heading = escape_controls(str(column.heading))
         least = max(
             [min(widest, column.min_fold_width) if column.min_fold_width else widest, *map(cell_len, heading.split())]
         )

@@ -35,7 +35,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from ifsl_bench.utils.cosine import unit as unit
+    from ifsl_bench.utils.cosine import normalise_with_epsilon as normalise_with_epsilon
 
     from .attractor_prior import AttractorMLP as AttractorMLP
     from .attractor_prior import QuadraticPrior as QuadraticPrior

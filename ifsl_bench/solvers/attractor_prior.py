@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.utils.cosine import unit
+from ifsl_bench.utils.cosine import normalise_with_epsilon
 
 
 class QuadraticPrior(NamedTuple):
@@ -58,7 +58,7 @@ def attention(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None 
         tau: the inverse temperature, one or [M, 1].
         hidden: [E, K] bool, base classes with no share in the episode's attention.
     """
-    logits = tau * (unit(queries) @ unit(keys).mT)
+    logits = tau * (normalise_with_epsilon(queries) @ normalise_with_epsilon(keys).mT)
     if hidden is not None:
         logits = logits.masked_fill(hidden[:, None], -torch.inf)
     return logits.softmax(-1)

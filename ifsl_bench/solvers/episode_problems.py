@@ -29,7 +29,7 @@ from ifsl_bench.solvers.regression import DualNewton, SoftmaxRegression
 from ifsl_bench.solvers.softmax import RegressionArgs
 from ifsl_bench.solvers.solve import Implicit, Unroll, minimise
 from ifsl_bench.solvers.tree import Tree, tree_map
-from ifsl_bench.utils.cosine import products
+from ifsl_bench.utils.cosine import linear_logits
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
@@ -164,7 +164,7 @@ class LinearLearner(Learner):
         return RegressionArgs(*support, *priors[0])
 
     def logits(self, v: Tree, x: Tensor) -> Tensor:
-        return products(x, v[..., :-1], v[..., -1])
+        return linear_logits(x, v[..., :-1], v[..., -1])
 
 
 class LearnerSolution(NamedTuple):

@@ -30,7 +30,7 @@ from ifsl_bench.solvers.softmax import (
     scores_adjoint,
 )
 from ifsl_bench.solvers.tree import Tree, dot, to_float64, tree_map
-from ifsl_bench.utils.cosine import direction
+from ifsl_bench.utils.cosine import normalise_exactly
 
 ALWAYS_ON = 20.0  # tanh of it is 1
 
@@ -270,7 +270,7 @@ class DualCoordinates:
             return self.join(b, beta, v.output - args.output_centres)
         tiny = torch.finfo(x.dtype).tiny
         planes, output = draw_start_numbers(h, n, x.shape[2], self.shape.seed)
-        turned = planes.to(x, non_blocking=True) @ direction(x).mT
+        turned = planes.to(x, non_blocking=True) @ normalise_exactly(x).mT
         waves = torch.sin(3 * turned)  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
         hidden, skip = (

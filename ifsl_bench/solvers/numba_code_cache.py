@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths, mark_used, source_sha256, write_bytes
+from ifsl_bench.utils.files import Paths, record_last_use, source_sha256, write_bytes
 from ifsl_bench.utils.locks import hold_lock
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def make_code_folder() -> Path | None:
             return None
     except (OSError, UserError):
         return None
-    mark_used(folder)
+    record_last_use(folder)
     return folder
 
 

@@ -35,7 +35,7 @@ def run_kernel_in_threads(kernel: Any, count: int, threads: int, *arguments: Any
         *arguments: what the kernel takes after its bounds.
 
     Raises:
-        KeyboardInterrupt: the work was stopped, see :func:`ifsl_bench.utils.threads.cancel_at_exit`.
+        KeyboardInterrupt: the work was stopped, see :func:`ifsl_bench.utils.threads.make_cancellation_event`.
     """
     new = kernel not in _called_kernels
     pieces = min(count, CHUNKS_PER_THREAD * threads) if threads > 1 else -(-count // FIRST_CHUNK_EPISODES)

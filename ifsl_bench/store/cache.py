@@ -2,8 +2,8 @@
 
 Removing something that is needed after all costs time, never a result: the next run makes it again. Still, everything
 that a running process may be using stays: what is locked, what was used within :data:`RECENT_SECONDS`, and what runs
-start from. Whatever is used is touched (:func:`ifsl_bench.utils.files.mark_used`), since access times are switched off
-on many disks, and on others every backup is an access.
+start from. Whatever is used is touched (:func:`ifsl_bench.utils.files.record_last_use`), since access times are
+switched off on many disks, and on others every backup is an access.
 """
 
 from __future__ import annotations
@@ -47,43 +47,43 @@ class CacheItem:
 
     kind: str  # one of KINDS or STAYS, or what else it is
     path: Path
-    owner: str  # the data set, with the backbone; or the task, with the method
+    belongs_to: str  # the data set, with the backbone; or the task, with the method
     n_bytes: int  # that its files hold
     last_used: float  # when it was last used, in seconds
 
 
 def list_items(home: Paths) -> list[CacheItem]:
     """Return everything in the home but the results, by kind."""
-    return sorted(_iterate_items(home), key=lambda item: (KIND_ORDER.index(item.kind), item.owner, item.path))
+    return sorted(_iterate_items(home), key=lambda item: (KIND_ORDER.index(item.kind), item.belongs_to, item.path))
 
 
 def _iterate_items(home: Paths) -> Iterator[CacheItem]:
-    for top in _folder_entries(home.cache):
+    for top in _list_folder_entries(home.cache):
         if top.name not in (*CACHE_KINDS, *PERMANENT_KINDS):
             if top != home.results:
                 kind = UNFINISHED if top.name.startswith(DOWNLOAD_PREFIX) else UNKNOWN
-                yield CacheItem(kind, top, top.name.removeprefix(DOWNLOAD_PREFIX), *_size_and_use(top))
+                yield CacheItem(kind, top, top.name.removeprefix(DOWNLOAD_PREFIX), *_size_and_last_use(top))
             continue
-        for path in _folder_entries(top):
+        for path in _list_folder_entries(top):
             in_folder = (
                 top.name in _FOLDER_KINDS and path.is_dir() and not path.name.startswith((PARTIAL_MARK, REMOVED_MARK))
             )
-            for part in _folder_entries(path) if in_folder else (path,):
-                yield CacheItem(*_kind_path_and_owner(top.name, part), *_size_and_use(part))
-    for folder in (home.results, *_folder_entries(home.results)):
-        for path in _folder_entries(folder):
+            for part in _list_folder_entries(path) if in_folder else (path,):
+                yield CacheItem(*_find_kind_path_and_owner(top.name, part), *_size_and_last_use(part))
+    for folder in (home.results, *_list_folder_entries(home.results)):
+        for path in _list_folder_entries(folder):
             if path.name.startswith((PARTIAL_MARK, REMOVED_MARK)):
-                yield CacheItem(*_kind_path_and_owner("results", path), *_size_and_use(path))
+                yield CacheItem(*_find_kind_path_and_owner("results", path), *_size_and_last_use(path))
 
 
-def _folder_entries(folder: Path) -> list[Path]:
+def _list_folder_entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not re.fullmatch(r"\..*\.lock", path.name))
     except OSError:
         return []
 
 
-def _kind_path_and_owner(kind: str, path: Path) -> tuple[str, Path, str]:
+def _find_kind_path_and_owner(kind: str, path: Path) -> tuple[str, Path, str]:
     if path.name.startswith((PARTIAL_MARK, REMOVED_MARK)):
         return UNFINISHED, path, f"{kind}: {strip_tag(path.name).removeprefix(PARTIAL_MARK).removeprefix(REMOVED_MARK)}"
     if match := _ASIDE.fullmatch(path.name):
@@ -94,7 +94,7 @@ def _kind_path_and_owner(kind: str, path: Path) -> tuple[str, Path, str]:
     return kind, path, _SEED.sub("", unquote(name)) if kind in (*INPUT_KINDS, *JOB_KINDS, "logs") else ""
 
 
-def _size_and_use(path: Path) -> tuple[int, float]:
+def _size_and_last_use(path: Path) -> tuple[int, float]:
     with contextlib.suppress(OSError):  # another process removes it just now
         inside = [entry.lstat() for entry in (path, *(path.rglob("*") if path.is_dir() else ()))]
         facts = [(path / name).stat().st_mtime for name in _MANIFEST_NAMES if (path / name).is_file()]
@@ -103,7 +103,9 @@ def _size_and_use(path: Path) -> tuple[int, float]:
     return 0, 0.0
 
 
-def select_removable(home: Paths, kinds: Sequence[str] = ()) -> tuple[list[CacheItem], list[tuple[CacheItem, str]]]:
+def divide_into_removable_and_kept(
+    home: Paths, kinds: Sequence[str] = ()
+) -> tuple[list[CacheItem], list[tuple[CacheItem, str]]]:
     """Return the items of some kinds that may be removed, and those that stay, with the reason.
 
     Args:
@@ -166,7 +168,7 @@ def remove_items(items: Sequence[CacheItem], report: Callable[[str], None]) -> i
     freed = 0
     for item in sorted(items, key=lambda item: KIND_ORDER.index(item.kind), reverse=True):
         with try_lock(item.path) as free:
-            if not free or _size_and_use(item.path)[1] > item.last_used:
+            if not free or _size_and_last_use(item.path)[1] > item.last_used:
                 report(f"{item.path} is in use by now, and stays")
                 continue
             if item.path.exists() or item.path.is_symlink():

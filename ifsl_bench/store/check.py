@@ -24,17 +24,17 @@ from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, max_episodes_of_task
 from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
 from ifsl_bench.store.data_frames import format_metric
-from ifsl_bench.store.result_folder import find_unfit_results
+from ifsl_bench.store.result_folder import find_results_of_other_episodes
 from ifsl_bench.store.schema import (
     PATTERNS_IN_WORDS,
     Result,
-    WrittenFields,
-    find_contradiction,
+    WrittenResultFields,
+    find_first_contradiction,
     parse_result,
     read_raw_result,
     result_file_name,
 )
-from ifsl_bench.utils.errors import UserError, is_printable, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls, is_printable
 from ifsl_bench.utils.files import Paths
 
 if TYPE_CHECKING:
@@ -53,18 +53,18 @@ ResultCheck = Callable[[Result, Task, Paths], Iterator[str]]  # yields failures;
 
 
 @dataclass(frozen=True)
-class CheckedFile:
+class FileCheckResult:
     """The findings on a file.
 
     Attributes:
         result: None where the file does not hold one.
         failures: what is wrong, a line each; empty for a good file.
-        unverified: what could not be checked here.
+        unverified_notes: what could not be checked here.
     """
 
     result: Result | None
     failures: tuple[str, ...]
-    unverified: tuple[str, ...] = ()
+    unverified_notes: tuple[str, ...] = ()
 
     @property
     def summary_line(self) -> str:
@@ -73,12 +73,12 @@ class CheckedFile:
         assert r is not None
         accuracy = format_metric(r.summary["acc"])
         text = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
-        return f"{text} (not verified: {'; '.join(self.unverified)})" if self.unverified else text
+        return f"{text} (not verified: {'; '.join(self.unverified_notes)})" if self.unverified_notes else text
 
 
 def check_result(
     path: Path, tasks: Mapping[str, Task] | None = None, home: Paths | None = None, checks: Sequence[ResultCheck] = ()
-) -> CheckedFile:
+) -> FileCheckResult:
     """Verify a result file.
 
     Compared with each other are its schema and every name in it, all of which must be texts that can be printed; its
@@ -95,30 +95,30 @@ def check_result(
     home, tasks = home or Paths.locate(), tasks or {}
     try:
         raw = read_raw_result(path)
-        if reason := _published_fault(path, raw):
-            return CheckedFile(None, (reason,))
+        if reason := _published_row_fault(path, raw):
+            return FileCheckResult(None, (reason,))
         result = parse_result(path, raw)
     except UserError as error:
-        message = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
-        message = message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)
-        return CheckedFile(None, _shorten_faults([message]))
-    failures = [*_unprintable_faults(raw)]
-    failures += [reason] if (reason := find_contradiction(result)) else []
-    failures += _path_faults(path, result, tasks, home)
-    failures += _value_faults(result)
+        message = str(error).replace(escape_controls(f"{path} "), "it ", 1).removeprefix(escape_controls(f"{path}: "))
+        message = message.replace(escape_controls(f"cannot read the result {path}"), "it cannot be read", 1)
+        return FileCheckResult(None, _shorten_faults([message]))
+    failures = [*_unprintable_text_faults(raw)]
+    failures += [reason] if (reason := find_first_contradiction(result)) else []
+    failures += _file_path_faults(path, result, tasks, home)
+    failures += _field_value_faults(result)
     unverified: list[str] = []
     try:
         task = _find_task(result.task, tasks, home)
     except UserError as error:
         failures.append(f"task: {error}")
     else:
-        failures += [*_definition_faults(result, task), *find_unfit_results(task, [result]).values()]
-        for check in (_digest_faults, _class_faults, _partial_mark_faults, _calibration_faults, *checks):
+        failures += [*_task_definition_faults(result, task), *find_results_of_other_episodes(task, [result]).values()]
+        for check in (_episode_digest_faults, _novel_class_faults, _partial_mark_faults, _calibration_faults, *checks):
             try:
                 failures += check(result, task, home)
             except UnverifiedError as error:
                 unverified.append(str(error))
-    return CheckedFile(result, _shorten_faults(failures), tuple(map(one_line, unverified)))
+    return FileCheckResult(result, _shorten_faults(failures), tuple(map(escape_controls, unverified)))
 
 
 @contextlib.contextmanager
@@ -132,7 +132,9 @@ def unverified_on_error(subject: str) -> Iterator[None]:
 
 def _shorten_faults(failures: Sequence[str]) -> tuple[str, ...]:
     """Shorten each failure to one line, and their number to ``MAX_FAULTS``."""
-    texts = [one_line(failure[:MAX_FAULT_LENGTH]) + "..." * (len(failure) > MAX_FAULT_LENGTH) for failure in failures]
+    texts = [
+        escape_controls(failure[:MAX_FAULT_LENGTH]) + "..." * (len(failure) > MAX_FAULT_LENGTH) for failure in failures
+    ]
     rest = [f"and {len(texts) - MAX_FAULTS:,} more"] if len(texts) > MAX_FAULTS else []
     return tuple(texts[:MAX_FAULTS] + rest)
 
@@ -153,31 +155,31 @@ def _find_task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
     return task
 
 
-def _published_fault(path: Path, raw: Mapping[str, Any]) -> str | None:
+def _published_row_fault(path: Path, raw: Mapping[str, Any]) -> str | None:
     """Return why a file is, or lies among, published rows, which are never mixed with measured ones; None elsewhere."""
     if raw.keys() & {"rows", "columns"}:
         return "it is a table of published rows, not the result of a run"
-    if _folder_name(path) == "published":
+    if _containing_folder_name(path) == "published":
         return "it lies among the published rows, where no measured result belongs"
     return None
 
 
-def _folder_name(path: Path) -> str:
+def _containing_folder_name(path: Path) -> str:
     """Return the name of the folder that a file lies in; as for tables, a link lies where it is, not where it leads."""
     return Path(os.path.abspath(path)).parent.name
 
 
-def _path_faults(path: Path, result: Result, tasks: Mapping[str, Task], home: Paths) -> Iterator[str]:
+def _file_path_faults(path: Path, result: Result, tasks: Mapping[str, Task], home: Paths) -> Iterator[str]:
     if path.name != result_file_name(result.label, result.seed):
         yield f"file name: label and seed make it {result_file_name(result.label, result.seed)}"
-    folder = _folder_name(path)
+    folder = _containing_folder_name(path)
     if folder != result.task:  # a copy in a folder that is no task's is as good
         with contextlib.suppress(UserError):
             _find_task(folder, tasks, home)
             yield f"folder: it lies with the results of {folder}, and is of {result.task}"
 
 
-def _definition_faults(result: Result, task: Task) -> Iterator[str]:
+def _task_definition_faults(result: Result, task: Task) -> Iterator[str]:
     if result.task_hash != task.hash:
         yield f"task_hash: {result.task_hash}, today's definition of {task.name} has {task.hash}"
     pinned = task.dataset.fingerprint
@@ -188,7 +190,7 @@ def _definition_faults(result: Result, task: Task) -> Iterator[str]:
         yield f"novel_fingerprint: {novel!r}, the novel classes of {task.name} are of {source}"
 
 
-def _digest_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _episode_digest_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare the digest with the pinned one, or with the digest of the episodes drawn again from the data."""
     count = len(result.episodes)
     if count > max_episodes_of_task(task):  # which does not fit, and may be millions to draw
@@ -196,24 +198,26 @@ def _digest_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
         with unverified_on_error("digest"):
-            expected = _make_sampler(result, task, home).digest(count)
+            expected = _make_sampler_of_result(result, task, home).digest(count)
     if result.digest != expected:
         yield f"digest: {result.digest[:16]}, the {count:,} episodes of {task.name} have {expected[:16]}"
 
 
-def _class_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
+def _novel_class_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     """Compare the novel classes of each episode with the episodes drawn again from the data."""
     count = len(result.episodes)
-    if find_unfit_results(task, [result]):
+    if find_results_of_other_episodes(task, [result]):
         return
     with unverified_on_error("classes"):
-        draws = _make_sampler(result, task, home).class_draws(count)
+        draws = _make_sampler_of_result(result, task, home).class_draws(count)
         drawn = draws.to_array() if isinstance(draws, ClassDraws) else draws
     if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 
-def _make_sampler(result: Result, task: Task, home: Paths, side: Side = "test") -> EpisodeSampler | SequenceSampler:
+def _make_sampler_of_result(
+    result: Result, task: Task, home: Paths, side: Side = "test"
+) -> EpisodeSampler | SequenceSampler:
     """Return the episodes of a side, drawn from the very data that a result was measured on."""
     from ifsl_bench.data.preparing.metadata import open_data
     from ifsl_bench.utils.progress import Reporter
@@ -273,13 +277,13 @@ def _calibration_faults(result: Result, task: Task, home: Paths) -> Iterator[str
         return
     if not (result.tuned or result.training):  # these have had validation episodes
         with unverified_on_error("calibration"):
-            _make_sampler(result, task, home, "val")
+            _make_sampler_of_result(result, task, home, "val")
     yield f"calibration: missing; task {task.name} has base classes, and validation episodes to find the bias on"
 
 
-def _value_faults(result: Result) -> Iterator[str]:
-    """Yield a line for each value that no run writes; of each field of :class:`WrittenFields` the first."""
-    for field in msgspec.structs.fields(WrittenFields):
+def _field_value_faults(result: Result) -> Iterator[str]:
+    """Yield a line for each value that no run writes; of each field of :class:`WrittenResultFields` the first."""
+    for field in msgspec.structs.fields(WrittenResultFields):
         try:
             msgspec.convert(getattr(result, field.name), field.type, strict=True)
         except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
@@ -298,7 +302,7 @@ def _value_faults(result: Result) -> Iterator[str]:
     if "+changes" in commit:
         yield f"provenance: measured with files changed since commit {commit[:12]}; run it again"
     yield from _version_faults(version)
-    yield from _time_faults(time)
+    yield from _measurement_time_faults(time)
 
 
 def _version_faults(value: str) -> Iterator[str]:
@@ -310,7 +314,7 @@ def _version_faults(value: str) -> Iterator[str]:
         yield f"provenance.version: {reprlib.repr(value)} is newer than the one that checks, {__version__}"
 
 
-def _time_faults(value: str) -> Iterator[str]:
+def _measurement_time_faults(value: str) -> Iterator[str]:
     try:
         ahead = datetime.datetime.fromisoformat(value) - datetime.datetime.now(datetime.UTC)
     except (ValueError, TypeError):  # the latter for a time of no zone
@@ -320,7 +324,7 @@ def _time_faults(value: str) -> Iterator[str]:
         yield f"provenance.time: {value} is in the future"
 
 
-def _unprintable_faults(raw: Mapping[str, Any]) -> Iterator[str]:
+def _unprintable_text_faults(raw: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each text that no terminal may be sent; names and values alike, at any depth."""
     rest: list[tuple[str, Any]] = [("", raw)]
     while rest:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
 from ifsl_bench.protocols.registry import metric_names
-from ifsl_bench.utils.errors import MissingDependencyError, one_line
+from ifsl_bench.utils.errors import MissingDependencyError, escape_controls
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +37,7 @@ PROVENANCE_COLUMNS = ("device", "version", "commit", "time")
 NULLABLE_DTYPES = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
 
-def import_pandas() -> Any:
+def import_pandas_or_explain() -> Any:
     """Import pandas and return it.
 
     Raises:
@@ -59,7 +59,7 @@ def import_pandas() -> Any:
     return pandas
 
 
-def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> pandas.DataFrame:
+def make_data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> pandas.DataFrame:
     """Return a data frame with a column for each name, in the order of their first appearance.
 
     Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types; what all
@@ -69,7 +69,7 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
         records: the rows.
         names: columns to have in any case, before those that some record has.
     """
-    pandas = import_pandas()
+    pandas = import_pandas_or_explain()
     names = dict.fromkeys([*names, *(name for record in records for name in record)])
     columns = {name: [record.get(name) for record in records] for name in names}
     frame = pandas.DataFrame(columns)
@@ -92,15 +92,15 @@ def format_metric(entry: Mapping[str, float]) -> str:
 def format_result_line(result: Result) -> str:
     """Return a result in a line: its method and task, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
-    return one_line(
+    return escape_controls(
         f"{subject}: Acc. {format_metric(result.summary['acc'])}% of {len(result.episodes):,} {result.protocol.drawn}"
     )
 
 
-def result_as_row(result: Result) -> dict[str, Any]:
+def result_to_row(result: Result) -> dict[str, Any]:
     """Return a result as a row: its method and task, each metric and its interval in percent, seconds, and its origin.
 
-    Every result has all of :func:`result_columns`; a metric that it lacks is None.
+    Every result has all of :func:`result_column_names`; a metric that it lacks is None.
     """
     summary, provenance = result.summary, result.provenance
     return {
@@ -124,8 +124,8 @@ def result_as_row(result: Result) -> dict[str, Any]:
     }
 
 
-def result_columns() -> list[str]:
-    """Return the columns of :func:`result_as_row`, with the metrics of all protocols that are registered now."""
+def result_column_names() -> list[str]:
+    """Return the columns of :func:`result_to_row`, with the metrics of all protocols that are registered now."""
     metrics = [f"{name}{end}" for name in metric_names() for end in SUFFIX_OF_PART.values()]
     return [
         "task",
@@ -144,13 +144,13 @@ def result_columns() -> list[str]:
     ]
 
 
-def episodes_frame(result: Result) -> pandas.DataFrame:
+def make_episodes_frame(result: Result) -> pandas.DataFrame:
     """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
     columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.to_hit_counts().table()}
-    return import_pandas().DataFrame(columns)
+    return import_pandas_or_explain().DataFrame(columns)
 
 
-def images_frame(result: Result) -> pandas.DataFrame:
+def make_images_frame(result: Result) -> pandas.DataFrame:
     """Return a row for each test image, or group of neighbouring images of a class: how often its answers are right.
 
     ``image`` is the index of the first one in its pool, and ``images`` their number; ``half`` is 0 for even episodes
@@ -158,7 +158,7 @@ def images_frame(result: Result) -> pandas.DataFrame:
     the queries ``asked``. Without rows where a result does not record them.
     """
     if result.images is None:
-        return import_pandas().DataFrame()
+        return import_pandas_or_explain().DataFrame()
     hits, frames = result.images.to_image_hits(), []
     for name, pool in hits.pools.items():
         label = np.repeat(np.arange(len(pool.sizes)), pool.groups)
@@ -174,5 +174,5 @@ def images_frame(result: Result) -> pandas.DataFrame:
         }
         for half, asked in enumerate(pool.query_counts):
             of_half = {what: 100 * share[half] for what, share in hits.right_shares(name).items()}
-            frames.append(import_pandas().DataFrame({**of_pool, "half": half, "asked": asked, **of_half}))
-    return import_pandas().concat(frames, ignore_index=True)
+            frames.append(import_pandas_or_explain().DataFrame({**of_pool, "half": half, "asked": asked, **of_half}))
+    return import_pandas_or_explain().concat(frames, ignore_index=True)

@@ -95,9 +95,9 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row as printed in a paper; never measured here, never in a significance test.
 
-    ``protocol`` says how its protocol differs from the task's, "" where it does not. ``band`` is by how many points of
-    accuracy a row measured here may differ and count as reproduced; None where none is stated. ``sequence`` is there
-    in sessions alone.
+    ``protocol`` says how its protocol differs from the task's, "" where it does not. ``tolerance_band`` is by how many
+    points of accuracy a row measured here may differ and count as reproduced; None where none is stated. ``sequence``
+    is there in sessions alone.
     """
 
     label: str
@@ -105,7 +105,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     protocol: str = ""
     note: str = ""
-    band: float | None = None
+    tolerance_band: float | None = None
     sequence: PublishedSequence | None = None
 
     @property
@@ -132,12 +132,12 @@ class _PublishedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequences: dict[str, dict[str, PublishedSequence]] = {}  # task -> label -> what is printed
 
 
-def _published_files() -> list[tuple[str, _PublishedFile]]:
-    return _published_files_in(packaged_results_folder() / "published")
+def _read_published_files() -> list[tuple[str, _PublishedFile]]:
+    return _read_published_files_in(packaged_results_folder() / "published")
 
 
 @cache
-def _published_files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
+def _read_published_files_in(folder: Path) -> list[tuple[str, _PublishedFile]]:
     paths = sorted(folder.glob("*.json"))
     return [(path.stem, msgspec.convert(read_json(path), _PublishedFile, strict=True)) for path in paths]
 
@@ -146,29 +146,31 @@ def read_published_sets() -> dict[str, tuple[list[str], list[str]]]:
     """Return the named sets of published rows: name -> labels, and their tasks."""
     return {
         file.set: (list(dict.fromkeys(label for rows in file.rows.values() for label in rows)), list(file.rows))
-        for _, file in _published_files()
+        for _, file in _read_published_files()
         if file.set
     }
 
 
-def published_tasks() -> list[str]:
+def published_task_names() -> list[str]:
     """Return the tasks for which papers print rows."""
-    return list(dict.fromkeys(task for _, file in _published_files() for task in (*file.rows, *file.sequences)))
+    return list(dict.fromkeys(task for _, file in _read_published_files() for task in (*file.rows, *file.sequences)))
 
 
-def published_rows(task: str) -> list[PublishedRow]:
+def read_published_rows(task: str) -> list[PublishedRow]:
     """Return the rows that papers print for a task, with the reference and doubts about them.
 
     Rows of a list of sessions are also of the task that draws the order of its classes.
     """
     rows = []
-    for stem, file in _published_files():
+    for stem, file in _read_published_files():
         for label, values in file.rows.get(task, {}).items():
             flags = [file.flags.get(f"{task} {label} {column}", "") for column in file.columns]
             note = "; ".join(part for part in (file.remark, file.notes.get(label, ""), *flags) if part)
             named, band = dict(zip(file.columns, values, strict=False)), file.bands.get(task, {}).get(label)
             rows.append(
-                PublishedRow(label=label, values=named, source=stem, protocol=file.protocol, note=note, band=band)
+                PublishedRow(
+                    label=label, values=named, source=stem, protocol=file.protocol, note=note, tolerance_band=band
+                )
             )
         listed = task if task in file.sequences else task + SET_SUFFIX
         for label, sequence in file.sequences.get(listed, {}).items():
@@ -186,9 +188,9 @@ def published_rows(task: str) -> list[PublishedRow]:
 
 def read_paper_titles_by_source() -> dict[str, str]:
     """Return the papers that rows are printed from: source in tables -> title, and the part that was read."""
-    return {stem: f"{file.title}. {file.source}." for stem, file in _published_files()}
+    return {stem: f"{file.title}. {file.source}." for stem, file in _read_published_files()}
 
 
 def read_bibtex_by_source() -> dict[str, str]:
     """Return source -> BibTeX of papers that no method of the package is from; :func:`read_paper_titles_by_source`."""
-    return {stem: "\n".join(file.bibtex) for stem, file in _published_files() if file.bibtex}
+    return {stem: "\n".join(file.bibtex) for stem, file in _read_published_files() if file.bibtex}

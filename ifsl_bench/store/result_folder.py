@@ -13,7 +13,7 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import max_episodes_of_task
 from ifsl_bench.store.schema import Result, parse_result, read_result, result_path
 from ifsl_bench.utils.errors import UserError, unknown_name_error
-from ifsl_bench.utils.files import disk_errors
+from ifsl_bench.utils.files import translate_disk_errors
 from ifsl_bench.utils.text_format import format_numbers
 
 CLAIMS_FILE = "claims.toml"  # in the folder of the package: the sentences of README and docs on its rows
@@ -63,7 +63,7 @@ def read_results(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[R
     return results, remarks
 
 
-def measured_at(result: Result) -> datetime:
+def measurement_time(result: Result) -> datetime:
     """Return the time when a result was made; the beginning of 1970 where none is recorded."""
     try:
         time = datetime.fromisoformat(str(result.provenance.get("time", "")))
@@ -98,7 +98,7 @@ def group_results_by_row(
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         is_named = (not tasks or result.task in tasks) and (not labels or result.label in labels)
-        if is_named and (since is None or measured_at(result) >= since):
+        if is_named and (since is None or measurement_time(result) >= since):
             groups.setdefault((result.task, result.label), []).append(result)
     return [sorted(groups[key], key=lambda result: result.seed) for key in sorted(groups)], remarks
 
@@ -106,7 +106,7 @@ def group_results_by_row(
 def remove_files(paths: Sequence[Path]) -> None:
     """Remove files of results, and folders of tasks that are empty then."""
     for path in paths:
-        with disk_errors(path):
+        with translate_disk_errors(path):
             path.unlink(missing_ok=True)
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
@@ -134,7 +134,7 @@ def find_row_files(root: Path, task: str, label: str, seed: int | None) -> list[
     return [results[seed]] if seed is not None else list(results.values())
 
 
-def find_unfit_results(task: Task, results: Sequence[Result]) -> dict[int, str]:
+def find_results_of_other_episodes(task: Task, results: Sequence[Result]) -> dict[int, str]:
     """Return the results whose episodes cannot belong to their task and digest: id of a result -> reason.
 
     A digest is of one number of episodes: that of the task where the task pins it, or where one of the results has as
@@ -144,7 +144,7 @@ def find_unfit_results(task: Task, results: Sequence[Result]) -> dict[int, str]:
         task: that the results are of.
         results: of this very definition of the task, the most trustworthy first.
     """
-    reasons = {id(r): reason for r in results if (reason := _episodes_fault(task, r))}
+    reasons = {id(r): reason for r in results if (reason := _reason_episodes_do_not_fit(task, r))}
     counts: dict[str, list[int]] = {}
     for result in results:
         if id(result) not in reasons:
@@ -160,7 +160,7 @@ def find_unfit_results(task: Task, results: Sequence[Result]) -> dict[int, str]:
     return reasons
 
 
-def _episodes_fault(task: Task, result: Result) -> str | None:
+def _reason_episodes_do_not_fit(task: Task, result: Result) -> str | None:
     """Return why no episodes of the task are like a result's; None where they may be."""
     episodes, count = result.episodes, len(result.episodes)
     if count > (most := max_episodes_of_task(task)):
@@ -180,7 +180,7 @@ def _episodes_fault(task: Task, result: Result) -> str | None:
     return None
 
 
-def pairing_fault(a: Result, b: Result) -> str | None:
+def reason_not_to_pair(a: Result, b: Result) -> str | None:
     """Return why two results cannot be compared episode by episode; None where they can.
 
     Args:

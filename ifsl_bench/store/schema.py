@@ -300,22 +300,22 @@ class Result(ResultSection, frozen=True):
         return self.episodes.drawn_classes()
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.result_as_row`."""
-        from ifsl_bench.store.data_frames import data_frame, result_as_row
+        """Return a data frame of one row, see :func:`ifsl_bench.store.data_frames.result_to_row`."""
+        from ifsl_bench.store.data_frames import make_data_frame, result_to_row
 
-        return data_frame([result_as_row(self)])
+        return make_data_frame([result_to_row(self)])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each episode, see :func:`ifsl_bench.store.data_frames.episodes_frame`."""
-        from ifsl_bench.store.data_frames import episodes_frame
+        """Return a data frame with a row for each episode; see :func:`~.data_frames.make_episodes_frame`."""
+        from ifsl_bench.store.data_frames import make_episodes_frame
 
-        return episodes_frame(self)
+        return make_episodes_frame(self)
 
     def images_to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each test image, see :func:`ifsl_bench.store.data_frames.images_frame`."""
-        from ifsl_bench.store.data_frames import images_frame
+        """Return a data frame with a row for each test image; see :func:`~.data_frames.make_images_frame`."""
+        from ifsl_bench.store.data_frames import make_images_frame
 
-        return images_frame(self)
+        return make_images_frame(self)
 
     def __repr__(self) -> str:
         from ifsl_bench.store.data_frames import format_result_line
@@ -416,7 +416,7 @@ class TrainingFields(ResultSection, frozen=True):
     solves: dict[SolveKey, int] = {}
 
 
-class WrittenFields(msgspec.Struct, kw_only=True):
+class WrittenResultFields(msgspec.Struct, kw_only=True):
     """Fields of :class:`Result` with their types as runs write them."""
 
     task_hash: Hex16
@@ -504,7 +504,7 @@ class _ReadableTraining(msgspec.Struct):
     solves: dict[str, Annotated[int, Meta(ge=0, lt=1 << 31)]] = {}
 
 
-def find_contradiction(result: Result) -> str | None:
+def find_first_contradiction(result: Result) -> str | None:
     """Return why a result contradicts itself; None where it does not."""
     try:
         return next(_find_contradictions(result), None)
@@ -576,7 +576,7 @@ def read_result(path: Path) -> Result:
         UserError: it cannot be read.
     """
     result = parse_result(path)
-    if reason := find_contradiction(result):
+    if reason := find_first_contradiction(result):
         raise CorruptFile(f"{path}: {reason}")
     return result
 
@@ -591,7 +591,7 @@ def read_raw_result(path: Path) -> dict[str, Any]:
 
 
 @lru_cache
-def _result_type_with_counts(form: type[StoredCounts]) -> type[Result]:
+def _make_result_type_with_counts(form: type[StoredCounts]) -> type[Result]:
     """Return a result with the counts of one protocol, for its types to be checked."""
     kind = msgspec.defstruct("Result", [("episodes", form)], bases=(Result,), frozen=True, kw_only=True)
     return cast("type[Result]", kind)
@@ -609,7 +609,7 @@ def parse_result(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA_VERSION} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         # Stored results have a probe, which nothing reads any more, until they are measured again.
-        kind = _result_type_with_counts(stored_counts_type(raw.get("episodes")))
+        kind = _make_result_type_with_counts(stored_counts_type(raw.get("episodes")))
         checked = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, kind, strict=True)
         result = Result(**{name: getattr(checked, name) for name in Result.__struct_fields__})
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character

@@ -2,7 +2,8 @@
 
 Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
 any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
-tensors and one of itself, see :mod:`ifsl_bench.utils.serialization`. The caller of `save` holds the folder's lock.
+tensors and one of itself, see :mod:`ifsl_bench.utils.serialization`. The caller of `write_tensors` holds the folder's
+lock.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import PARTIAL_MARK, disk_errors, mark_used, open_file, read_errors, write_bytes
-from ifsl_bench.utils.serialization import check_kinds, read_checksummed, write_checksummed
+from ifsl_bench.utils.files import (
+    PARTIAL_MARK,
+    open_file,
+    record_last_use,
+    translate_disk_errors,
+    translate_read_errors,
+    write_bytes,
+)
+from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
 
 _TENSORS = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are not ours
 
@@ -30,7 +38,7 @@ class CheckpointState:
     """Tensors by name, and JSON-able facts about them."""
 
     tensors: dict[str, Tensor]
-    info: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 class CheckpointFolder:
@@ -38,10 +46,10 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.json = folder / "checkpoint.json"
+        self.metadata_file = folder / "checkpoint.json"
 
-    def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the state; return the JSON part as :meth:`read_info` would.
+    def write_tensors(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the state; return the JSON part as :meth:`read_metadata` would.
 
         Args:
             tensors: name -> tensor, on any device.
@@ -54,28 +62,28 @@ class CheckpointFolder:
             key: torch.clone(value.detach().cpu(), memory_format=torch.contiguous_format)
             for key, value in tensors.items()
         }
-        return self.put(save(copies), info)
+        return self.write_content(save(copies), info)
 
-    def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the state, given its tensors as bytes; return the JSON part as :meth:`read_info` would.
+    def write_content(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the state, given its tensors as bytes; return the JSON part as :meth:`read_metadata` would.
 
         Args:
             content: of a safetensors file with the tensors.
             info: the JSON part.
         """
-        with disk_errors(self.folder):
+        with translate_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
             name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
             write_bytes(self.folder / name, content)
             facts = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
-            whole = write_checksummed(self.json, {**info, "tensors": facts})
+            whole = write_checksummed(self.metadata_file, {**info, "tensors": facts})
             for old in (*(self.folder / match[0] for match in previous), *self.folder.glob(f"{PARTIAL_MARK}*")):
                 with contextlib.suppress(OSError):
                     old.unlink()
         return whole
 
-    def read_info(self) -> dict[str, Any] | None:
+    def read_metadata(self) -> dict[str, Any] | None:
         """Return the JSON part, or None if nothing was saved yet.
 
         Raises:
@@ -83,11 +91,11 @@ class CheckpointFolder:
             UserError: it may not be read.
         """
         try:
-            info = read_checksummed(self.json)
+            info = read_checksummed(self.metadata_file)
         except FileNotFoundError:
             return None
-        check_kinds(self.json, info, {"tensors": dict})
-        check_kinds(self.json, info["tensors"], {"file": str, "sha256": str})
+        check_value_types(self.metadata_file, info, {"tensors": dict})
+        check_value_types(self.metadata_file, info["tensors"], {"file": str, "sha256": str})
         return info
 
     def load(self) -> CheckpointState | None:
@@ -101,43 +109,43 @@ class CheckpointFolder:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
-        info = self.read_info()
+        info = self.read_metadata()
         if info is None:
             return None
         try:
-            state = CheckpointState(load(self.content(info)), info)
+            state = CheckpointState(load(self.read_content(info)), info)
         except SafetensorError as error:
             raise CorruptFile(f"{self.folder / info['tensors']['file']} holds no tensors ({error})") from error
-        mark_used(self.json)
+        record_last_use(self.metadata_file)
         return state
 
-    def content(self, info: dict[str, Any]) -> bytes:
-        """Return the file of tensors that :meth:`read_info` names; raise :class:`CorruptFile` if it changed."""
+    def read_content(self, info: dict[str, Any]) -> bytes:
+        """Return the file of tensors that :meth:`read_metadata` names; raise :class:`CorruptFile` if it changed."""
         path = self.folder / info["tensors"]["file"]
         try:
-            with open_file(path) as file, read_errors(path):  # load_file opens no path that is not UTF-8
+            with open_file(path) as file, translate_read_errors(path):  # load_file opens no path that is not UTF-8
                 content = file.read()
         except FileNotFoundError:
-            raise CorruptFile(f"{path} is missing, though {self.json.name} names it") from None
+            raise CorruptFile(f"{path} is missing, though {self.metadata_file.name} names it") from None
         if hashlib.sha256(content).hexdigest() != info["tensors"]["sha256"]:
             raise CorruptFile(f"{path} is not what was written: its checksum differs")
         return content
 
 
-def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
+def read_finished_metadata(folder: Path, **facts: Any) -> dict[str, Any] | None:
     """Return the JSON part of a training that ran to its end and records ``facts``; None if there is none.
 
     It needs no lock, which a read-only folder does not grant.
     """
     try:
-        info = CheckpointFolder(folder).read_info()
+        info = CheckpointFolder(folder).read_metadata()
     except CorruptFile:
         return None
     ended = info is not None and info.get("finished") is True
     return info if info and ended and all(info.get(key) == value for key, value in facts.items()) else None
 
 
-def unfinished_count(folder: Path, counter: str) -> int:
+def read_unfinished_counter(folder: Path, counter: str) -> int:
     """Return an unfinished training's own counter; 0 if there is no such training, or its state is damaged.
 
     Args:
@@ -145,7 +153,7 @@ def unfinished_count(folder: Path, counter: str) -> int:
         counter: its key in the JSON part.
     """
     try:
-        info = CheckpointFolder(folder).read_info()
+        info = CheckpointFolder(folder).read_metadata()
     except UserError:
         return 0
     count = info.get(counter) if info and info.get("finished") is not True else 0

@@ -7,22 +7,22 @@ from torch import Tensor
 
 from ifsl_bench.utils.errors import UserError
 
-MANY_WEIGHTS = 16  # weights from which their side of a product is better the outer one
+MIN_WEIGHTS_FOR_OUTER_PRODUCT = 16  # weights from which their side of a product is better the outer one
 
 
-def unit(v: Tensor) -> Tensor:
+def normalise_with_epsilon(v: Tensor) -> Tensor:
     """Return ``v / (|v| + 1e-5)`` along the last dimension, the normalisation of Ren et al.'s released code."""
-    v, length, scale = _rescale(v)
+    v, length, scale = _rescale_to_safe_square(v)
     return v / (length + 1e-5 / scale)
 
 
-def direction(v: Tensor) -> Tensor:
+def normalise_exactly(v: Tensor) -> Tensor:
     """Return ``v / |v|`` along the last dimension; 0 of a zero vector."""
-    v, length, _ = _rescale(v)
+    v, length, _ = _rescale_to_safe_square(v)
     return v / length.clamp_min(torch.finfo(v.dtype).tiny)
 
 
-def _rescale(v: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+def _rescale_to_safe_square(v: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
     """Return v / s, its length, and s: 1 for vectors whose squares fit their type, else the largest element.
 
     On an accelerator s is 1 always: it would have to be waited for, or compute all twice. Feature files whose squares
@@ -45,7 +45,7 @@ def _smallest_safe_square(v: Tensor) -> float:
     return info.tiny / info.eps
 
 
-def check_squares(means: Tensor, method: str) -> None:
+def check_squares_are_finite(means: Tensor, method: str) -> None:
     """Raise an error if features are too large or small for a method that squares them.
 
     Args:
@@ -64,17 +64,17 @@ def check_squares(means: Tensor, method: str) -> None:
         )
 
 
-def cosines(h: Tensor, weight: Tensor) -> Tensor:
+def cosine_similarities(h: Tensor, weight: Tensor) -> Tensor:
     """Return cos(h, w) of every feature h and weight w, [E, Q, K] or [E, Q, N]; 0 of a zero vector.
 
     Args:
         h: features [E, Q, D].
         weight: [K, D] or [E, N, D].
     """
-    return direction(h) @ direction(weight).mT
+    return normalise_exactly(h) @ normalise_exactly(weight).mT
 
 
-def products(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_logits(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return h . w + b of every feature h and weight w, [E, Q, N].
 
     Products with many weights lie in memory weight by weight: with few columns BLAS takes half as long again, and a
@@ -85,6 +85,6 @@ def products(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight: [E, N, D].
         bias: [E, N]; 0 if None.
     """
-    if weight.shape[-2] < MANY_WEIGHTS:
+    if weight.shape[-2] < MIN_WEIGHTS_FOR_OUTER_PRODUCT:
         return h @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), h, weight.mT)
     return (weight @ h.mT if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, h.mT)).mT

@@ -36,27 +36,27 @@ class RenamedAttribute:
     """
 
     def __init__(self, new: str) -> None:
-        self.new = new
+        self.new_name = new
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.old = name
+        self.old_name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        self.warn(owner)
-        return getattr(owner if instance is None else instance, self.new)
+        self.warn_of_old_name(owner)
+        return getattr(owner if instance is None else instance, self.new_name)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        self.warn(type(instance))
-        setattr(instance, self.new, value)
+        self.warn_of_old_name(type(instance))
+        setattr(instance, self.new_name, value)
 
-    def warn(self, owner: type, stacklevel: int = 3) -> None:
+    def warn_of_old_name(self, owner: type, stacklevel: int = 3) -> None:
         """Warn that a class uses the old name.
 
         Args:
             owner: the class.
             stacklevel: of the warning, see :func:`warnings.warn`.
         """
-        text = f"{owner.__qualname__}.{self.old} is now {self.new}; the old name goes in the next release"
+        text = f"{owner.__qualname__}.{self.old_name} is now {self.new_name}; the old name goes in the next release"
         warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
 
 
@@ -86,6 +86,6 @@ def rename_attributes(cls: type) -> None:
     renamed = {name: value for base in cls.__mro__[1:] for name, value in vars(base).items()}
     for old, value in list(vars(cls).items()):
         if isinstance(attribute := renamed.get(old), RenamedAttribute):
-            attribute.warn(cls, stacklevel=5)
-            setattr(cls, attribute.new, value)
+            attribute.warn_of_old_name(cls, stacklevel=5)
+            setattr(cls, attribute.new_name, value)
             delattr(cls, old)

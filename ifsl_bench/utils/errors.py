@@ -21,13 +21,13 @@ CONTROL_CHARACTERS = re.compile(
 )
 
 
-def one_line(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return text with line breaks and other :data:`CONTROL_CHARACTERS` written as in Python, ``\n``, ``\x1b``."""
     return CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def is_printable(text: str) -> bool:
-    """Return whether :func:`one_line` leaves a text as it is."""
+    """Return whether :func:`escape_controls` leaves a text as it is."""
     return CONTROL_CHARACTERS.search(text) is None
 
 
@@ -43,7 +43,7 @@ class UserError(Exception):
     """
 
     def __str__(self) -> str:
-        return one_line(super().__str__())
+        return escape_controls(super().__str__())
 
 
 def format_error(error: BaseException) -> str:
@@ -58,8 +58,8 @@ def format_error(error: BaseException) -> str:
         )
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
-        return one_line(f"the system refused{where}: {error.strerror or error}")
-    return one_line(class_and_message(error))
+        return escape_controls(f"the system refused{where}: {error.strerror or error}")
+    return escape_controls(format_class_and_message(error))
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -67,7 +67,7 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def class_and_message(error: BaseException) -> str:
+def format_class_and_message(error: BaseException) -> str:
     """Return "ValueError: its message", or the class alone where there is no message, or none that can be had."""
     try:
         message = str(error)
@@ -84,7 +84,7 @@ class CorruptFile(UserError):
     """A file of this package that is cut short, changed, or of another version."""
 
 
-MOST_LISTED = 12  # names; more are no help in a line
+MAX_LISTED_NAMES = 12  # names; more are no help in a line
 
 
 def unknown_name_error(kind: str, name: object, choices: Iterable[str], where: str = "", see: str = "") -> UserError:
@@ -103,7 +103,7 @@ def unknown_name_error(kind: str, name: object, choices: Iterable[str], where: s
     near = near[:1] if near and near[0].lower() == str(name).lower() else near
     shown = repr(name[:80] if isinstance(name, str) else name)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    if len(names) <= MOST_LISTED:
+    if len(names) <= MAX_LISTED_NAMES:
         listed = f"available: {', '.join(names) or 'none'}"
     else:
         some = "" if near else f"{', '.join(names[:3])}, ... "
@@ -111,7 +111,7 @@ def unknown_name_error(kind: str, name: object, choices: Iterable[str], where: s
     return UserError(f"unknown {kind} {shown}{f' {where}' if where else ''};{hint} {listed}")
 
 
-def error_location(error: BaseException, file: str = "", among: str = "") -> str:
+def format_error_location(error: BaseException, file: str = "", among: str = "") -> str:
     """Return the place of an exception: "line 3: " in ``file``, or "x.py line 3: " in the innermost file.
 
     Args:

@@ -61,10 +61,12 @@ class Paths:
         import platformdirs
 
         home = home or os.environ.get("IFSL_BENCH_HOME") or None
-        cache = _resolve_folder(home or platformdirs.user_cache_dir("ifsl_bench"))
+        cache = _resolve_user_folder(home or platformdirs.user_cache_dir("ifsl_bench"))
         if results:
-            return cls(cache, _resolve_folder(results))
-        return cls(cache, (cache if home else _resolve_folder(platformdirs.user_data_dir("ifsl_bench"))) / "results")
+            return cls(cache, _resolve_user_folder(results))
+        return cls(
+            cache, (cache if home else _resolve_user_folder(platformdirs.user_data_dir("ifsl_bench"))) / "results"
+        )
 
     @property
     def data(self) -> Path:
@@ -84,7 +86,7 @@ class Paths:
         return self.cache / "features"
 
     @property
-    def trained(self) -> Path:
+    def trained_models(self) -> Path:
         return self.cache / "trained"
 
     @property
@@ -98,7 +100,7 @@ class Paths:
         return self.cache / "tasks"
 
 
-def _resolve_folder(path: str | Path) -> Path:
+def _resolve_user_folder(path: str | Path) -> Path:
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:  # of expanduser alone
@@ -145,7 +147,7 @@ _ADVICE_BY_ERRNO = {  # what another folder would help
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path, chosen_by: str = PATH_OPTIONS) -> Iterator[None]:
+def translate_disk_errors(path: Path, chosen_by: str = PATH_OPTIONS) -> Iterator[None]:
     """Turn the operating system's refusals (full disk, no permission) into a :class:`UserError` of one line.
 
     Args:
@@ -166,8 +168,8 @@ def disk_errors(path: Path, chosen_by: str = PATH_OPTIONS) -> Iterator[None]:
         raise UserError(f"cannot write {shown}: {reason}") from error
 
 
-def temporary_file() -> BinaryIO:
-    """Open a file in the folder for temporary files; it is gone when it is closed. :func:`append_block` fills it."""
+def open_temporary_file() -> BinaryIO:
+    """Open a temporary file for :func:`append_to_temporary_file`; it is gone when it is closed."""
     try:
         return cast(BinaryIO, tempfile.NamedTemporaryFile())
     except OSError as error:
@@ -177,18 +179,18 @@ def temporary_file() -> BinaryIO:
         ) from error
 
 
-def append_block(file: BinaryIO, block: bytes) -> None:
+def append_to_temporary_file(file: BinaryIO, block: bytes) -> None:
     """Write to a temporary file.
 
     Args:
-        file: from :func:`temporary_file`.
+        file: from :func:`open_temporary_file`.
         block: the bytes to append.
 
     Raises:
         UserError: the system refuses, because its folder is full, for example.
     """
     try:
-        with disk_errors(Path(file.name), "TMPDIR"):
+        with translate_disk_errors(Path(file.name), "TMPDIR"):
             file.write(block)
             file.flush()
     except UserError:
@@ -202,15 +204,15 @@ def check_writable(folder: Path, chosen_by: str = PATH_OPTIONS) -> None:
 
     Args:
         folder: the folder.
-        chosen_by: as in :func:`disk_errors`.
+        chosen_by: as in :func:`translate_disk_errors`.
     """
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))  # the others will be made
-    with disk_errors(folder, chosen_by), tempfile.TemporaryFile(dir=there, prefix=PARTIAL_MARK):
+    with translate_disk_errors(folder, chosen_by), tempfile.TemporaryFile(dir=there, prefix=PARTIAL_MARK):
         pass
 
 
 @contextlib.contextmanager
-def read_errors(path: Path) -> Iterator[None]:
+def translate_read_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's refusals to read a file of this package into errors of one line.
 
     A missing file stays a ``FileNotFoundError``.
@@ -232,8 +234,8 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file of this package for reading; errors as in :func:`read_errors`."""
-    with read_errors(path):
+    """Open a file of this package for reading; errors as in :func:`translate_read_errors`."""
+    with translate_read_errors(path):
         return open(path, "rb")
 
 
@@ -243,9 +245,9 @@ def write_bytes(path: Path, content: bytes, chosen_by: str = PATH_OPTIONS) -> No
     Args:
         path: the file.
         content: all of it.
-        chosen_by: as in :func:`disk_errors`.
+        chosen_by: as in :func:`translate_disk_errors`.
     """
-    with disk_errors(path, chosen_by):
+    with translate_disk_errors(path, chosen_by):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(unique_name(PARTIAL_MARK + path.name))
         try:
@@ -285,8 +287,8 @@ def read_json(path: Path, most: Limit | None = None) -> Any:
     Raises:
         CorruptFile: it holds no JSON object; others as in :func:`open_file`.
     """
-    with open_file(path) as file, read_errors(path):
-        content = file.read(most.most + 1 if most else -1)
+    with open_file(path) as file, translate_read_errors(path):
+        content = file.read(most.maximum + 1 if most else -1)
     if most:
         most.check(len(content), str(path), CorruptFile)
     return parse_json(content, str(path))
@@ -323,12 +325,12 @@ def quarantine(path: Path, why: str = "corrupt") -> Path:
     """
     asides = (path.with_name(f"{path.name}.{why}-{n}") for n in itertools.count())
     aside = next(aside for aside in asides if not os.path.lexists(aside))
-    with disk_errors(path), contextlib.suppress(FileNotFoundError):  # another process has just done so
+    with translate_disk_errors(path), contextlib.suppress(FileNotFoundError):  # another process has just done so
         os.rename(path, aside)
     return aside
 
 
-def mark_used(path: Path) -> None:
+def record_last_use(path: Path) -> None:
     """Record that something of the cache is used now, in the time at which its file of facts was last touched.
 
     The time is the file system's. Reading alone leaves no trace where a disk is mounted without access times.
@@ -345,7 +347,7 @@ def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str
         advance: called with the bytes of each block.
     """
     digest = hashlib.sha256()
-    with open_file(path) as file, read_errors(path):
+    with open_file(path) as file, translate_read_errors(path):
         for block in iter(lambda: file.read(1 << 22), b""):
             digest.update(block)
             if advance:

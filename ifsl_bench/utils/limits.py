@@ -18,8 +18,8 @@ IMAGE_BYTES_VARIABLE = "IFSL_BENCH_LARGEST_IMAGE"  # environment variable; in MB
 class Limit:
     """A largest value, and the message for what exceeds it."""
 
-    most: int  # the largest value that passes
-    error: str  # the text behind the name of the thing; `{value}` and `{most}` are filled in
+    maximum: int  # the largest value that passes
+    error_template: str  # the text behind the name of the thing; `{value}` and `{most}` are filled in
 
     def check(self, value: int, where: str, kind: type[Exception] = UserError) -> None:
         """Raise an error if a value is beyond the limit.
@@ -29,10 +29,9 @@ class Limit:
             where: the name of the thing in the error.
             kind: the class of the error.
         """
-        if value > self.most:
-            raise kind(
-                f"{where} {self.error.format(value=_format_large_number(value), most=_format_large_number(self.most))}"
-            )
+        if value > self.maximum:
+            numbers = {"value": _format_large_number(value), "most": _format_large_number(self.maximum)}
+            raise kind(f"{where} {self.error_template.format(**numbers)}")
 
 
 def _format_large_number(number: int) -> str:
@@ -53,7 +52,7 @@ def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
         OSError, UnicodeDecodeError: it cannot be read.
     """
     with open(path, encoding=encoding) as file:
-        text = file.read(limit.most + 1)
+        text = file.read(limit.maximum + 1)
     limit.check(len(text), str(path))
     return text
 

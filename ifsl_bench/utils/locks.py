@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import PARTIAL_MARK, REMOVED_MARK, disk_errors, quarantine, unique_name
+from ifsl_bench.utils.files import PARTIAL_MARK, REMOVED_MARK, quarantine, translate_disk_errors, unique_name
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -54,7 +54,7 @@ def hold_lock(
         UserError: nothing can be written there.
     """
     lock = _make_lock(folder)
-    with disk_errors(folder):
+    with translate_disk_errors(folder):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             if not _acquire_lock(lock, SILENT_WAIT_SECONDS):
@@ -159,7 +159,7 @@ def atomic_folder(target: Path, resume: bool = False) -> Iterator[Path]:
         UserError: the system refuses to write.
     """
     partial = unfinished_path(target)
-    with disk_errors(target):
+    with translate_disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         if not resume:
             shutil.rmtree(partial, ignore_errors=True)  # no process reads it
@@ -210,13 +210,15 @@ def _machine_id() -> str:
     return f"{host}.{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:8]}"
 
 
-def process_id() -> str:
+def make_process_name() -> str:
     """Return a name of this process that no other has: machine, number, and the second in which it began."""
-    return f"{_machine_id()}-{os.getpid()}-{_start_time(os.getpid()) or 0}"
+    return f"{_machine_id()}-{os.getpid()}-{_process_start_time(os.getpid()) or 0}"
 
 
-def is_alive(name: str) -> bool | None:
-    """Return whether the process of a :func:`process_id` is alive; None for another machine's, or for another text.
+def is_process_alive(name: str) -> bool | None:
+    """Return whether the process with a name of :func:`make_process_name` is alive; None if no one here can tell.
+
+    That is the case for a process of another machine, and for a text that is no such name.
 
     The number of a process that has ended may be another's by now, which began at another time.
     """
@@ -224,13 +226,13 @@ def is_alive(name: str) -> bool | None:
         machine, process, start = name.rsplit("-", 2)
         if machine != _machine_id():
             return None
-        began = _start_time(int(process))
+        began = _process_start_time(int(process))
         return began is not None and abs(began - int(start)) <= CLOCK_DRIFT_SECONDS
     except (ValueError, OverflowError):  # of a damaged log
         return None
 
 
-def _start_time(process: int) -> int | None:
+def _process_start_time(process: int) -> int | None:
     try:
         return round(psutil.Process(process).create_time())
     except psutil.Error:

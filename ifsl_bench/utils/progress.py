@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
-from ifsl_bench.utils.errors import one_line
+from ifsl_bench.utils.errors import escape_controls
 
 LEARNING_RATE = "learning rate"  # comes from the schedule: shown in logs, not beside the bar
 FIGURES_WIDTH = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
@@ -20,7 +20,7 @@ class ConsumerDisconnected(BaseException):
     """Raised where the reader of the progress is gone, so that the work ends, as at Ctrl-C."""
 
 
-def format_figures(figures: Mapping[str, float]) -> list[str]:
+def format_metrics(figures: Mapping[str, float]) -> list[str]:
     """Format figures for people; an accuracy is in percent."""
     return [
         f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}"
@@ -68,7 +68,7 @@ class Reporter:
         warnings.warn(text, stacklevel=2)
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
+    def report_stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         """Report a stage of work.
 
         Args:
@@ -92,7 +92,7 @@ class LogReporter(Reporter):
     def __init__(self, out: IO[str] | None = None, every: float = 10.0, verbose: bool = True) -> None:
         self.out, self.every, self.verbose = out or sys.stderr, every, verbose
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line; raise :class:`ConsumerDisconnected` if its reader is gone."""
         try:
             print(text, file=self.out, flush=True)
@@ -101,13 +101,13 @@ class LogReporter(Reporter):
 
     def say(self, text: str) -> None:
         if self.verbose:
-            self.line(one_line(text))
+            self.write_line(escape_controls(text))
 
     def warn(self, text: str) -> None:
-        self.line(f"warning: {one_line(text)}")
+        self.write_line(f"warning: {escape_controls(text)}")
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
+    def report_stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         if not self.verbose:
             yield ProgressTask()
             return
@@ -122,16 +122,16 @@ class LogReporter(Reporter):
             if now - last >= self.every:
                 last, pace = now, (now - since) / max(1, stage.done - then)
                 left = f", {pace * (total - stage.done):.0f} s left" if stage.done > then else ""
-                self.line(f"  {stage.title}: {stage.done}/{total}{left}{_figures_suffix(stage)}")
+                self.write_line(f"  {stage.title}: {stage.done}/{total}{left}{_format_metrics_suffix(stage)}")
 
-        stage = ProgressTask(one_line(title), total, done, on_advance)
-        self.line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")
+        stage = ProgressTask(escape_controls(title), total, done, on_advance)
+        self.write_line(f"{stage.title} ..." if not done else f"{stage.title} (resumed at {done} of {total}) ...")
         yield stage
-        self.line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_figures_suffix(stage)}")
+        self.write_line(f"{stage.title}: done in {time.monotonic() - start:.1f} s{_format_metrics_suffix(stage)}")
 
 
-def _figures_suffix(stage: ProgressTask) -> str:
-    return "".join(f"  {figure}" for figure in format_figures(stage.figures))
+def _format_metrics_suffix(stage: ProgressTask) -> str:
+    return "".join(f"  {figure}" for figure in format_metrics(stage.figures))
 
 
 def in_notebook() -> bool:
@@ -159,16 +159,16 @@ class RichReporter(Reporter):
         self.console = Console(stderr=True, highlight=False)
 
     def say(self, text: str) -> None:
-        self.console.print(one_line(text), markup=False)
+        self.console.print(escape_controls(text), markup=False)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {one_line(text)}", markup=False, style="yellow")
+        self.console.print(f"warning: {escape_controls(text)}", markup=False, style="yellow")
 
     @contextmanager
-    def stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
+    def report_stage(self, title: str, total: int, done: int = 0) -> Iterator[ProgressTask]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        title = one_line(title)
+        title = escape_controls(title)
         if done:
             self.console.print(f"{title}: resumed at {done:,} of {total:,}", markup=False)
         room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - FIGURES_WIDTH - 3
@@ -189,7 +189,7 @@ class RichReporter(Reporter):
 
             def on_advance(amount: int, figures: Mapping[str, float]) -> None:
                 bar.update(task, advance=amount)
-                if words := "  ".join(format_figures(figures)):
+                if words := "  ".join(format_metrics(figures)):
                     bar.update(task, figures=words)
 
             yield ProgressTask(title, total, done, on_advance)

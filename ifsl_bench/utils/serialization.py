@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import disk_errors, read_errors, read_json, sha256_json, write_json
+from ifsl_bench.utils.files import read_json, sha256_json, translate_disk_errors, translate_read_errors, write_json
 
 FORMAT_VERSION = 2  # of JSON files with a checksum
 COUNT_KINDS = ("u1", "u2", "u3", "u4")
@@ -60,7 +60,7 @@ def read_checksummed(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_kinds(path: Path, value: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+def check_value_types(path: Path, value: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Check the types of a JSON object's values; a bool is no number.
 
     Args:
@@ -86,7 +86,7 @@ def check_kinds(path: Path, value: Mapping[str, Any], kinds: Mapping[str, Any]) 
 # ``u4``, whole numbers from 0 of one to four bytes; ``i8``, whole numbers; ``f2``, ``f4`` and ``f8``, IEEE 754 numbers.
 
 
-def byte_width(most: int) -> int:
+def bytes_per_count(most: int) -> int:
     """Return the bytes of a whole number from 0 to ``most``."""
     return max(1, (int(most).bit_length() + 7) // 8)
 
@@ -98,7 +98,7 @@ def pack_array(values: np.ndarray) -> str:
     else:
         values = values.astype(np.int64)
         small = not len(values) or (values.min() >= 0 and values.max() < 1 << 32)
-        kind = f"u{byte_width(values.max(initial=0))}" if small else "i8"
+        kind = f"u{bytes_per_count(values.max(initial=0))}" if small else "i8"
     if kind not in ARRAY_KINDS:
         raise ValueError(f"numbers of kind {kind} are not packed")
     planes = values.astype(values.dtype.newbyteorder("<")).view(np.uint8).reshape(len(values), values.itemsize)
@@ -107,9 +107,9 @@ def pack_array(values: np.ndarray) -> str:
     return f"{kind} {len(values)} {base64.b64encode(stream.compress(raw) + stream.flush()).decode()}"
 
 
-def packed_length(text: str) -> int:
+def read_packed_length(text: str) -> int:
     """Return the count of numbers that a packed array states; raise :class:`ValueError` if it is not one."""
-    return int(_parse_packed(text)[1])
+    return int(_split_packed_text(text)[1])
 
 
 def unpack_array(text: str, most: int, kinds: Collection[str] = ARRAY_KINDS) -> np.ndarray:
@@ -126,7 +126,7 @@ def unpack_array(text: str, most: int, kinds: Collection[str] = ARRAY_KINDS) -> 
     Raises:
         ValueError: it is no packed array of these; the message names the reason.
     """
-    kind, count, data = _parse_packed(text)
+    kind, count, data = _split_packed_text(text)
     n, size = int(count), int(kind[1])
     if kind not in kinds:
         raise ValueError(f"it holds numbers of kind {kind}, where {' or '.join(kinds)} was expected")
@@ -145,7 +145,7 @@ def unpack_array(text: str, most: int, kinds: Collection[str] = ARRAY_KINDS) -> 
     return np.ascontiguousarray(planes.T).view(f"<{kind}").reshape(n).astype(kind, copy=False)
 
 
-def _parse_packed(text: str) -> tuple[str, str, str]:
+def _split_packed_text(text: str) -> tuple[str, str, str]:
     match = _PACKED.fullmatch(text)
     if match is None:
         raise ValueError("it is no packed array: a kind of number, a count, and base64 were expected")
@@ -165,7 +165,7 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
         shape: of the array.
         dtype: of its numbers, as NumPy writes it.
     """
-    with disk_errors(path):
+    with translate_disk_errors(path):
         array: np.memmap = npy.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
         if hasattr(os, "posix_fallocate"):
             with open(path, "r+b") as file:
@@ -183,7 +183,7 @@ def release_memory(array: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def memory_releaser(array: np.ndarray) -> Callable[[int], None]:
+def make_memory_releaser(array: np.ndarray) -> Callable[[int], None]:
     """Return a function that counts bytes as they are written to an array, and releases it after each 64 MB."""
     pending = 0
 
@@ -210,7 +210,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         UserError: it may not be read.
     """
     try:
-        with read_errors(path):
+        with translate_read_errors(path):
             array: np.memmap = npy.open_memmap(path, mode="r", max_header_size=_MAX_HEADER_BYTES)
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None

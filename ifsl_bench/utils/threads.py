@@ -5,8 +5,8 @@ Work that uses a number of threads therefore sets it where it runs. A process ha
 
 * :func:`core_count`, for work that takes the whole machine: OMP_NUM_THREADS, else what PyTorch finds; a worker gets the
   number of the process that hands out the work, so that both compute the same.
-* :func:`thread_share`, how many of them the process may keep busy with work whose digits do not depend on it: a part of
-  them, where several processes share the machine.
+* :func:`max_busy_threads`, how many of them the process may keep busy with work whose digits do not depend on it: a
+  part of them, where several processes share the machine.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from threadpoolctl import ThreadpoolController
 EVALUATION_THREADS = 2  # threads of PyTorch around an evaluation
 TORCH_FOLDER = Path(torch.__file__).resolve().parent  # has a BLAS of its own, whose threads PyTorch sets
 
-_cores = torch.get_num_threads()
-_share = _cores
-_busy: ContextVar[int | None] = ContextVar("busy", default=None)
-_stop: ContextVar[Event | None] = ContextVar("stop", default=None)
+_core_count = torch.get_num_threads()
+_max_busy_threads = _core_count
+_block_kernel_threads: ContextVar[int | None] = ContextVar("busy", default=None)
+_cancellation_event: ContextVar[Event | None] = ContextVar("stop", default=None)
 
 
 def core_count() -> int:
     """Return the number of threads for work that takes the whole machine."""
-    return _cores
+    return _core_count
 
 
-def thread_share() -> int:
+def max_busy_threads() -> int:
     """Return the number of threads that this process may keep busy at most."""
-    return _share
+    return _max_busy_threads
 
 
-def limit_threads(whole: int, part: int) -> None:
+def set_thread_counts(whole: int, part: int) -> None:
     """Set this process's numbers of threads; for workers, as they start.
 
     Args:
         whole: threads for work that takes the whole machine, see :func:`core_count`.
-        part: threads that this process may keep busy at most, see :func:`thread_share`.
+        part: threads that this process may keep busy at most, see :func:`max_busy_threads`.
     """
-    global _cores, _share
-    _cores, _share = whole, part
+    global _core_count, _max_busy_threads
+    _core_count, _max_busy_threads = whole, part
     torch.set_num_threads(part)
 
 
 @contextmanager
-def thread_limits(torch_threads: int, kernel_threads: int | None = None) -> Iterator[None]:
+def limit_threads_in_block(torch_threads: int, kernel_threads: int | None = None) -> Iterator[None]:
     """Set the numbers of threads inside the block.
 
     Args:
@@ -61,18 +61,18 @@ def thread_limits(torch_threads: int, kernel_threads: int | None = None) -> Iter
         kernel_threads: how many threads solve episodes, each alone; as many as ``torch_threads`` if None.
     """
     before = torch.get_num_threads()
-    token = _busy.set(torch_threads if kernel_threads is None else kernel_threads)
+    token = _block_kernel_threads.set(torch_threads if kernel_threads is None else kernel_threads)
     torch.set_num_threads(torch_threads)
     try:
-        with _openblas_controller().limit(limits=1):
+        with _find_openblas_controller().limit(limits=1):
             yield
     finally:
         torch.set_num_threads(before)
-        _busy.reset(token)
+        _block_kernel_threads.reset(token)
 
 
 @lru_cache(maxsize=1)
-def _openblas_controller() -> ThreadpoolController:
+def _find_openblas_controller() -> ThreadpoolController:
     """Every OpenBLAS but PyTorch's: compiled kernels call SciPy's, by default on as many threads as there are cores."""
     import scipy.linalg.cython_blas  # noqa: F401  # a library is found once it is loaded
 
@@ -82,39 +82,39 @@ def _openblas_controller() -> ThreadpoolController:
 
 
 @contextmanager
-def evaluation_threads() -> Iterator[None]:
+def limit_evaluation_threads() -> Iterator[None]:
     """Set the threads of the work around an evaluation inside the block; its blocks of episodes have one thread each.
 
     PyTorch has few, so that many workers on a machine, each with its share of it, do not get in each other's way;
     compiled kernels, which solve episodes one by one, have as many as the process may keep busy.
     """
-    with thread_limits(min(EVALUATION_THREADS, core_count()), thread_share()):
+    with limit_threads_in_block(min(EVALUATION_THREADS, core_count()), max_busy_threads()):
         yield
 
 
 def kernel_thread_count() -> int:
     """Return the number of threads on which compiled kernels solve episodes, one episode on one thread."""
-    return _busy.get() or torch.get_num_threads()
+    return _block_kernel_threads.get() or torch.get_num_threads()
 
 
 @contextmanager
-def cancel_at_exit() -> Iterator[None]:
+def make_cancellation_event() -> Iterator[None]:
     """Cancel threads started inside the block when it ends: each stops at its next :func:`check_cancelled`.
 
     It holds for contexts that are copied inside. Ctrl-C reaches the main thread alone, which would wait for all others.
     """
     stop = Event()
-    token = _stop.set(stop)
+    token = _cancellation_event.set(stop)
     try:
         yield
     finally:
         stop.set()
-        _stop.reset(token)
+        _cancellation_event.reset(token)
 
 
 def cancellation_event() -> Event | None:
-    """Return the event that is set when this thread's work is no longer wanted; None outside :func:`cancel_at_exit`."""
-    return _stop.get()
+    """Return the event of :func:`make_cancellation_event`, set when this thread is to stop; None outside its block."""
+    return _cancellation_event.get()
 
 
 def check_cancelled(stop: Event | None) -> None:

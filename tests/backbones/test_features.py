@@ -135,7 +135,9 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
         assert "computed again" in log.getvalue()
         log.truncate(0)
     store = CheckpointFolder(folder / "moments")
-    store.save({name: value + 1 for name, value in store.load().tensors.items()}, {"features_sha256": "another"})
+    store.write_tensors(
+        {name: value + 1 for name, value in store.load().tensors.items()}, {"features_sha256": "another"}
+    )
     assert np.array_equal(compute_class_moments(folder, bank, pool.starts, LogReporter(log)).means, first.means)
 
 

@@ -151,7 +151,7 @@ def test_the_cosine_head_of_sessions_is_on_the_linear_backbone_of_this_home(call
     assert not has_other_weights(home, head, fitted)
     state = CheckpointFolder(home.pretrained / linear).load()
     tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
-    CheckpointFolder(home.pretrained / linear).save(tensors, state.info)
+    CheckpointFolder(home.pretrained / linear).write_tensors(tensors, state.metadata)
     assert not stage.is_cached(home), "it was fitted on other weights"
     assert has_other_weights(home, head, fitted)
 
@@ -177,7 +177,7 @@ def test_other_weights_that_are_there_stay_unless_forced(exported, other):
     weights = weights_of(home)
     state = CheckpointFolder(home.pretrained / weights.key).load()
     tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
-    CheckpointFolder(other.pretrained / weights.key).save(tensors, state.info)
+    CheckpointFolder(other.pretrained / weights.key).write_tensors(tensors, state.metadata)
     before = weights_of(other)
     assert before.sha256 != weights.sha256
     with pytest.raises(UserError, match="holds weights of this pretraining already; --force puts them aside"):
@@ -186,7 +186,7 @@ def test_other_weights_that_are_there_stay_unless_forced(exported, other):
     import_weights(path, other, Reporter(), force=True)
     assert weights_of(other).sha256 == weights.sha256
     (aside,) = other.pretrained.glob("*.replaced-0")
-    assert CheckpointFolder(aside).read_info()["tensors"]["sha256"] == before.sha256
+    assert CheckpointFolder(aside).read_metadata()["tensors"]["sha256"] == before.sha256
 
 
 def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, exported, other):
@@ -219,10 +219,10 @@ def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, expor
     assert "the weights from the package are kept as" in err
     assert "pretraining none, linear head, seed 0: done" in err
     (folder,) = (path.parent for path in other.pretrained.glob(f"*/{DISABLED_MARKER}"))
-    made_here = CheckpointFolder(folder).read_info()
+    made_here = CheckpointFolder(folder).read_metadata()
     status, _, err = call(*arguments, "--pretrain")
     assert (status, "come with the package" in err) == (0, False)
-    assert CheckpointFolder(folder).read_info() == made_here, "trained once"
+    assert CheckpointFolder(folder).read_metadata() == made_here, "trained once"
 
 
 def test_pretrain_takes_them_too_unless_told_otherwise(packaged, exported, other, call):
@@ -258,7 +258,7 @@ def test_weights_that_could_be_fetched_are_named_and_trained_here_until_they_are
     assert "come with the package" in log.getvalue()
     assert "pretraining none" not in log.getvalue()
     state = CheckpointFolder(folder).load()
-    CheckpointFolder(folder).save(state.tensors, state.info | {"finished": False})
+    CheckpointFolder(folder).write_tensors(state.tensors, state.metadata | {"finished": False})
     status, out, err = call(*fetch)
     assert (status, out) == (0, f"{other.weights / packaged.name}: here already\n")
     assert f"to replace it: weights import {out.split(': here')[0]} --force" in err
@@ -277,8 +277,8 @@ def test_an_unfinished_training_goes_on(packaged, exported, other):
     key = packaged.stem
     state = CheckpointFolder(exported[0].pretrained / key).load()
     full = {name: value.float() for name, value in state.tensors.items()}
-    info = {name: value for name, value in state.info.items() if name not in ("accuracy", "rounded", "tensors")}
-    CheckpointFolder(other.pretrained / key).save(full, info | {"finished": False, "epoch": 1})
+    info = {name: value for name, value in state.metadata.items() if name not in ("accuracy", "rounded", "tensors")}
+    CheckpointFolder(other.pretrained / key).write_tensors(full, info | {"finished": False, "epoch": 1})
     log = io.StringIO()
     weights_of(other, log)
     assert "come with the package" not in log.getvalue()

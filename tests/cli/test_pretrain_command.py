@@ -46,9 +46,9 @@ def test_a_result_says_of_how_many_processes_its_pretraining_was_unless_it_was_o
     weights = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     folder = CheckpointFolder(home.pretrained / weights.key)
     state = folder.load()
-    del state.info["tensors"]
+    del state.metadata["tensors"]
     assert "processes" not in weights.result_entry()
-    folder.save(state.tensors, state.info | {"processes": [2, 1]})
+    folder.write_tensors(state.tensors, state.metadata | {"processes": [2, 1]})
     assert pretrain(home, task, dataset, "linear", 0, CPU, Reporter()).result_entry()["processes"] == [2, 1]
 
 

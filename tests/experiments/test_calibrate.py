@@ -20,7 +20,7 @@ from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.metrics import BALANCE_METRICS
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import describe_facts, seed_table, session_tables
-from ifsl_bench.store.schema import find_contradiction, read_result
+from ifsl_bench.store.schema import find_first_contradiction, read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import LogReporter
 from tests.store.result_fields import altered
@@ -117,7 +117,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         ("resampled_novel", [10**7] * 900, "has more novel hits than there are novel queries"),
     ):
         odd = msgspec.structs.replace(calibration, **{field: hits})
-        assert find_contradiction(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
+        assert find_first_contradiction(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
 
 
 @pytest.mark.parametrize("method", ["lwof", "lr"])
@@ -127,7 +127,7 @@ def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_
     steps = ".train.steps=10" if method == "lwof" else ""
     assert (plain.label, calibrated.label) == (f"{method}{steps}", f"{method}+cal{steps}")
     assert calibrated.provenance["checkpoint"] == plain.provenance["checkpoint"]
-    assert len(list(work.home.trained.glob("*/"))) == (method == "lwof")
+    assert len(list(work.home.trained_models.glob("*/"))) == (method == "lwof")
     assert calibrated.options == plain.options
     assert (calibrated.calibration.applied, plain.calibration.applied) == (True, False)
     assert calibrated.calibration.bias == plain.calibration.bias

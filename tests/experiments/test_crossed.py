@@ -24,7 +24,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.variants import Change, make_change, split_task_name
-from ifsl_bench.store.result_folder import pairing_fault
+from ifsl_bench.store.result_folder import reason_not_to_pair
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -226,7 +226,7 @@ def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_
     assert changed_result.novel_fingerprint != first.novel_fingerprint
     assert not same(changed_result, first)
     assert changed_result.provenance["checkpoint"] != first.provenance["checkpoint"]  # validated on other images
-    assert "the data of novel classes differ" in pairing_fault(first, changed_result)
+    assert "the data of novel classes differ" in reason_not_to_pair(first, changed_result)
 
 
 def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(hues):

@@ -17,7 +17,7 @@ from ifsl_bench.experiments.logs import SILENT_SECONDS, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks
 from ifsl_bench.experiments.runner import divide_into_work_items, result_key
 from ifsl_bench.store.result_folder import packaged_results_folder
-from ifsl_bench.utils.locks import is_alive, process_id
+from ifsl_bench.utils.locks import is_process_alive, make_process_name
 
 CAMPAIGN = """
 [[run]]
@@ -141,8 +141,8 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     training = [job for job in jobs if job.is_meta_trained]
     paths = [log_path(work.home, result_key(job, work.home)) for job in training]
-    machine = process_id().rsplit("-", 2)[0]
-    log(paths[0], begun(platform.node(), process_id()), "-   meta-training lwof: 7/20  loss 2")
+    machine = make_process_name().rsplit("-", 2)[0]
+    log(paths[0], begun(platform.node(), make_process_name()), "-   meta-training lwof: 7/20  loss 2")
     log(paths[1], begun("elsewhere"), "- the inner solve", "failed it diverged")
     log(paths[2], begun(platform.node(), f"{machine}-999999999-1"), "-   meta-training lwof: 3/20")
     log(paths[3], begun("elsewhere"), "failed x", begun("node7", title="another"))
@@ -177,7 +177,7 @@ def test_jobs_wait_for_an_item_that_they_share(campaign, call):
 
 
 def test_a_stage_does_not_run_while_the_number_of_its_process_is_anothers(tmp_path):
-    name, began = process_id().rsplit("-", 1)
+    name, began = make_process_name().rsplit("-", 1)
     log(tmp_path / "who.log", begun("here", f"{name}-{int(began) - 60}"))
     assert read_log(tmp_path / "who.log").state == "interrupted"
 
@@ -208,4 +208,4 @@ def test_a_file_that_is_no_log_has_no_state(tmp_path):
 
 @pytest.mark.parametrize("end", ["", "-x-1", "-1-x", f"-{10**30}-1"])
 def test_a_damaged_log_does_not_say_whether_its_writer_is_alive(end):
-    assert not is_alive(process_id().rsplit("-", 2)[0] + end)
+    assert not is_process_alive(make_process_name().rsplit("-", 2)[0] + end)

@@ -213,8 +213,8 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
     own = tmp_path / "own.py"
     own.write_text("from ifsl_bench.methods.lwof import LwoF\nclass Learned(LwoF):\n    pass\n")
     result = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
-    folder = work.home.trained / result.provenance["checkpoint"]
-    file = CheckpointFolder(folder).json
+    folder = work.home.trained_models / result.provenance["checkpoint"]
+    file = CheckpointFolder(folder).metadata_file
     own.write_text("raise SystemExit('ran')")
     for changed in ({}, {"method": str(own)}):
         write_checksummed(file, read_checksummed(file) | changed)

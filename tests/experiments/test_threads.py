@@ -59,15 +59,15 @@ class Sees(Method):
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = torch.get_num_threads(), processor.core_count(), processor.thread_share()
+    before = torch.get_num_threads(), processor.core_count(), processor.max_busy_threads()
     yield
-    processor.limit_threads(*before[1:])
+    processor.set_thread_counts(*before[1:])
     torch.set_num_threads(before[0])
 
 
 def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, share: int) -> None:
     """All items, one after the other, each in a process that uses ``ambient`` threads when it begins."""
-    processor.limit_threads(cores, share)
+    processor.set_thread_counts(cores, share)
     work = api.workspace(home, device="cpu")
     jobs = make_jobs(RunConfig(methods, [task], {}, {"steps": "20"}))
     packed_work = pickle.dumps((work, str(home)))
@@ -146,7 +146,7 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, pools
     (job,) = make_jobs(RunConfig([name], ["clusters.toml:clusters-5shot"], {}, {"steps": "2"}))
     answers = []
     for share in (1, 3):
-        processor.limit_threads(3, share)
+        processor.set_thread_counts(3, share)
         work = api.workspace(here / "home", device="cpu")
         answers.append(EvaluationStage(job).open(work).evaluate(range(60), None, Reporter(), ""))
     assert set(pools) == {3}
@@ -175,7 +175,7 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
     here, pools, declared, lock, several
 ):
     (here / "draws.py").write_text(DRAWS.format(declared))
-    processor.limit_threads(3, 3)
+    processor.set_thread_counts(3, 3)
     (job,) = make_jobs(RunConfig(["draws.py:Draws"], ["clusters.toml:clusters-5shot"]))
     context = EvaluationStage(job).open(api.workspace(here / "home", device="cpu"))
     if lock:
@@ -186,7 +186,7 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
 
 def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monkeypatch):
     monkeypatch.setattr(evaluation, "BLOCK_SIZES", (25,))
-    processor.limit_threads(2, 2)
+    processor.set_thread_counts(2, 2)
     (job,) = make_jobs(RunConfig(["lr"], ["clusters.toml:clusters-5shot"]))
     context = EvaluationStage(job).open(api.workspace(here / "home", device="cpu"))
     context.evaluate(range(25), None, Reporter(), "")  # compiles

@@ -70,7 +70,7 @@ def test_a_run_writes_the_curves_of_each_training(call, here, kind, jobs):
 @pytest.mark.parametrize("kind", READ)
 def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path, kind):
     for first, last in ((0, 30), (20, 40)):  # killed at 30, and the checkpoint was at 20
-        with CurveReporter(CurveLogs(kind, tmp_path), "x", Reporter()).stage("training", 40, first) as stage:
+        with CurveReporter(CurveLogs(kind, tmp_path), "x", Reporter()).report_stage("training", 40, first) as stage:
             for step in range(first + 1, last + 1):
                 stage.advance(1, loss=float(step + 100 * first))
         if kind == "csv" and last == 30:  # in the middle of a line
@@ -83,7 +83,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path, 
 
 def test_what_a_killed_training_has_told_is_in_its_csv_file(tmp_path):
     """Each line is on the disk once it is told, and what is told of a step later joins its line."""
-    with CurveReporter(CurveLogs("csv", tmp_path), "x", Reporter()).stage("training", 40) as stage:
+    with CurveReporter(CurveLogs("csv", tmp_path), "x", Reporter()).report_stage("training", 40) as stage:
         stage.advance(9)
         stage.advance(1, loss=0.123456789, **{LEARNING_RATE: 1e-3})
         stage.advance(0, **{"validation accuracy": 76.5})

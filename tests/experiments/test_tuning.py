@@ -373,7 +373,7 @@ def test_a_search_that_was_made_is_found_good(searched, tmp_path):
     assert searched[1].keys() == {"lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.train.steps=20", "imprint"}
     for label in searched[1]:
         report = checked(searched, tmp_path, label)
-        assert (report.failures, report.unverified) == ((), ()), label
+        assert (report.failures, report.unverified_notes) == ((), ()), label
 
 
 def tried(value):
@@ -438,19 +438,19 @@ def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverifie
         value["provenance"]["revision"] = 9
 
     report = checked(searched, tmp_path, "lr", lambda v: v["provenance"]["distribution"].update(version="99.0"))
-    assert (report.failures, report.unverified) == ((), ()), "of the same revision"
+    assert (report.failures, report.unverified_notes) == ((), ()), "of the same revision"
     report = checked(
         searched, tmp_path, "lr",
         lambda v: (v["provenance"]["distribution"].update(version="99.0"), v.update(transductive=True)),
     )  # fmt: skip
     assert report.failures == (), "another version may search otherwise"
-    assert [text.partition(",")[0] for text in report.unverified] == ["choice of options"]
+    assert [text.partition(",")[0] for text in report.unverified_notes] == ["choice of options"]
     report = checked(searched, tmp_path, "lr", change)
-    assert (report.failures, len(report.unverified)) == ((), 1)
-    assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", report.unverified[0])
+    assert (report.failures, len(report.unverified_notes)) == ((), 1)
+    assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", report.unverified_notes[0])
     report = checked(searched, tmp_path, "lr", lambda v: (change(v), v.update(transductive=True)))
     assert report.failures == ()
-    assert [text.partition(",")[0] for text in report.unverified] == ["distribution", "choice of options"]
+    assert [text.partition(",")[0] for text in report.unverified_notes] == ["distribution", "choice of options"]
 
 
 def test_without_the_method_the_numbers_of_a_search_are_held_against_each_other(searched, tmp_path, monkeypatch):

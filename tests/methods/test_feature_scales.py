@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from ifsl_bench.backbones.features import ClassMoments
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.utils.cosine import cosines, direction, unit
+from ifsl_bench.utils.cosine import cosine_similarities, normalise_exactly, normalise_with_epsilon
 from ifsl_bench.utils.errors import UserError
 
 K, N, SHOTS, D = 12, 5, 5, 64
@@ -63,19 +63,21 @@ def test_unit_vectors_are_those_of_double_precision(scale):
     generator = torch.Generator().manual_seed(0)
     v = scale * torch.randn(7, D, generator=generator)
     v[2], v[3] = 0, torch.randn(D, generator=generator)  # beside a zero vector and one of ordinary size
-    for function in (unit, direction):
+    for function in (normalise_with_epsilon, normalise_exactly):
         # Rounding to float32 of a length and a quotient; of features near 1e-37 some elements have lost digits before.
         torch.testing.assert_close(function(v).double(), function(v.double()), rtol=1e-6, atol=1e-12)
         assert torch.equal(function(v)[3], function(v[3:4])[0])
-    assert torch.equal(direction(v)[2], torch.zeros(D))
-    torch.testing.assert_close(cosines(v, v), cosines(v.double(), v.double()).float(), rtol=0, atol=1e-6)
+    assert torch.equal(normalise_exactly(v)[2], torch.zeros(D))
+    torch.testing.assert_close(
+        cosine_similarities(v, v), cosine_similarities(v.double(), v.double()).float(), rtol=0, atol=1e-6
+    )
 
 
 def test_the_gradient_of_unit_vectors_is_that_of_double_precision():
     v = torch.tensor([[3e25, -4e25], [3e-25, -4e-25], [3.0, -4.0]], requires_grad=True)
     w = v.detach().double().requires_grad_()
     for x in (v, w):
-        (direction(x) * torch.tensor([2.0, 1.0])).sum().backward()
+        (normalise_exactly(x) * torch.tensor([2.0, 1.0])).sum().backward()
     torch.testing.assert_close(v.grad.double(), w.grad, rtol=1e-6, atol=0)
 
 

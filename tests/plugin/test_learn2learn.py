@@ -322,8 +322,8 @@ def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_c
     (path,) = work.home.results.glob("*/imprint.seed-0.json")
     tasks = {task.name: task for task in load_tasks(str(clusters / "clusters.toml"))}
     before = check_file(path, tasks, work.home)
-    assert not before.unverified
+    assert not before.unverified_notes
     monkeypatch.setattr(registry.get_method("imprint"), "requires", {"a_package_that_nobody_has": "pip install it"})
     report = check_file(path, tasks, work.home)
     assert report.failures == before.failures
-    assert "a_package_that_nobody_has, which method imprint needs, is not installed" in report.unverified[0]
+    assert "a_package_that_nobody_has, which method imprint needs, is not installed" in report.unverified_notes[0]

@@ -16,7 +16,7 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench import UserError
-from ifsl_bench.store.data_frames import data_frame
+from ifsl_bench.store.data_frames import make_data_frame
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.errors import MissingDependencyError
 from ifsl_bench.utils.files import Paths
@@ -139,7 +139,7 @@ def test_columns_of_frames_do_not_depend_on_what_the_results_have(pandas, tmp_pa
 
 
 def test_what_a_row_lacks_changes_no_type(pandas):
-    frame = data_frame([{"a": True, "b": 1, "c": 1 << 70}, {"a": None, "b": None, "c": None}])
+    frame = make_data_frame([{"a": True, "b": 1, "c": 1 << 70}, {"a": None, "b": None, "c": None}])
     assert [str(kind) for kind in frame.dtypes] == ["boolean", "Int64", "object"]
     assert (frame["a"][0], frame["b"][0], frame["c"][0]) == (True, 1, 1 << 70)
     assert frame.isna().iloc[1].all()

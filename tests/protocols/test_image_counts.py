@@ -20,7 +20,7 @@ from ifsl_bench.protocols.loader import evaluate
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import numba_code_cache
-from ifsl_bench.store.schema import find_contradiction, read_result
+from ifsl_bench.store.schema import find_first_contradiction, read_result
 from tests.experiments.test_sessions import K, base, loader_of, pool, seeded_method  # noqa: F401 -- a fixture
 
 BIAS = Bias(0.7, 10, np.array([0.0, 1.0]), np.linspace(-1, 1, 100))
@@ -175,8 +175,8 @@ def test_results_have_them_and_they_add_up_to_the_counts(calibrate, clusters, wo
         assert pool.right_counts["calibrated"].sum() == counts.column(f"calibrated_{side}").sum()
     broken = msgspec.structs.replace(result.images.pools["base"], asked=result.images.pools["base"].right["joint"])
     images = msgspec.structs.replace(result.images, pools={**result.images.pools, "base": broken})
-    assert "images: base" in find_contradiction(msgspec.structs.replace(result, images=images))
-    assert find_contradiction(msgspec.structs.replace(result, images=None)) is None, "older files have none"
+    assert "images: base" in find_first_contradiction(msgspec.structs.replace(result, images=images))
+    assert find_first_contradiction(msgspec.structs.replace(result, images=None)) is None, "older files have none"
     frame = result.images_to_pandas()
     hits = frame[frame.pool == "base"]
     assert (hits.asked * hits.joint).sum() / 100 == pytest.approx(result.to_hit_counts().column("base_joint").sum())

@@ -23,7 +23,7 @@ from ifsl_bench.reporting.notes import describe_standing, describe_standings, ta
 from ifsl_bench.reporting.page.data import collect_page
 from ifsl_bench.reporting.page.page import render_page
 from ifsl_bench.reporting.table import PROGRAMS
-from ifsl_bench.store.published import published_rows
+from ifsl_bench.store.published import read_published_rows
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.errors import UserError
@@ -59,7 +59,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     assert [r["common_seeds"] for r in measured if r["method"] in ("mine", "worse", "one")] == [3, 3, 1]
     papers = [r for r in rows if r["kind"] == "published"]
     assert {(r["method"], r["acc"]) for r in papers} == {
-        (p.label, p.values["acc"]) for p in published_rows("mini-5shot")
+        (p.label, p.values["acc"]) for p in read_published_rows("mini-5shot")
     }
     assert all(
         r["rank_first"] is None and r["provisional"] is None and r["to_best"] is None and r["acc_interval"] is None

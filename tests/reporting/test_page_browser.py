@@ -15,7 +15,7 @@ from ifsl_bench.analysis import task_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.page.data import collect_page, load_results_with_variants
 from ifsl_bench.reporting.page.page import render_page
-from ifsl_bench.store.published import published_rows
+from ifsl_bench.store.published import read_published_rows
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import read_result, write_result
 from tests.reporting.test_page import HOSTILE, KEPT, TASK, fake_result, write_results
@@ -402,7 +402,7 @@ def test_sessions_are_curves_and_tables(size, chromium, in_sessions, call):
         visit.page.locator("#chips label", has_text=re.compile("^lr$")).click()
         assert {name for name, *_ in visit.page.evaluate(lines)} == set(table) - {"lr"}
         visit.start("mini-sessions-published")
-        labels = {row.label for row in published_rows("mini-sessions-published")}
+        labels = {row.label for row in read_published_rows("mini-sessions-published")}
         curves = {name: (y, dash) for name, y, dash in visit.page.evaluate(lines) if name in labels}
         assert len(curves) == 50
         assert curves["CEC"] == ([72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63], "dash")

@@ -25,7 +25,7 @@ from ifsl_bench.reporting.leaderboard import short_task_tables, task_tables
 from ifsl_bench.reporting.notes import table_notes
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.reporting.terminal import print_tables
-from ifsl_bench.store.published import ONE_ORDER_NOTE, SOURCE_KINDS, published_rows
+from ifsl_bench.store.published import ONE_ORDER_NOTE, SOURCE_KINDS, read_published_rows
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.files import Paths
 
@@ -44,7 +44,7 @@ def task_of(name: str, count: int, ways: int) -> Task:
 def test_published_rows_are_those_of_the_list():
     """Accuracies, kind, base and novel accuracy of each; average and PD as the list has them, to its rounding."""
     listed = {(entry["data"], entry["method"], *entry["sessions"]): entry for entry in json.loads(LIST.read_text())}
-    rows = [(data, row) for data, name in TASKS.items() for row in published_rows(f"{name}-published")]
+    rows = [(data, row) for data, name in TASKS.items() for row in read_published_rows(f"{name}-published")]
     kinds = {"paper": "paper", "readme": "authors readme", "log": "authors log", "cited": "cited by another paper",
              "rerun": "rerun by another paper"}  # fmt: skip
     assert set(kinds) == set(SOURCE_KINDS)
@@ -61,7 +61,7 @@ def test_published_rows_are_those_of_the_list():
 
 
 def test_a_published_row_has_its_gain_over_its_own_lazy_row():
-    (row,) = (row for row in published_rows("mini-sessions-published") if row.label == "CEC")
+    (row,) = (row for row in read_published_rows("mini-sessions-published") if row.label == "CEC")
     lazy = [row.values["first"] * 60 / (60 + 5 * t) for t in range(9)]
     assert row.values["gain"] == pytest.approx(np.mean(row.sequence.after) - np.mean(lazy))
     assert row.values["gain"] == pytest.approx(2.3, abs=0.05)

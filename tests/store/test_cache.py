@@ -18,7 +18,7 @@ from ifsl_bench import api
 from ifsl_bench.experiments import workspace as prepared
 from ifsl_bench.solvers.numba_code_cache import code_folder_name
 from ifsl_bench.store import cache
-from ifsl_bench.store.cache import list_items, select_removable
+from ifsl_bench.store.cache import divide_into_removable_and_kept, list_items
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths, unique_name
 from ifsl_bench.utils.locks import hold_lock
@@ -99,7 +99,7 @@ def test_what_is_used_says_so_without_access_times(root):
     after = {item.path: item.last_used for item in list_items(home) if item.kind in MADE - {"trials"}}
     assert after
     unused = {path for path, used in after.items() if used < time.time() - 3600}
-    spared = {path for path in after if path.parent == home.trained or path.name == "novel-train"}
+    spared = {path for path in after if path.parent == home.trained_models or path.name == "novel-train"}
     assert unused <= spared, "the model of another setting, and features that only training needs, may be spared"
 
 
@@ -146,7 +146,7 @@ def test_nobody_is_asked_where_nobody_is(prune, root):
 
 def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune, root):
     home = Paths.locate(root / "home")
-    model, other_model = sorted(home.trained.glob("[!.]*"))
+    model, other_model = sorted(home.trained_models.glob("[!.]*"))
     everything, starting = (*EVERYTHING, "--dry-run"), {"pretrained", "features", "trained"}
     with hold_lock(model):
         status, out, _ = prune(*everything)
@@ -161,13 +161,13 @@ def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune
 
 def test_what_is_used_between_the_question_and_the_removal_stays(root):
     home = Paths.locate(root / "home")
-    going, _ = select_removable(home, ["trained"])
-    model, *_ = sorted(home.trained.glob("[!.]*"))
+    going, _ = divide_into_removable_and_kept(home, ["trained"])
+    model, *_ = sorted(home.trained_models.glob("[!.]*"))
     os.utime(model / "checkpoint.json")
     messages = []
     cache.remove_items(going, messages.append)
     assert messages == [f"{model} is in use by now, and stays"]
-    assert [path.name for path in home.trained.iterdir() if not path.name.startswith(".")] == [model.name]
+    assert [path.name for path in home.trained_models.iterdir() if not path.name.startswith(".")] == [model.name]
 
 
 @pytest.mark.slow("two runs from data to result, one of them disturbed all the while")
@@ -182,7 +182,7 @@ def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(ro
     def take() -> None:
         while not ended.is_set():
             try:
-                going = select_removable(home, ["trained", "features", "trials"])[0]
+                going = divide_into_removable_and_kept(home, ["trained", "features", "trials"])[0]
             except (OSError, UserError):  # the latter where nothing of these kinds is there
                 continue
             removed.append(cache.remove_items(going, lambda text: None))

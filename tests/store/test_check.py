@@ -16,7 +16,7 @@ from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.table import FORMATS, READERS
 from ifsl_bench.store import check
-from ifsl_bench.store.result_folder import find_unfit_results, packaged_results_folder, read_results
+from ifsl_bench.store.result_folder import find_results_of_other_episodes, packaged_results_folder, read_results
 from ifsl_bench.store.schema import Result, parse_result, result_file_name, round_summary, write_result
 from ifsl_bench.utils.errors import is_printable
 from ifsl_bench.utils.files import Paths
@@ -47,7 +47,7 @@ def test_a_good_file_in_one_line(file):
     line = f"ok: lwof on glyphs-5shot, seed 1, 2,000 episodes, Acc. {acc['mean']:.2f} ± {acc['interval']:.2f}"
     assert report.summary_line.startswith(line)
     # An environment without the data cannot draw their classes again; one of another version cannot speak for that.
-    assert {text.partition(",")[0] for text in report.unverified} <= {"classes", "distribution"}
+    assert {text.partition(",")[0] for text in report.unverified_notes} <= {"classes", "distribution"}
 
 
 CLEAR = "\x1b[2J"  # clears a terminal
@@ -210,7 +210,7 @@ def test_what_can_be_told_without_the_method(file, changes, message):
     altered(file, lambda v: v.update({"method": "zzz", **changes}))
     report = check_file(file.rename(file.with_name(result_file_name(changes["label"], 1))))
     assert [failure[: len(message)] for failure in report.failures] == [message] * bool(message)
-    assert any(text.startswith("label, options and backbone, since method") for text in report.unverified)
+    assert any(text.startswith("label, options and backbone, since method") for text in report.unverified_notes)
     if not message:
         assert "label, options and backbone, since method zzz" in report.summary_line.partition("(not verified: ")[2]
 
@@ -242,7 +242,7 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     for path in paths.values():
         altered(path, lambda v: v["provenance"].update(commit=COMMIT))  # whatever the state of this checkout
         report = check_file(path, tasks, home)
-        assert (report.failures, report.unverified) == ((), ())
+        assert (report.failures, report.unverified_notes) == ((), ())
     path = paths["clusters-5shot"]
     misplaced = shutil.copy(path, next(other.parent for other in paths.values() if other != path))
     assert [f.partition(":")[0] for f in check_file(Path(misplaced), tasks, home).failures] == ["folder"]
@@ -262,7 +262,7 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     message = "partial: true, data set clusters with this fingerprint is the whole"
     assert message in check_file(path, tasks, home).failures
     shutil.rmtree(home.data)
-    assert check_file(path, tasks, home).unverified == tuple(
+    assert check_file(path, tasks, home).unverified_notes == tuple(
         f"{what}, since data set clusters is not prepared here" for what in ("digest", "classes", "partial")
     )
 
@@ -306,7 +306,7 @@ def cut(result: Result, n: int) -> Result:
 def test_check_and_tables_agree_on_which_episodes_fit(file, call):
     write_result(file.parents[1], msgspec.structs.replace(cut(parse_result(file), 3), choice=None))
     (task,) = load_tasks("glyphs-5shot")
-    (reason,) = find_unfit_results(task, [parse_result(file)]).values()
+    (reason,) = find_results_of_other_episodes(task, [parse_result(file)]).values()
     assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
     assert reason in check_file(file).failures
     status, out, err = call("compare", str(file), str(packaged_results_folder() / "glyphs-5shot" / file.name))
@@ -324,6 +324,8 @@ def test_check_and_tables_agree_on_which_episodes_fit(file, call):
 
 
 def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
-    monkeypatch.setattr(check, "_make_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
+    monkeypatch.setattr(
+        check, "_make_sampler_of_result", lambda *_: pytest.fail("more than a million episodes would be drawn")
+    )
     altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
     assert "it has 1,000,001 episodes; this task allows at most 1,000,000" in check_file(file).failures

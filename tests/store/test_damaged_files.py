@@ -103,7 +103,7 @@ def test_a_file_beyond_the_limit_is_not_read(file):
         read_result(file)
     assert len(read_results(file.parents[1])[1]) == 1
     sizes = [path.stat().st_size for path in packaged_results_folder().glob("*/*.seed-*.json")]
-    assert max(sizes) < RESULT_FILE.most / 100
+    assert max(sizes) < RESULT_FILE.maximum / 100
 
 
 # -- lists and runs

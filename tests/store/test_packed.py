@@ -26,7 +26,7 @@ from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES, OTHER_RESULT_B
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import (
     Result,
-    find_contradiction,
+    find_first_contradiction,
     parse_result,
     read_result,
     rename_replaced_result,
@@ -35,7 +35,7 @@ from ifsl_bench.store.schema import (
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.limits import RESULT_FILE
-from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, packed_length, unpack_array
+from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, read_packed_length, unpack_array
 from tests.store.result_fields import listed
 
 STORED = packaged_results_folder() / "glyphs-5shot" / "protonet.seed-0.json"
@@ -59,7 +59,7 @@ def test_what_is_packed_is_read_bit_by_bit(kind, n):
         values[: n // 2 : 7] = np.nan
         values[1 : n // 2 : 7] = -np.inf
     array_text = pack_array(values)
-    assert packed_length(array_text) == n
+    assert read_packed_length(array_text) == n
     assert array_text.startswith(f"{kind if n else kind if kind[0] == 'f' else 'u1'} {n} ")
     array = unpack_array(array_text, n)
     assert array.dtype == values.dtype
@@ -123,7 +123,7 @@ def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
     assert most < MOST_EPISODES or ways == 1
     n = 1 + stored_counts.MOST_READABLE_NUMBERS // (ways + 7)
     size = len(json.dumps(msgspec.to_builtins(EpisodeCounts.of(*drawn(n, shape, 300)))))
-    assert size / n * most < RESULT_FILE.most - OTHER_RESULT_BYTES
+    assert size / n * most < RESULT_FILE.maximum - OTHER_RESULT_BYTES
 
 
 def as_packed(result: Result) -> Result:
@@ -158,7 +158,7 @@ def test_a_result_that_only_counts_more_replaces_the_old_one(tmp_path):
 
 def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     packed_result = as_packed(newer)
-    assert not find_contradiction(packed_result)
+    assert not find_first_contradiction(packed_result)
     path = write_result(tmp_path, packed_result)
     stored_result = read_result(path)
     assert stored_result == packed_result
@@ -214,7 +214,9 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
 
 def test_packed_columns_of_other_lengths_are_refused(newer):
     entry = msgspec.structs.replace(newer.episodes, novel_alone=pack_array(np.ones(1999, int)))
-    assert "episodes.novel_alone has 1999 entries" in find_contradiction(msgspec.structs.replace(newer, episodes=entry))
+    assert "episodes.novel_alone has 1999 entries" in find_first_contradiction(
+        msgspec.structs.replace(newer, episodes=entry)
+    )
 
 
 def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):

@@ -173,7 +173,7 @@ def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch, task,
 
 
 def test_retrain_trains_again_and_keeps_the_old_model(task, work):
-    trained, few = work.home.trained, {"train": {"steps": 4}, "work": work}
+    trained, few = work.home.trained_models, {"train": {"steps": 4}, "work": work}
     first = api.run("lwof", task, **few)
     (folder,) = (path for path in trained.iterdir() if path.is_dir())
     checkpoint = (folder / "checkpoint.json").read_bytes()

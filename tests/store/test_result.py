@@ -21,7 +21,7 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import describe_standing
 from ifsl_bench.reporting.table import render_tables
-from ifsl_bench.store.published import published_rows
+from ifsl_bench.store.published import read_published_rows
 from ifsl_bench.store.result_folder import packaged_results_folder, read_results
 from ifsl_bench.store.schema import Result, read_result, write_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -247,7 +247,7 @@ def test_published_rows_are_consistent_or_flagged():
     """Delta is the mean of its parts wherever the paper prints all three, or a note says that it is not."""
     flagged = 0
     for task in ("mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"):
-        rows = published_rows(task)
+        rows = read_published_rows(task)
         assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a", "xtarnet"} <= {
             r.label for r in rows
         }

@@ -21,9 +21,9 @@ def test_every_limit_says_what_to_do():
     ]
     assert len(all_limits) >= 12
     for limit in all_limits:
-        limit.check(limit.most, "x")
+        limit.check(limit.maximum, "x")
         with pytest.raises(UserError) as error:
-            limit.check(limit.most + 1, "x.zip")
+            limit.check(limit.maximum + 1, "x.zip")
         assert str(error.value).startswith("x.zip ")
-        assert f"{limit.most:,}" in str(error.value)
+        assert f"{limit.maximum:,}" in str(error.value)
         assert "{" not in str(error.value)

@@ -17,7 +17,7 @@ def test_by_default_nothing_else_is_said(capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Reporter().say("a remark")
-        with Reporter().stage("a stage", 1) as stage:
+        with Reporter().report_stage("a stage", 1) as stage:
             stage.advance(loss=1.0)
     with pytest.warns(UserWarning, match="^look out$") as record:
         Reporter().warn("look out")
@@ -30,7 +30,7 @@ def test_the_time_left_is_by_the_pace_after_the_first_step(monkeypatch):
     times = iter([100.0, 125.0, 126.0, 145.0, 145.0])
     monkeypatch.setattr("ifsl_bench.utils.progress.time", SimpleNamespace(monotonic=lambda: next(times)))
     out = io.StringIO()
-    with LogReporter(out).stage("training", 500, 100) as stage:
+    with LogReporter(out).report_stage("training", 500, 100) as stage:
         stage.advance(1)
         stage.advance(1)
         stage.advance(19)
@@ -45,9 +45,9 @@ def test_the_time_left_is_by_the_pace_after_the_first_step(monkeypatch):
 def test_a_terminal_has_a_line_for_a_stage_that_is_resumed():
     out, reporter = io.StringIO(), RichReporter()
     reporter.console = Console(file=out, force_terminal=True, width=80, color_system=None)
-    with reporter.stage("training", 5000, 1200) as stage:
+    with reporter.report_stage("training", 5000, 1200) as stage:
         stage.advance(3800)
-    with reporter.stage("evaluating", 10):
+    with reporter.report_stage("evaluating", 10):
         pass
     assert "training: resumed at 1,200 of 5,000" in out.getvalue().splitlines()[0]
     assert out.getvalue().count("resumed") == 1
@@ -56,7 +56,7 @@ def test_a_terminal_has_a_line_for_a_stage_that_is_resumed():
 @pytest.mark.parametrize("rich", [False, True])
 def test_the_title_of_a_stage_steers_no_terminal(rich, capsys):
     reporter = RichReporter() if rich else LogReporter()
-    with reporter.stage("importing \x1b[2Ja.zip[/red]", 1) as stage:
+    with reporter.report_stage("importing \x1b[2Ja.zip[/red]", 1) as stage:
         stage.advance(1)
     output = capsys.readouterr().err
     assert "\x1b[2J" not in output
@@ -68,7 +68,7 @@ def test_a_bar_fits_the_terminal_and_cuts_no_word(width):
     title = "meta-training lr+a on glyphs-5shot+base-classes=20, seed 0"
     out, reporter = io.StringIO(), RichReporter()
     reporter.console = Console(file=out, force_terminal=True, width=width, color_system=None)
-    with reporter.stage(title, 8000) as stage:
+    with reporter.report_stage(title, 8000) as stage:
         stage.advance(8000, loss=0.2345, accuracy=93.75)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).replace("\r", "\n").splitlines()
     assert max(map(len, lines)) <= width

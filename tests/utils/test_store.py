@@ -97,18 +97,18 @@ def test_a_state_is_replaced_whole_and_what_a_killed_process_left_goes(tmp_path)
     for step in range(3):
         (tmp_path / "state-7.safetensors").write_bytes(b"written, and not named yet")
         (tmp_path / unique_name(".partial-state-8.safetensors")).write_bytes(b"half")
-        store.save({"x": torch.full((9,), float(step))}, {"step": step})
+        store.write_tensors({"x": torch.full((9,), float(step))}, {"step": step})
         checkpoint = CheckpointFolder(tmp_path).load()
-        assert (checkpoint.tensors["x"].unique().tolist(), checkpoint.info["step"]) == ([step], step)
+        assert (checkpoint.tensors["x"].unique().tolist(), checkpoint.metadata["step"]) == ([step], step)
     (name,) = {path.name for path in tmp_path.iterdir()} - {"checkpoint.json"}
-    assert name == checkpoint.info["tensors"]["file"]
+    assert name == checkpoint.metadata["tensors"]["file"]
 
 
 def test_a_state_of_any_order_in_memory_is_kept(tmp_path):
     values = torch.arange(120.0).reshape(2, 3, 4, 5)
     tensors = {"channels last": values.to(memory_format=torch.channels_last), "part": values[:, 1], "one": values[0, 0]}
     store = CheckpointFolder(tmp_path)
-    store.save(tensors, {})
+    store.write_tensors(tensors, {})
     stored_tensors = store.load().tensors
     assert all(torch.equal(stored_tensors[name], value) for name, value in tensors.items())
 

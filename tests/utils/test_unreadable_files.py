@@ -8,7 +8,7 @@ import os
 import pytest
 
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import read_errors, read_json
+from ifsl_bench.utils.files import read_json, translate_read_errors
 from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 from tests.store.result_fields import altered
 
@@ -29,7 +29,10 @@ def test_a_file_without_its_checksum_or_of_another_format_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
 def test_what_cannot_be_read_is_not_taken_for_damaged(tmp_path, kind):
     """It may be sound: nothing is set aside, nothing made again."""
-    with pytest.raises(UserError, match=r"cannot read .*x\.json: ") as error, read_errors(tmp_path / "x.json"):
+    with (
+        pytest.raises(UserError, match=r"cannot read .*x\.json: ") as error,
+        translate_read_errors(tmp_path / "x.json"),
+    ):
         raise OSError(kind, os.strerror(kind))
     assert not isinstance(error.value, CorruptFile)
 

@@ -26,8 +26,8 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks, parse_tasks
 from ifsl_bench.protocols.tasks.task_limits import NAME_PATTERN, NAME_RULE
-from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown_name_error
-from ifsl_bench.utils.files import PARTIAL_MARK, Paths, check_output_path, disk_errors, write_bytes
+from ifsl_bench.utils.errors import CorruptFile, UserError, escape_controls, unknown_name_error
+from ifsl_bench.utils.files import PARTIAL_MARK, Paths, check_output_path, translate_disk_errors, write_bytes
 from ifsl_bench.utils.locks import hold_lock, is_locked, remove_path, unfinished_path
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.toml import read_user_file
@@ -170,7 +170,7 @@ def verify_all(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterato
         try:
             dataset = open_dataset(home.data / name)
             size = _size_in_bytes(dataset)
-            with reporter.stage(f"verifying {name}", size) as stage:
+            with reporter.report_stage(f"verifying {name}", size) as stage:
                 verify_checksums(dataset, stage.advance)
         except CorruptFile as error:
             damaged.append(f"{error}; build it again with: {prepare_command(name)} --force")
@@ -228,7 +228,7 @@ def remove_data(home: Paths, name: str) -> None:
     paths = removable_paths(home, name)
     with hold_lock(home.data / name):
         for path in paths:
-            with disk_errors(path):
+            with translate_disk_errors(path):
                 remove_path(path)
             if path.exists():
                 raise UserError(f"{path} cannot be removed: no permission to change its folder, or it is in use")
@@ -351,7 +351,7 @@ def _load_font() -> ImageFont.FreeTypeFont:
 
 def _wrap_to_lines(name: str, most: int) -> list[str]:
     """Wrap the name of a class; if there are too many lines, leave out words after the first."""
-    words = one_line(name).split()
+    words = escape_controls(name).split()
     for start in range(1, len(words) + 1):
         shown = [f"{words[0]}…", *words[start:]] if start > 1 else words
         if len(lines := _wrap_words(" ".join(shown))) <= most:
@@ -403,6 +403,6 @@ def write_new_tasks(home: Paths, name: str, data: str, path: Path, reporter: Rep
     tasks = [task.name for task in parse_tasks(text, str(path))]
     if taken := [task for task in tasks if task in tasks_there]:
         raise UserError(f"there is a task {taken[0]!r} already; choose another name")
-    with disk_errors(path):
+    with translate_disk_errors(path):
         write_bytes(path, text.encode())
     return tasks

@@ -26,7 +26,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks
 from ifsl_bench.utils.errors import UserError, unknown_name_error
-from ifsl_bench.utils.files import Paths, mark_used
+from ifsl_bench.utils.files import Paths, record_last_use
 from ifsl_bench.utils.progress import Reporter
 
 
@@ -216,7 +216,7 @@ def _with_base_classes(dataset: Dataset, base_classes: int | None, base_order: i
 
 def _ensure_dataset(spec: DataSpec, home: Paths, reporter: Reporter) -> Dataset:
     if (dataset := open_pinned(home, spec)) is not None:
-        mark_used(dataset.folder / "manifest.json")
+        record_last_use(dataset.folder / "manifest.json")
         return dataset
     from ifsl_bench.data.preparing.prepare import open_or_build
 

@@ -31,8 +31,8 @@ from ifsl_bench.data.writer import Writer, build_dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_limits import NAME_PATTERN
-from ifsl_bench.utils.errors import CorruptFile, UserError, one_line, unknown_name_error
-from ifsl_bench.utils.files import DOWNLOAD_PREFIX, Paths, disk_errors, mark_used, sha256_json
+from ifsl_bench.utils.errors import CorruptFile, UserError, escape_controls, unknown_name_error
+from ifsl_bench.utils.files import DOWNLOAD_PREFIX, Paths, record_last_use, sha256_json, translate_disk_errors
 from ifsl_bench.utils.locks import hold_lock, remove_path, unfinished_path
 from ifsl_bench.utils.progress import Reporter
 
@@ -63,7 +63,7 @@ def open_or_build(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
             f"pinned to {spec.fingerprint[:16]}: results on it would not be comparable. Rebuild it with "
             f"'{prepare_command(spec.name)} --force', or give your own task file without a fingerprint"
         )
-    mark_used(dataset.folder / "manifest.json")
+    record_last_use(dataset.folder / "manifest.json")
     return dataset
 
 
@@ -418,7 +418,7 @@ def download_archive(home: Paths, name: str, reporter: Reporter) -> Iterator[Pat
     """
     source = find_downloadable(name)
     folder = home.cache / f"{DOWNLOAD_PREFIX}{name}"
-    with disk_errors(folder), hold_lock(folder, reporter.warn):
+    with translate_disk_errors(folder), hold_lock(folder, reporter.warn):
         folder.mkdir(parents=True, exist_ok=True)
         how = "checking what is here of" if any(folder.iterdir()) else "downloading"
         reporter.say(f"{how} {source.address}")
@@ -427,7 +427,7 @@ def download_archive(home: Paths, name: str, reporter: Reporter) -> Iterator[Pat
                 path = source.fetch(folder)
         except (OSError, RuntimeError) as error:
             remove_path(folder)
-            why = one_line(str(getattr(error, "reason", error)))[:120]
+            why = escape_controls(str(getattr(error, "reason", error)))[:120]
             raise UserError(
                 f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: {prepare_command(name)}"
             ) from error

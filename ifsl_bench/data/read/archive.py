@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import append_block, sha256_json, temporary_file
+from ifsl_bench.utils.files import append_to_temporary_file, open_temporary_file, sha256_json
 from ifsl_bench.utils.limits import (
     ARCHIVE_MEMBERS,
     EXPANSION_RATIO,
@@ -239,9 +239,9 @@ class FileTree(ABC):
         Raises:
             UserError: It is damaged or cut short.
         """
-        with self.readable(entry), self.open(entry) as file, temporary_file() as copy:
+        with self.readable(entry), self.open(entry) as file, open_temporary_file() as copy:
             while block := file.read(1 << 20):
-                append_block(copy, block)
+                append_to_temporary_file(copy, block)
             return _map_file(copy)
 
     def format_location(self, entry: Entry | str) -> str:
@@ -507,7 +507,7 @@ class _TarTree(FileTree):
         packed = self.opened.enter_context(open(self.path, "rb"))  # noqa: SIM115 (closed with the tree)
         if self.decompress is None:
             return packed
-        expanded = self.opened.enter_context(temporary_file())
+        expanded = self.opened.enter_context(open_temporary_file())
         with self.decompress(packed) as content:
             head = content.read(tarfile.BLOCKSIZE)
             try:
@@ -518,9 +518,9 @@ class _TarTree(FileTree):
                         f"{self.path} is compressed by {self.compression}, but what is inside is no tar archive but "
                         f"{file_kind(head)}; if it belongs to a data set, unpack it and give the folder"
                     ) from error
-            append_block(expanded, head)
+            append_to_temporary_file(expanded, head)
             while block := content.read(1 << 20):
-                append_block(expanded, block)
+                append_to_temporary_file(expanded, block)
                 if expanded.tell() > HARMLESS_EXPANDED_BYTES:
                     EXPANSION_RATIO.check(expanded.tell() // max(1, self.path.stat().st_size), str(self.path))
         return expanded

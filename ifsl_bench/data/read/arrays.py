@@ -13,7 +13,7 @@ import numpy as np
 
 from ifsl_bench.data.read.archive import file_kind, format_first, open_member, open_zip
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import append_block, temporary_file
+from ifsl_bench.utils.files import append_to_temporary_file, open_temporary_file
 
 
 @contextmanager
@@ -69,9 +69,9 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
         for name in names:
             what = f"{name!r} of {where}"
             # The copy's name is gone afterwards, its mapped content is not.
-            with open_member(archive, infos[name], what) as member, temporary_file() as copy:
+            with open_member(archive, infos[name], what) as member, open_temporary_file() as copy:
                 while block := member.read(1 << 20):
-                    append_block(copy, block)
+                    append_to_temporary_file(copy, block)
                 try:
                     array = np.lib.format.open_memmap(copy.name, mode="r")
                     kind = None if array.dtype.kind in "biufcSU" else f"type {array.dtype}"

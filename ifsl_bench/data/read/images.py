@@ -22,7 +22,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from ifsl_bench.data.read.archive import Entry, FileTree, file_kind
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import IMAGE_PIXELS, IMAGE_SIDE, JPEG_SCANS, TIFF_VALUES
-from ifsl_bench.utils.serialization import memory_releaser
+from ifsl_bench.utils.serialization import make_memory_releaser
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TIFF_BYTE_TYPES = {1, 2, 6, 7}  # types of tags that are kept as they are: bytes, text
@@ -65,7 +65,7 @@ class MemorySemaphore:
                 self.changed.notify_all()
 
 
-_pixel_semaphore = MemorySemaphore(IMAGE_PIXELS.most)  # of all threads together; ordinary images never come near
+_pixel_semaphore = MemorySemaphore(IMAGE_PIXELS.maximum)  # of all threads together; ordinary images never come near
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,17 @@ def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFind
     Raises:
         BadImage: It cannot be decoded, or has the wrong size.
     """
-    if (values := tiff_value_count(content)) > TIFF_VALUES.most:
+    if (values := tiff_value_count(content)) > TIFF_VALUES.maximum:
         raise BadImage(f"it has {values:,} values in its header, too many to open")
     try:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             whole = image.width * image.height
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
-            if image.format in ("JPEG", "MPO") and (scans := content.count(b"\xff\xda")) > JPEG_SCANS.most:
+            if image.format in ("JPEG", "MPO") and (scans := content.count(b"\xff\xda")) > JPEG_SCANS.maximum:
                 raise BadImage(f"it has {scans:,} scans, too many to decode")
             pixels = image.width * image.height
-            if pixels > IMAGE_PIXELS.most or max(image.width, image.height) > IMAGE_SIDE.most:
+            if pixels > IMAGE_PIXELS.maximum or max(image.width, image.height) > IMAGE_SIDE.maximum:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
             with _pixel_semaphore.hold(whole if image.info.get("progressive") else pixels):
@@ -327,7 +327,7 @@ def decode_into(
         spec: Size and fit.
         advance: Called with numbers of finished images, from this thread.
     """
-    result, written = DecodingOutcome(np.zeros(len(out), np.uint64)), memory_releaser(out)
+    result, written = DecodingOutcome(np.zeros(len(out), np.uint64)), make_memory_releaser(out)
     sizes, findings = np.zeros(len(out), np.int64), [ImageFindings(spec.size)] * len(out)
     Image.init()  # while there is one thread
 

@@ -64,7 +64,7 @@ class FeatureFiles(Layout):
             self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
         except UserError as error:
             context.require_complete(str(error), f"{error}; make smaller episodes, of a task file of your own")
-        with context.reporter.stage(f"importing features from {context.files.path.name}", len(pools)) as stage:
+        with context.reporter.report_stage(f"importing features from {context.files.path.name}", len(pools)) as stage:
             for name, pool in pools.items():
                 order = np.argsort(pool.ids, kind="stable")
                 rows[name] = {pool.entry.name: [ListItem(pool.entry.name, row) for row in order.tolist()]}

@@ -24,7 +24,7 @@ from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.progress import Reporter
-from ifsl_bench.utils.serialization import memory_releaser
+from ifsl_bench.utils.serialization import make_memory_releaser
 
 POOL_OF_SIDE = {"train": "base", "val": "novel/val", "test": "novel/test"}  # side of an object -> side of its classes
 SIDE_OF_MODE = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
@@ -263,7 +263,7 @@ class LabelledObjects:
         self.sides = _objects_by_side(objects)
         total = sum(len(side.indices) for side in self.sides.values())
         first = ""
-        with reporter.stage(f"looking at {total:,} images", total) as stage:
+        with reporter.report_stage(f"looking at {total:,} images", total) as stage:
             for side in self.sides.values():
                 for image, what in side.survey():
                     first, self.shape = first or what, self.shape or image.shape
@@ -294,7 +294,7 @@ class LabelledObjects:
                 side = side_of[next(iter(files))]
                 indices = np.array([item.index for items in files.values() for item in items], np.int64)
                 with context.writer.pool(pool, pool_labels(files), tuple(files), self.shape) as images:
-                    written = memory_releaser(images)
+                    written = make_memory_releaser(images)
                     for row, index in enumerate(indices.tolist()):
                         images[row] = self.scale.to_bytes(side.read_again(index))
                         written(images[row].nbytes)

@@ -94,14 +94,14 @@ LIST_RULES = {
 
 def most_episodes(shape: EpisodeSpec) -> int:
     """Return the most test episodes there may be: as many as fit into a result file, packed, and a million at most."""
-    from ifsl_bench.utils.serialization import byte_width  # NumPy, which --help does without
+    from ifsl_bench.utils.serialization import bytes_per_count  # NumPy, which --help does without
 
     base, novel = shape.base_queries, shape.ways * shape.novel_queries  # joint, alone and calibrated hits, and pairs
     hits = (
-        3 * byte_width(base) + 3 * byte_width(novel) + byte_width(2 * base * novel)
+        3 * bytes_per_count(base) + 3 * bytes_per_count(novel) + bytes_per_count(2 * base * novel)
     )  # joint, alone and calibrated; pairs
     each = (CLASS_BYTES * shape.ways + hits) * 4 / 3  # base64
-    return min(MOST_EPISODES, int((RESULT_FILE.most - OTHER_RESULT_BYTES) / each))
+    return min(MOST_EPISODES, int((RESULT_FILE.maximum - OTHER_RESULT_BYTES) / each))
 
 
 def max_episodes_of_task(task: Task) -> int:

@@ -32,8 +32,8 @@ from ifsl_bench.reporting.figures.style import (
 from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.notebook import Names, as_name_tuple
 from ifsl_bench.reporting.table import Column, Table
-from ifsl_bench.utils.errors import UserError, one_line
-from ifsl_bench.utils.threads import evaluation_threads
+from ifsl_bench.utils.errors import UserError, escape_controls
+from ifsl_bench.utils.threads import limit_evaluation_threads
 
 Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the class that is answered
 EPISODES = 500
@@ -137,14 +137,14 @@ def count_confusions(
 
 
 @torch.no_grad()
-@evaluation_threads()
+@limit_evaluation_threads()
 def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
     method, name, parts = ready.method.eval(), ready.job.name, []
     size = batch_size(loader, method)
     blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
-    with work.reporter.stage(f"confusions of {ready.job}", episodes) as stage:
+    with work.reporter.report_stage(f"confusions of {ready.job}", episodes) as stage:
         for answers in loader.joint_label_batches(method, name, blocks):
             parts.append(_joint_labels(loader.classes, *answers))
             stage.advance(len(answers[0]))
@@ -330,7 +330,7 @@ def _name_class_pair(of_methods: Sequence[Confusions], of: int, answer: int) -> 
         format_plus_minus(of_method.answer_share(of_method.n_base_classes + of, answer)) for of_method in of_methods
     )
     names = readable_class_names(first.class_names)
-    return one_line(f"  {names[first.n_base_classes + of]} as {names[answer]}: {shares}")
+    return escape_controls(f"  {names[first.n_base_classes + of]} as {names[answer]}: {shares}")
 
 
 def _describe_queries_lost_to_base_classes(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, unique_names
 from ifsl_bench.analysis.task_results import TaskResults, no_results_error, select_labels, select_setting
 from ifsl_bench.reporting.plot_styles import PlotStyle, distinct_styles, style_of_label
-from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.files import check_output_path, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
@@ -151,7 +151,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 def plain_text(label: str) -> str:
     """Return a label of unknown origin as text. Matplotlib would leave one out that begins with _."""
-    label = one_line(label)
+    label = escape_controls(label)
     return f" {label}" if label.startswith("_") else label
 
 
@@ -377,7 +377,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
     ``["GREEK LETTER XI (U+039E)", "GREEK LETTER MU (U+03BC)"]`` become ``["XI", "MU"]``.
     """
-    words = [one_line(name).split() or [one_line(name)] for name in names]
+    words = [escape_controls(name).split() or [escape_controls(name)] for name in names]
     beginnings = Counter(tuple(w[:n]) for w in words for n in range(1, len(w)))
     beginnings = Counter({start: n for start, n in beginnings.items() if len(start) > 1 or n == len(names)})
     candidates = [_shortened_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first

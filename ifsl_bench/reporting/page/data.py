@@ -47,7 +47,7 @@ from ifsl_bench.reporting.recipe_tables import grid_tables
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.store.published import FLAG_LETTERS
 from ifsl_bench.store.schema import Result, result_path
-from ifsl_bench.utils.errors import UserError, one_line
+from ifsl_bench.utils.errors import UserError, escape_controls
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
 LINES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for DASHES
@@ -488,7 +488,7 @@ def _origin_facts(result: Result) -> dict[str, str]:
             {k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}
         ),
     }
-    return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "", {})}
+    return {name: escape_controls(str(value)) for name, value in facts.items() if value not in (None, "", {})}
 
 
 def _format_options(values: Mapping[str, Any]) -> str:

@@ -122,7 +122,7 @@ class Glyphs(DatasetSource):
 
     def build(self, context: BuildContext) -> None:
         total = sum(count.images for count in self.expected_shape_and_counts()[1].values())
-        with context.reporter.stage("rendering glyphs", total) as stage:
+        with context.reporter.report_stage("rendering glyphs", total) as stage:
             for pool, (first, each) in FIRST_AND_COUNT_OF_POOL.items():
                 alphabet = letters_in_pool(pool)
                 labels = np.repeat(np.arange(len(alphabet)), each)
