@@ -99,6 +99,7 @@ def test_parts_are_those_of_plain_loops():
         assert 0 <= share.percent.low <= share.percent.high <= 100
 
 
+@pytest.mark.slow("a simulation")
 @pytest.mark.parametrize(
     ("shape", "there"),
     [

@@ -87,6 +87,7 @@ def small(home, tmp_path):
     return glyphs("timm:test_resnet", copy_weights_to_home(home, tmp_path / "some.safetensors")), network
 
 
+@pytest.mark.slow("timm is imported")
 def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home, small):
     from timm.data import create_transform, resolve_data_config
 
@@ -104,6 +105,7 @@ def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home
     assert model.result_entry()["pretrained_on"] == ["unknown"]
 
 
+@pytest.mark.slow("whole runs")
 def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(home, small, monkeypatch):
     task, data = small[0], Images()
     first = pretrain_frozen(home, task, data, "linear", CPU, Messages())
@@ -116,6 +118,7 @@ def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(h
     assert cosine_model.key != first.key == pretraining_key(task, data.fingerprint, "linear", 7)
 
 
+@pytest.mark.slow("timm is imported")
 def test_other_weights_at_the_same_place_are_other_features(home, small, tmp_path):
     task, data = small[0], Images()
     first = pretrain_frozen(home, task, data, "linear", CPU, Messages())
@@ -151,6 +154,7 @@ def test_weights_that_a_network_of_the_home_uses_stay_when_another_network_refus
     assert (home.weights / f"{digits}.pth").exists()
 
 
+@pytest.mark.slow("whole runs")
 def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home, small):
     task, data = small[0], Images()
     plain = apply_change(task, Change(centre="none"))
@@ -406,6 +410,7 @@ def lees():
     return tensors
 
 
+@pytest.mark.slow("large networks are made")
 @pytest.mark.parametrize("wrap", [
     lambda tensors: {"embedding": tensors, "head": {"scale": torch.ones(1)}},  # Lee et al.
     lambda tensors: {"params": {f"module.encoder.{k}": v for k, v in tensors.items()} | {"fc.weight": torch.ones(2)}},

@@ -241,6 +241,7 @@ def test_damaged_content_in_a_zip_archive_is_named(kind, tmp_path):
             tree.read(tree.by_path["top/bad.JPEG"])
 
 
+@pytest.mark.slow("a long list is made and read")
 @pytest.mark.parametrize("kind", ["stored zip", "tar"])
 def test_a_list_as_long_as_is_taken_fits_into_a_gigabyte(kind, tmp_path, traced):
     """Measured on a short one, whose files are empty."""

@@ -110,6 +110,7 @@ def check(dataset, size: int) -> None:
     assert all(sorted(numbers) == list(range(EACH)) for numbers in image_numbers.values())  # each once, over the pools
 
 
+@pytest.mark.slow("11,788 images are made and read")
 @pytest.mark.parametrize(
     ("name", "size", "source"),
     [("cub", 84, lambda archive, unpacked: archive), ("cub", 84, lambda archive, unpacked: unpacked),

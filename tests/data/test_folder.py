@@ -68,6 +68,7 @@ def test_split_by_a_file(tmp_path, home):
                 assert np.abs(image.astype(int) - colour(bird, index)).max() <= 12, (name, bird, index)
 
 
+@pytest.mark.slow("whole runs")
 def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     write_birds(tmp_path / "photos", images=20)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))

@@ -41,6 +41,7 @@ def test_batches_do_not_matter() -> None:
         np.testing.assert_array_equal(glyphs.render_images(letter, order[:1]), whole[order[:1]])
 
 
+@pytest.mark.slow("all letters are rendered")
 def test_every_letter_shows_in_every_face() -> None:
     """No empty image, and none that is a missing letter's box: each face's image differs from the other letters'."""
     images = np.concatenate([glyphs.render_images(letter, np.arange(6)) for letter in LETTERS]).astype(np.int64)

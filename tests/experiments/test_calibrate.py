@@ -120,6 +120,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         assert find_first_contradiction(msgspec.structs.replace(plain, calibration=odd)) == f"calibration {fault}"
 
 
+@pytest.mark.slow("whole runs")
 @pytest.mark.parametrize("method", ["lwof", "lr"])
 def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_model(method, task, work):
     about = {"train": {"steps": 10}, "work": work}

@@ -40,6 +40,7 @@ def planned(call, *more):
     return json.loads(out)
 
 
+@pytest.mark.slow("plans of many jobs")
 def test_a_plan_says_what_is_missing_and_stages_that_jobs_share_are_counted_once(campaign, call):
     before = sorted(campaign.rglob("*"))
     document = planned(call)

@@ -494,7 +494,9 @@ class Fades(Stepwise):
         return super().learn(support, None if before is None else before / 2)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(m, marks=[pytest.mark.slow("fits each session")] * (m == "etf-neck")) for m in METHODS]
+)
 def test_methods_keep_the_rules_on_made_up_sequences(name):
     method, options = chosen_and_options(name)
     rules = dict(check_session_rules(name, method, options))

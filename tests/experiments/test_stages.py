@@ -59,6 +59,7 @@ def jobs_of(methods, task, work, train=None):
     return make_jobs(RunConfig(methods, [task], {}, train or {}), work.home)
 
 
+@pytest.mark.slow("whole runs")
 @pytest.mark.parametrize("name", ["lwof", "lr"])
 def test_a_plan_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
     (job,) = jobs_of([name], task, work, {"steps": "5"})
@@ -76,6 +77,7 @@ def test_a_plan_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, wor
     assert _stored_seconds(job, work.home)["evaluation"][0] == api.run_job(job, work).cost["evaluation_seconds"]
 
 
+@pytest.mark.slow("methods are trained")
 def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call):
     text = (hues / "hues.toml").read_text().replace("batch = 8\n", "batch = 8\nflip = true\n")
     (hues / "hues.toml").write_text(text)
@@ -89,6 +91,7 @@ def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call
     assert names == {"lwof.train.steps=2.seed-0.json", "lwof.train.views=2.train.steps=2.seed-0.json"}
 
 
+@pytest.mark.slow("a backbone is trained")
 def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
     work = api.workspace(glyph_home, device="cpu")
     (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)

@@ -83,6 +83,7 @@ def weights(home: Path) -> dict[str, str]:
             for path in home.glob("pretrained/*/*.safetensors")}  # fmt: skip
 
 
+@pytest.mark.slow("runs in threads")
 def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
     thread_counts: dict[str, set[int]] = {"steps": set(), "features": set()}
     step, compute = PretrainingTrainer._train_step, prepared.compute_features
@@ -106,6 +107,7 @@ def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
     assert thread_counts == {"steps": {3}, "features": {3}}
 
 
+@pytest.mark.slow("a method is trained and evaluated")
 def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(here, monkeypatch):
     (here / "sees.py").write_text(SEES)
     for cores, share, threads in ((4, 1, 11), (4, 4, 41)):
@@ -118,6 +120,7 @@ def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(her
         assert set((here / "seen").read_text().split()) == {"11"}
 
 
+@pytest.mark.slow("kernels are run in a process of their own")
 def test_blas_under_a_kernel_has_one_thread(here, monkeypatch):
     """An episode has one thread, and BLAS would bring as many as there are cores, for each caller."""
 

@@ -203,6 +203,7 @@ def interrupted(monkeypatch, *numbers: int) -> list:
     return calls
 
 
+@pytest.mark.slow("methods are trained twice")
 def test_interrupted_training_ends_with_the_same_parameters(clusters, monkeypatch):
     training_job = job(clusters, NoisyScale, train={"select": "last"})
     whole, plain, _, _ = train(clusters, training_job)
@@ -219,6 +220,7 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, monkeypatc
     assert plain.history == resumed.history
 
 
+@pytest.mark.slow("a method is trained twice")
 def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters, monkeypatch):
     task = load_tasks(f"{clusters / 'clusters.toml'}:clusters-5shot")[0]
     # A step size at which every Neumann series grows; the counts do not depend on where training stopped.
@@ -248,6 +250,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
 
 
+@pytest.mark.slow("methods are trained")
 @pytest.mark.parametrize(("late", "said"), [
     (False, "step 1 of 40; nothing was learned before"), (True, "step 2 of 40; a lower learning rate"),
 ])  # fmt: skip

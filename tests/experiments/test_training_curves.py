@@ -43,6 +43,7 @@ READ = {"tensorboard": scalars, "csv": columns}
 WORKERS = pytest.param("csv", ("--jobs", "2"), marks=pytest.mark.slow("two processes are started"))
 
 
+@pytest.mark.slow("whole runs")
 @pytest.mark.parametrize(("kind", "jobs"), [("tensorboard", ()), ("csv", ()), WORKERS])
 def test_a_run_writes_the_curves_of_each_training(call, here, kind, jobs):
     scalars = READ[kind]

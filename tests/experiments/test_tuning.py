@@ -173,6 +173,7 @@ def test_the_default_comes_first_and_shares_its_training_with_the_method_as_publ
     assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [point[RATE_NAME] for point, _ in pairs]
 
 
+@pytest.mark.slow("a search trains methods")
 def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
     first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
     assert first.label == "Scaled@tuned-4.train.steps=20"
@@ -284,6 +285,7 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
     assert [title.split()[0] for title in runs[-2:]] == ["calibrating", "evaluating"]
 
 
+@pytest.mark.slow("a search trains methods")
 def test_a_setting_that_diverges_is_passed_over(task, work):
     class Fragile(Scaled):
         """Its logits overflow once the parameter has gone far."""
@@ -369,6 +371,7 @@ def checked(searched, folder, label, change=lambda value: None):
     return check_file(path, tasks, home)
 
 
+@pytest.mark.slow("a search trains methods")
 def test_a_search_that_was_made_is_found_good(searched, tmp_path):
     assert searched[1].keys() == {"lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.train.steps=20", "imprint"}
     for label in searched[1]:

@@ -99,6 +99,7 @@ class ByImages(Adapting):
 """
 
 
+@pytest.mark.slow("whole runs")
 @pytest.mark.parametrize("task", [EPISODES, IN_SESSIONS])
 def test_class_means_have_the_same_hits_from_images_as_from_features(run, here, task):
     (here / "m.py").write_text(CLASS_MEANS)
@@ -110,6 +111,7 @@ def test_class_means_have_the_same_hits_from_images_as_from_features(run, here, 
     assert by_images.flags == ["changes nothing"]
 
 
+@pytest.mark.slow("whole runs in both protocols")
 def test_the_code_of_the_manual_runs_in_both_protocols_beside_class_means(run, here, call):
     importlib.import_module("ifsl_bench.solvers.numba_compiling")  # as after a method that solves by kernels
     status, out, err = call("methods", "--check", "tune_last_block.py")

@@ -245,6 +245,7 @@ def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     assert evidence.difference.mean == pytest.approx(np.mean(gaps), abs=1e-5)  # summaries have six digits
 
 
+@pytest.mark.slow("rows of recipes are made")
 def test_claims_on_recipes_and_on_shares_of_variance(tmp_path):
     """A recipe minus another under a classifier is the row minus the row; a share is that of the command `grid`."""
     stand_ins = {("closer", "ncm"): "protonet", ("closer", "teen"): "imprint"}

@@ -387,6 +387,7 @@ def _job(folder, name, train=None, task="clusters-5shot"):
     return job
 
 
+@pytest.mark.slow("methods are trained")
 @pytest.mark.parametrize("name", ["lwof", "lr+a"])
 def test_meta_training_gives_the_same_parameters(here, name):
     parameters, job = [], _job(here, name, {"steps": 10 if name == "lwof" else 3, "episodes_per_step": 8})
@@ -438,6 +439,7 @@ def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(her
             ) in place.reason
 
 
+@pytest.mark.slow("a whole run")
 def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call, here):
     command = ["run", "--method", "lwof,imprint", "--task", "clusters.toml:clusters-5shot", "--train", "steps=8"]
     with accelerator() as counts:

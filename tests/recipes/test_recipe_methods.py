@@ -166,6 +166,7 @@ def hue_sessions(hues):
     return hues
 
 
+@pytest.mark.slow("whole runs in both protocols")
 @pytest.mark.parametrize(
     ("method", "recipe", "options"),
     [("fact-virtual", "fact.start=0", ()), ("etf-neck", "etf.neck=apart", ("--set", "steps=6"))],

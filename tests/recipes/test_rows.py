@@ -63,6 +63,7 @@ def test_a_name_has_its_recipe_behind_a_bar(label, shown, in_print):
     assert paper_label(label) == in_print
 
 
+@pytest.mark.slow("rows of recipes are made")
 def test_every_format_names_the_recipe(rows, call):
     command = ("table", TASK, "--recipe", "all")
     text, markdown, latex = (call(*command, "--format", form)[1] for form in ("text", "markdown", "latex"))
@@ -196,6 +197,7 @@ def test_variance_is_of_the_recipes_that_are_asked_for(rows, call, tmp_path):
     assert "ncm | closer" in call("variance", "sessions.toml", "--recipe", "closer")[1]
 
 
+@pytest.mark.slow("rows of recipes are made")
 def test_figures_draw_the_recipes_that_are_asked_for(rows, call):
     def drawn(**how) -> set[str]:
         (axes,) = ifsl_bench.plot.ranks(TASK, **how).figure.axes

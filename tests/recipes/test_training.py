@@ -94,6 +94,7 @@ def tensors(pretrained):
     return {**pretrained.network.state_dict(), **pretrained.head.state_dict(prefix="head.")}
 
 
+@pytest.mark.slow("trains twice")
 @pytest.mark.parametrize(
     "recipe", [*RECIPES, *(pytest.param(r, marks=pytest.mark.slow("trains twice")) for r in OTHERS)]
 )
@@ -161,6 +162,7 @@ def test_all_recipes_have_the_passes_of_the_task(hue_task, tmp_path):
         assert (trainer.steps, trainer.passes) == (steps, passes), recipe
 
 
+@pytest.mark.slow("trains")
 @pytest.mark.parametrize("recipe", ["ce", "rotation", "closer", "alice", "etf", "fact", "supcon", "savc.queue=50"])
 def test_a_finished_training_is_read_again(recipe, hue_task, hues):
     """Network, base classifier and the rest of what is stored are those that training ended with."""
@@ -268,6 +270,7 @@ def test_a_new_recipe_runs_at_once(hues, call):
     assert "is there already" in err
 
 
+@pytest.mark.slow("whole runs in both protocols")
 def test_a_strangers_rotation_is_ours_and_has_rows_in_both_protocols(hues, call):
     Path("turns.py").write_text(TURNS)
     theirs, ours, images = made(find_recipe("turns.py").recipe_class), made(Rotation), views(1)

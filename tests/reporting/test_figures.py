@@ -86,6 +86,7 @@ def lines(figure) -> dict[str, np.ndarray]:
             if line.get_gid()}  # fmt: skip
 
 
+@pytest.mark.slow("models are trained")
 def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
     figure, notes = tradeoff.draw_tradeoff(board)
     assert not notes
@@ -332,6 +333,7 @@ def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
     assert Path(x).read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.slow("figures are drawn twice")
 @pytest.mark.parametrize("kind", ["pairs", "ranks", "base-classes"])
 def test_notebooks_draw_what_the_command_draws(kind, call, measured, tmp_path):
     task = f"{measured / 'clusters.toml'}:clusters-5shot"
@@ -450,6 +452,7 @@ def drawn_of(kind: str, figure) -> list[str]:
     return [axes.get_title() for axes in figure.axes if axes.get_title()]
 
 
+@pytest.mark.slow("figures are drawn")
 @pytest.mark.parametrize("kind", ["sessions", "forgetting"])
 def test_a_figure_of_many_rows_draws_those_that_can_be_told_apart(kind, with_own_rows):
     drawing = getattr(ifsl_bench.plot, kind)("glyphs-sessions", results=with_own_rows)

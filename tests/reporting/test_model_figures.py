@@ -52,6 +52,7 @@ def opened(trained, method: str):
     return open_model(make_figure_jobs([method], task, work.home)[0], work)
 
 
+@pytest.mark.slow("methods are trained")
 def test_a_course_goes_through_the_results_of_runs(trained):
     """The same models, trained, evaluated and stored by ``run``: stopped where T-BPTT was, and converged."""
     work, task, results = trained

@@ -288,6 +288,7 @@ def test_tables_and_comparisons_say_what_their_intervals_hold_fixed(call):
     assert options not in call("table", "tiny-features-sessions", "--method", "ncm,teen")[1]
 
 
+@pytest.mark.slow("all stored rows in sessions are read")
 def test_what_is_said_of_sessions_names_orders_and_sequences(call):
     task = "tiny-features-sessions"
     for command, said in (
@@ -413,6 +414,7 @@ def test_empty_parts_of_the_variance_have_a_reason(call):
         assert out.count("\nEmpty: not known, or nothing varies over seeds.") == tables
 
 
+@pytest.mark.slow("rows of several tasks are ranked")
 def test_ranks_are_by_the_average_and_latex_warns_of_published_rows(call):
     assert "Rank: the places by Avg. that a row can have" in call("leaderboard", "tiny-features-sessions")[1]
     _, latex, _ = call("table", "mini-sessions", "--rank", "--format", "latex")

@@ -149,6 +149,7 @@ def test_the_tolerance_asked_for_is_kept(shape, precision):
     assert bool((size[0] <= 30 * tolerance * size[1]).all())
 
 
+@pytest.mark.slow("scikit-learn is imported")
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("penalty", [1e-3, 10.0])
 def test_scikit_learn_without_base_classes(penalty):
@@ -185,6 +186,7 @@ def query_loss(args, solver=None, linear=None):
     return (query @ solution.value.mT).logsumexp(-1).sum() + solution.value.square().sum()
 
 
+@pytest.mark.slow("hundreds of solves")
 @pytest.mark.usefixtures("adjoint")
 @pytest.mark.parametrize(
     "shape",

@@ -73,6 +73,7 @@ def system(low, seed=0, size=12):
 SOLVED = 1e-13 * 1e4  # the residual asked for, a condition of 120, and entries a hundredth of the largest
 
 
+@pytest.mark.slow("a kernel is compiled")
 @pytest.mark.parametrize("low", [0.1, -2.0])
 def test_krylov_methods_solve_what_numpy_solves(low):
     a, m, b = system(low)

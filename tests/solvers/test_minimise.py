@@ -55,6 +55,7 @@ STOP = 1e-9 * 1000  # of the first gradient, as L-BFGS is asked in the tests of 
 SOLVERS = [LBFGS(1e-11), GradientDescent(0.05, 800, 1e-6)]
 
 
+@pytest.mark.slow("hundreds of solves")
 @pytest.mark.parametrize("objective", [quartic, Quartic()], ids=["function", "closed form"])
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def loss_of(objective, args, solver, adjoint, v0=None):
     return sum((w * torch.linspace(-1, 1, w[0].numel(), dtype=w.dtype).view(w[0].shape)).sum() for w in solution.value)
 
 
+@pytest.mark.slow("hundreds of solves")
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("case", [{}, {"base": 0}, {"shared": True}], ids=str)
 def test_gradcheck_of_the_solved_loss(case):
@@ -234,6 +235,7 @@ def saddles(dtype=torch.float64):
     return replace(objective, start=still), args._replace(features=x)
 
 
+@pytest.mark.slow("hundreds of solves")
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_escapes_from_saddles_is_a_minimum_and_lower(dtype):

@@ -179,6 +179,7 @@ def a_step_ahead(path: Path) -> None:
     altered(path, lambda value: value.update(step=value["step"] + 2, history={"2": 1.0, "6": 2.0}, best=6))
 
 
+@pytest.mark.slow("whole runs")
 @pytest.mark.parametrize(  # one reader reads them all, and each kind says whose it is
     ("start", "pattern", "damage"),
     [
@@ -241,6 +242,7 @@ def test_changed_images_and_features_are_noticed_before_anything_is_made_of_them
         api.run("imprint", "clusters.toml:clusters-1shot", work=api.workspace(here / "home", device="cpu"))
 
 
+@pytest.mark.slow("whole runs")
 @pytest.mark.parametrize("start", STARTS)
 def test_a_run_on_what_a_killed_one_left_ends_with_the_same_counts(whole, start):
     assert one_case(whole, {"start": start}) == "the same"

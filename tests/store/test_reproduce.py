@@ -97,6 +97,7 @@ def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work
     assert call(*arguments, "--within", "2")[0] == 0
 
 
+@pytest.mark.slow("whole runs")
 def test_counts_of_sequences_are_called_that(call, work):
     result = api.run("imprint", "tiny-features-sessions", episodes=3, work=work)
     path = result_file.result_path(work.home.results, result)
@@ -149,6 +150,7 @@ def test_a_result_whose_method_is_not_here_is_the_users_mistake(call, stored, cl
     assert call("reproduce", "nothing.json")[0] == 2
 
 
+@pytest.mark.slow("whole runs")
 def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch, task, work):
     """All its seeds; of a file with tasks of the user's own."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
