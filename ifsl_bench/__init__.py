@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ifsl_bench.api import run as run
     from ifsl_bench.api import workspace as workspace
     from ifsl_bench.backbones.networks import LinearHead as LinearHead
+    from ifsl_bench.backbones.recipe import ParameterGroup as ParameterGroup
     from ifsl_bench.backbones.recipe import Recipe as Recipe
     from ifsl_bench.backbones.recipe import View as View
     from ifsl_bench.experiments.learn2learn_exchange import from_learn2learn as from_learn2learn
@@ -61,7 +62,7 @@ _HOMES = {
     "ifsl_bench.reporting.figures.confusions": ("class_accuracy",),
     "ifsl_bench.experiments.learn2learn_exchange": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.backbones.networks": ("LinearHead",),
-    "ifsl_bench.backbones.recipe": ("Recipe", "View"),
+    "ifsl_bench.backbones.recipe": ("ParameterGroup", "Recipe", "View"),
     "ifsl_bench.plugin.adapting": ("Adapting",),
     "ifsl_bench.plugin.method": (
         "Base",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,12 +18,18 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_recipe
 from ifsl_bench.plugin.find_method import load_class_from_file
 from ifsl_bench.plugin.method_source import class_source_hash
-from ifsl_bench.plugin.options import declared_options, parse_value
+from ifsl_bench.plugin.options import Option, declared_options, parse_value
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, format_class_and_message, format_error_location, unknown_name_error
 from ifsl_bench.utils.text_format import format_value
 
 PASSES_OPTION = "passes"  # an option of every recipe: the multiple of the task's passes of the backbone
+SELECT_OPTION = "select"  # an option of every recipe: the epoch whose weights are taken
+HARNESS_OPTIONS = {  # of every recipe, and what they are
+    Option(PASSES_OPTION, float, 1.0): "the multiple of the task's own passes of the backbone",
+    Option(SELECT_OPTION, Literal["last", "best"], "last"): "the epoch whose weights are taken: the last, or the one "
+    "whose base classifier is best on base/val",
+}
 TOTAL_OPTION = "total"  # the option of recipes that know how many classes will come
 
 
@@ -36,6 +42,7 @@ class RecipeChoice:
         recipe_class: its class.
         options: of its constructor, without defaults.
         passes_multiple: the multiple of the task's passes of the backbone, 1 by default.
+        selects_best: whether the weights are those of the epoch whose base classifier is best on base/val.
         file: ``/path/to/file.py:Class`` where the class comes from a file; "" elsewhere.
     """
 
@@ -43,10 +50,12 @@ class RecipeChoice:
     recipe_class: type[Recipe]
     options: dict[str, Any]
     passes_multiple: float
+    selects_best: bool
     file: str
 
     def _format_with_options(self, name: str) -> str:
         options = {**self.options, **({PASSES_OPTION: self.passes_multiple} if self.passes_multiple != 1 else {})}
+        options |= {SELECT_OPTION: "best"} if self.selects_best else {}
         return ".".join([name, *(f"{key}={format_value(value)}" for key, value in options.items())])
 
     @property
@@ -83,7 +92,15 @@ class RecipeChoice:
             **({} if own else {"source": class_source_hash(plugin, (Recipe,))}),
         }
         known = {"novel_classes": count_novel_classes(task)} if self.knows_classes else {}
-        return {"name": self.name, "options": self.options, PASSES_OPTION: self.passes_multiple, **code, **known}
+        taken = {SELECT_OPTION: "best"} if self.selects_best else {}
+        return {
+            "name": self.name,
+            "options": self.options,
+            PASSES_OPTION: self.passes_multiple,
+            **taken,
+            **code,
+            **known,
+        }
 
 
 def count_novel_classes(task: Task) -> int:
@@ -95,9 +112,8 @@ def find_recipe(reference: str) -> RecipeChoice:
     """Find a recipe and check its options; a file is read anew, since it may have changed.
 
     Args:
-        reference: ``NAME`` or ``path/to/file.py:Class``, perhaps with options, as ``closer.beta=1.alpha=0.2``. The
-        option
-            ``passes`` is the harness's: the multiple of the task's passes of the backbone.
+        reference: ``NAME`` or ``path/to/file.py:Class``, perhaps with options, as ``closer.beta=1.alpha=0.2``. Every
+            recipe has :data:`HARNESS_OPTIONS`, too.
 
     Raises:
         UserError: no such recipe or option, with the nearest names; or a file that cannot be run.
@@ -117,24 +133,36 @@ def _find_recipe(reference: str) -> RecipeChoice:
         kind = registry.get_registered(registry.RECIPE_GROUP, "recipe", name)
     if not (isinstance(kind, type) and issubclass(kind, Recipe)) or kind is Recipe:
         raise UserError(f"recipe {name!r} is {kind!r}, no subclass of ifsl_bench.Recipe")
-    declared, options, passes = declared_options(kind), {}, 1.0  # type: ignore[arg-type]  # constructors are alike
-    for setting in settings:
-        key, _, text = setting.partition("=")
-        kind_of = float if key == PASSES_OPTION else declared[key].kind if key in declared else None
-        if kind_of is None:
-            raise unknown_name_error("option", key, [*declared, PASSES_OPTION], where=f"of recipe {name!r}")
-        try:
-            value = parse_value(kind_of, text)
-        except ValueError:
-            shown = "number" if key == PASSES_OPTION else declared[key].type_text
-            raise UserError(f"option {key!r} of recipe {name!r} takes {shown}, not {text!r}") from None
-        if key == PASSES_OPTION:
-            passes = value
-        elif value != declared[key].default:
-            options[key] = value
+    options = _parse_options(name, kind, settings)
+    passes, select = options.pop(PASSES_OPTION, 1.0), options.pop(SELECT_OPTION, "last")
     if not 0 < passes <= 1000:
         raise UserError(f"passes of recipe {name!r} must be above 0 and 1,000 at most, not {passes:g}")
-    return RecipeChoice(name, kind, {key: options[key] for key in declared if key in options}, passes, file)
+    return RecipeChoice(name, kind, options, passes, select == "best", file)
+
+
+def _parse_options(name: str, kind: type[Recipe], settings: Sequence[str]) -> dict[str, Any]:
+    """Return the options of ``key=value`` texts, those of the recipe in the order of its constructor, without defaults.
+
+    Raises:
+        UserError: an unknown option, a value of another kind, or an option that has the name of one of the harness.
+    """
+    declared = dict(declared_options(kind))  # type: ignore[arg-type]  # constructors are alike
+    for option in HARNESS_OPTIONS:
+        if option.name in declared:
+            raise UserError(f"recipe {name!r} has an option {option.name!r}, as every recipe has already; rename it")
+        declared[option.name] = option
+    options: dict[str, Any] = {}
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        if key not in declared:
+            raise unknown_name_error("option", key, [*declared], where=f"of recipe {name!r}")
+        try:
+            options[key] = parse_value(declared[key].kind, text)
+        except ValueError:
+            raise UserError(
+                f"option {key!r} of recipe {name!r} takes {declared[key].type_text}, not {text!r}"
+            ) from None
+    return {key: options[key] for key, option in declared.items() if options.get(key, option.default) != option.default}
 
 
 _find_registered_recipe = lru_cache(maxsize=64)(_find_recipe)
@@ -184,7 +212,7 @@ def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: i
         novel: the number of novel classes to come, for recipes that know it.
 
     Raises:
-        UserError: the constructor refuses an option, or fails.
+        UserError: the constructor refuses an option, or fails; or there is nothing to train.
     """
     options = dict(choice.options)
     if choice.knows_classes:
@@ -195,6 +223,10 @@ def make_recipe(choice: RecipeChoice, backbone: Backbone, classes: int, novel: i
         raise UserError(
             f"{choice.recipe_class.__qualname__}.__init__ does not call super().__init__(backbone, classes)"
         )
-    if not any(parameter.requires_grad for parameter in recipe.parameters()):
+    with naming_recipe_errors(choice):
+        parameters = [parameter for group in recipe.parameter_groups() for parameter in group.parameters]
+    if not parameters:
         raise UserError(f"recipe {choice.name} has no parameters to train")
+    if len(set(map(id, parameters))) < len(parameters):
+        raise UserError(f"recipe {choice.name}: parameter_groups() returned a parameter twice")
     return recipe

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.networks import LinearHead
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
+from ifsl_bench.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,17 @@ class Recipe(nn.Module):
     def after_step(self, at: TrainingStep) -> None:
         """Follow a step of the optimiser, with a momentum encoder for example; its state is in buffers."""
 
+    def after_epoch(self, at: TrainingStep, train: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Follow an epoch, with class means of all base images for example, in evaluation mode and without gradients.
+
+        What is kept is in buffers. The time that it takes counts in the seconds of the training, not in its passes.
+
+        Args:
+            at: the last step of the epoch, with random numbers of its own.
+            train: the images of base/train, not augmented, and their labels: batches float32 [B, C, H, W] and int64
+                [B], which may be gone through more than once.
+        """
+
     def embed(self, images: Tensor) -> Tensor:
         """Return the features [B, D'] that classifiers get, by default the backbone's.
 
@@ -214,13 +226,25 @@ class RecipeBackbone(Backbone):
     Args:
         recipe: the recipe.
         shape: (C, H, W) of an image.
+
+    Raises:
+        UserError: embedded images, or the classifier, have another shape than the harness expects.
     """
 
     def __init__(self, recipe: Recipe, shape: Iterable[int]) -> None:
         super().__init__()
         self.recipe = recipe.eval()
         with torch.no_grad():
-            self.features = int(recipe.embed(torch.zeros(2, *shape, device=next(recipe.parameters()).device)).shape[1])
+            embedded = recipe.embed(torch.zeros(2, *shape, device=next(recipe.parameters()).device))
+        if embedded.dim() != 2 or len(embedded) != 2:
+            shape = list(embedded.shape)
+            raise UserError(f"{type(recipe).__name__}: embed() of 2 images returned {shape}, expected [2, D]")
+        self.features = embedded.shape[1]
+        head, wanted = recipe.classifier(), [recipe.classes, self.features]
+        if head is not None and (not isinstance(head, LinearHead) or list(head.weight.shape) != wanted):
+            raise UserError(
+                f"{type(recipe).__name__}: classifier() is no LinearHead with a weight {wanted}: {head!r:.60}"
+            )
 
     def is_training_only(self, name: str) -> bool:
         """Return whether a tensor of the state is of no use after the training."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,12 +13,12 @@ from ifsl_bench.backbones.find_recipe import RecipeChoice, make_recipe, naming_r
 from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
 from ifsl_bench.backbones.networks import ResNetSmall
 from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone, TrainingStep
-from ifsl_bench.utils.errors import UserError, format_class_and_message, format_error_location
+from ifsl_bench.utils.errors import UserError
 
 CLASSES, NOVEL, IMAGES, SIZE, STEPS = 6, 4, 24, 32, 10
 
 
-class RuleViolation(Exception):
+class RuleViolation(UserError):
     """A rule that does not hold, in words."""
 
 
@@ -29,20 +27,15 @@ def check_recipe(choice: RecipeChoice) -> list[tuple[str, str | None]]:
 
     Args:
         choice: the recipe and its options.
-
-    Raises:
-        UserError: it cannot be made.
     """
     results: list[tuple[str, str | None]] = []
-    rules: dict[str, Callable[[Recipe], None]] = {**RULES, EXTRAS_RULE: partial(_check_extras, options=choice.options)}
-    for words, rule in rules.items():
+    for words, rule in RULES.items():
         broken: str | None = None
         try:
-            rule(make_small_recipe(choice))
-        except (RuleViolation, UserError) as error:
+            with naming_recipe_errors(choice):
+                rule(choice)
+        except UserError as error:
             broken = str(error)
-        except (Exception, SystemExit) as error:
-            broken = f"{format_error_location(error)}{format_class_and_message(error)}"
         results.append((words, broken))
     return results
 
@@ -73,22 +66,33 @@ def passes_at_test(choice: RecipeChoice) -> float:
     return sum(passed) / images.numel()
 
 
-def _make_views(recipe: Recipe, count: int = IMAGES, seed: int = 0) -> tuple[list[Tensor], Tensor]:
-    """Make views of images, and their labels."""
+def _make_images(seed: int = 0) -> Tensor:
+    """Make noise around a colour of each image's own, uint8 [B, H, W, C]."""
     random = np.random.default_rng(seed)
-    images = torch.from_numpy(random.integers(0, 256, (count, SIZE, SIZE, 3), np.uint8))
-    seen = [apply_augmentation(images, view, draw_augmentation(view, count, 2, True, random)) for view in recipe.views]
-    return [(x.float() / 255 - 0.5).permute(0, 3, 1, 2) for x in seen], torch.arange(count) % CLASSES
+    noisy = random.integers(0, 256, (IMAGES, 1, 1, 3)) + random.integers(-60, 61, (IMAGES, SIZE, SIZE, 3))
+    return torch.from_numpy(noisy.clip(0, 255).astype(np.uint8))
+
+
+def _normalise(images: Tensor) -> Tensor:
+    return (images.float() / 255 - 0.5).permute(0, 3, 1, 2)
+
+
+def _make_views(recipe: Recipe, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+    """Make views of images, and their labels."""
+    random, images = np.random.default_rng(seed), _make_images(seed)
+    seen = [apply_augmentation(images, view, draw_augmentation(view, IMAGES, 2, True, random)) for view in recipe.views]
+    return [_normalise(x) for x in seen], torch.arange(IMAGES) % CLASSES
 
 
 def _make_step(step: int) -> TrainingStep:
     return TrainingStep(step, STEPS, 0, np.random.default_rng(step))
 
 
-def _compute_loss(recipe: Recipe, views: list[Tensor], labels: Tensor, step: int) -> Tensor:
+def _compute_loss(recipe: Recipe, views: list[Tensor], labels: Tensor, at: TrainingStep) -> Tensor:
+    """Return the loss of a step, whose terms are finite scalars."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(step)
-        terms = recipe.loss(views, labels, _make_step(step))
+        torch.manual_seed(at.step)
+        terms = recipe.loss(views, labels, at)
     if not isinstance(terms, dict) or not terms:
         raise RuleViolation(f"loss() returned {terms!r:.80}, expected a dict of scalars")
     for name, term in terms.items():
@@ -99,104 +103,142 @@ def _compute_loss(recipe: Recipe, views: list[Tensor], labels: Tensor, step: int
     return torch.stack([term.float() for term in terms.values()]).sum()
 
 
-def _check_training(recipe: Recipe) -> None:
+def _are_close(a: Tensor, b: Tensor) -> bool:
+    """Return whether numbers are equal but for rounding, as sums in another order and products of other sizes are."""
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def _follow(recipe: Recipe, step: int) -> None:
+    """Let a recipe follow a step, and the epoch that ends with it."""
+    recipe.after_step(_make_step(step))
+    with torch.no_grad():
+        recipe.eval().after_epoch(_make_step(step), [(_normalise(_make_images()), torch.arange(IMAGES) % CLASSES)])
+    recipe.train()
+
+
+def _check_training(choice: RecipeChoice) -> None:
     """The loss is a dict of finite scalars in every step, and moves the backbone."""
+    recipe = make_small_recipe(choice)
     optimiser = torch.optim.SGD([{"params": list(group.parameters)} for group in recipe.parameter_groups()], 1e-3)
     before = copy.deepcopy(recipe.backbone.state_dict())
     for step in range(STEPS):
         views, labels = _make_views(recipe, seed=step)
-        loss = _compute_loss(recipe, views, labels, step)
+        loss = _compute_loss(recipe, views, labels, _make_step(step))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        recipe.after_step(_make_step(step))
+        _follow(recipe, step)
     moved = [name for name, x in recipe.backbone.named_parameters() if not torch.equal(x, before[name])]
     if not moved:
         raise RuleViolation("after ten steps no parameter of the backbone has changed")
 
 
-def _check_repeatability(recipe: Recipe) -> None:
+def _check_repeatability(choice: RecipeChoice) -> None:
     """The same images and random numbers give the same loss."""
+    recipe = make_small_recipe(choice)
     views, labels = _make_views(recipe)
-    twin = copy.deepcopy(recipe)
-    first, second = (float(_compute_loss(r, views, labels, 5).detach()) for r in (recipe, twin))
+    first, second = (
+        float(_compute_loss(r, views, labels, _make_step(5)).detach()) for r in (copy.deepcopy(recipe), recipe)
+    )
     if first != second:
         raise RuleViolation(f"{first!r} and {second!r}: take random numbers from at.random")
 
 
-def _check_resumption(recipe: Recipe) -> None:
-    """The state of the recipe is whole: a copy that loads it gives the same loss."""
+def _check_order(choice: RecipeChoice) -> None:
+    """Images keep their labels, and without random numbers the loss does not change with the order of the batch."""
+    recipe = make_small_recipe(choice)
     views, labels = _make_views(recipe)
-    twin = copy.deepcopy(recipe)
-    _compute_loss(recipe, views, labels, 0)
-    recipe.after_step(_make_step(0))
+    kept, kept_labels, twin = [view.clone() for view in views], labels.clone(), copy.deepcopy(recipe)
+    at = _make_step(0)
+    first = _compute_loss(recipe, views, labels, at)
+    if not torch.equal(labels, kept_labels) or not all(map(torch.equal, views, kept)):
+        raise RuleViolation("loss() changed the labels or the images that it was given; change copies")
+    if at.random.bit_generator.state != _make_step(0).random.bit_generator.state:
+        return  # images are paired, or mixed, at random
+    order = torch.from_numpy(np.random.default_rng(1).permutation(IMAGES))
+    second = _compute_loss(twin, [view[order] for view in kept], labels[order], _make_step(0))
+    if not _are_close(first, second):
+        values = f"{float(first.detach()):g}, and {float(second.detach()):g} in another order"
+        raise RuleViolation(f"{values}: each image keeps its own label; pairs are drawn by at.random")
+
+
+def _check_resumption(choice: RecipeChoice) -> None:
+    """The state is whole: a new recipe that loads it goes on in the same way."""
+    recipe, twin = make_small_recipe(choice), make_small_recipe(choice)
+    views, labels = _make_views(recipe)
+    _compute_loss(recipe, views, labels, _make_step(0))
+    _follow(recipe, 0)
     twin.load_state_dict(recipe.state_dict())
-    first, second = (float(_compute_loss(r, views, labels, 5).detach()) for r in (recipe, twin))
-    if first != second:
-        raise RuleViolation(f"{first!r} and {second!r}: keep what a resumed training needs in parameters and buffers")
+    for step in (1, 5):
+        first, second = (float(_compute_loss(r, views, labels, _make_step(step)).detach()) for r in (recipe, twin))
+        if first != second:
+            values = f"{first!r} and {second!r} in a later step"
+            raise RuleViolation(f"{values}: keep what a resumed training needs in parameters and buffers")
+        _follow(recipe, step)
+        _follow(twin, step)
 
 
-def _check_features(recipe: Recipe) -> None:
+def _check_features(choice: RecipeChoice) -> None:
     """Features are finite, one row an image, and do not depend on the other images of the batch."""
-    recipe.eval()
-    images, _ = _make_views(recipe)
-    images = [x for x in images if x.shape[-1] == SIZE]
+    recipe, images = make_small_recipe(choice).eval(), _normalise(_make_images())
     with torch.inference_mode():
-        whole = recipe.embed(images[0])
+        whole = recipe.embed(images)
         if whole.dim() != 2 or len(whole) != IMAGES:
             raise RuleViolation(
                 f"embed() of {IMAGES} images returned a tensor {list(whole.shape)}, expected [{IMAGES}, D]"
             )
         if not bool(torch.isfinite(whole).all()):
             raise RuleViolation("embed() returned numbers that are not finite")
-        halves = torch.cat([recipe.embed(half) for half in images[0].chunk(2)])
-    if not torch.allclose(whole, halves, rtol=1e-3, atol=1e-4):  # products of other sizes round differently
+        order = torch.from_numpy(np.random.default_rng(1).permutation(IMAGES))
+        parts = torch.cat([recipe.embed(images[part]) for part in order.chunk(2)])
+    if not _are_close(whole[order], parts):
         raise RuleViolation("the features of an image change with the other images of its batch")
 
 
-def _check_training_only(recipe: Recipe) -> None:
-    """The features do not need what the recipe drops, and the classifier fits them."""
-    recipe.eval()
-    images, _ = _make_views(recipe)
-    images = [x for x in images if x.shape[-1] == SIZE]
-    embedding = RecipeBackbone(recipe, images[0].shape[1:])
-    names = [name for name, _ in recipe.named_children()] + [name for name, _ in recipe.named_parameters(recurse=False)]
-    names += [name for name, _ in recipe.named_buffers(recurse=False)]
-    if unknown := sorted(set(recipe.training_only) - set(names)):
-        raise RuleViolation(f"dropped names {unknown[0]!r}, which the recipe does not have")
+def _check_training_only(choice: RecipeChoice) -> None:
+    """Features and extras do not need what is training_only, the rest is finite, and the classifier fits."""
+    recipe, images = make_small_recipe(choice), _normalise(_make_images())
+    embedding = RecipeBackbone(recipe, images.shape[1:])
+    names = {name.partition(".")[0] for name in recipe.state_dict()} | {name for name, _ in recipe.named_children()}
+    if unknown := sorted(set(recipe.training_only) - names):
+        raise RuleViolation(f"training_only names {unknown[0]!r}, which the recipe does not have")
+    for name, value in embedding.state_dict().items():
+        if not embedding.is_training_only(name) and not bool(torch.isfinite(value).all()):
+            raise RuleViolation(f"{name.removeprefix('recipe.')!r} is not finite; name it in training_only")
     twin = copy.deepcopy(embedding)
     with torch.no_grad():
         for name, value in twin.state_dict().items():
             if twin.is_training_only(name) and value.is_floating_point():
                 value.fill_(torch.nan)
-        same = torch.equal(embedding(images[0]), twin(images[0]))
+        same = torch.equal(embedding(images), twin(images))
         extras, of_twin = recipe.extras(), twin.recipe.extras()
     if not same:
-        raise RuleViolation("the features depend on what is dropped")
+        raise RuleViolation("the features depend on what is named in training_only")
     if changed := [name for name, x in extras.items() if not torch.equal(x, of_twin[name])]:
-        raise RuleViolation(f"extra {changed[0]!r} depends on what is dropped")
-    head = recipe.classifier()
-    if head is not None and head.weight.shape != (CLASSES, embedding.features):
-        shape = [CLASSES, embedding.features]
-        raise RuleViolation(
-            f"the classifier's weight is {list(head.weight.shape)}, expected {shape} for {CLASSES} classes"
-        )
+        raise RuleViolation(f"extra {changed[0]!r} depends on what is named in training_only")
 
 
-EXTRAS_RULE = "Extras are finite tensors, those that it says it provides"
-
-
-def _check_extras(recipe: Recipe, options: Mapping[str, Any]) -> None:
+def _check_extras(choice: RecipeChoice) -> None:
+    """Extras are finite tensors, those that it says it provides."""
+    recipe = make_small_recipe(choice)
     extras = recipe.extras()
     for name, x in extras.items():
         if not isinstance(x, Tensor) or not bool(torch.isfinite(x).all()):
             raise RuleViolation(f"extra {name!r} is no tensor of finite numbers")
-    named, provided = {name.partition(".")[0] for name in extras}, set(recipe.provides(options))
+    named, provided = {name.partition(".")[0] for name in extras}, set(recipe.provides(choice.options))
     if named != provided:
         raise RuleViolation(f"extras() has {sorted(named)}, and provides() says {sorted(provided)}")
 
 
-RULES: dict[str, Callable[[Recipe], None]] = {
+RULES: dict[str, Callable[[RecipeChoice], None]] = {
     str(rule.__doc__).rstrip("."): rule
-    for rule in (_check_training, _check_repeatability, _check_resumption, _check_features, _check_training_only)
+    for rule in (
+        _check_training,
+        _check_repeatability,
+        _check_order,
+        _check_resumption,
+        _check_features,
+        _check_training_only,
+        _check_extras,
+    )
 }

@@ -45,7 +45,9 @@ from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import LEARNING_RATE, Reporter
 
 STORED_DTYPE = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
-LOG_EVERY = 10  # steps from one look at the loss to the next, since a look waits for the device
+SELECTION_POOL = "base/val"  # images that an epoch is selected on, where a recipe's option asks for that
+LOG_EVERY = 10  # steps from one look at the loss to the next, since a look waits for the device; the last is looked at
+EVALUATION_BATCH = 256  # images of base/train that features are computed of at once
 
 
 class PretrainingTrainer(PretrainingCheckpoint):
@@ -55,7 +57,13 @@ class PretrainingTrainer(PretrainingCheckpoint):
         self, folder: Path, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device
     ) -> None:
         super().__init__(folder, task, dataset, head, seed, device)
-        self.recipe = self._make_recipe()
+        self.recipe, self.choice = self._make_recipe(), find_recipe(task.recipe_reference or PLAIN_RECIPE)
+        self.best: dict[str, Tensor] = {}  # the state that is taken in the end, where the best epoch's is
+        if self.choice.selects_best and not dataset.has(SELECTION_POOL):
+            raise UserError(
+                f"recipe {self.choice.label} selects an epoch on {SELECTION_POOL}, and data set {dataset.name} has no "
+                f"such images; leave select=best out"
+            )
         self.steps, self.passes = steps_and_passes(task, self.recipe)
         spec = task.pretraining.stretched(self.steps)
         self.schedule, self.decay = spec.schedule, spec.weight_decay
@@ -73,7 +81,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
             "precision": f"{'bf16 autocast' if precision.bf16 else 'float32'}, channels_last: {precision.reason}",
             "device": describe_device(device),
             "processes": [],
-            **({"recipe": find_recipe(task.recipe_reference).label} if task.recipe_reference else {}),
+            **({"recipe": self.choice.label} if task.recipe_reference else {}),
         }
 
     def _make_recipe(self) -> Recipe:
@@ -87,10 +95,11 @@ class PretrainingTrainer(PretrainingCheckpoint):
 
     def _divide_by_decay(self, group: ParameterGroup) -> list[ParameterGroup]:
         """Divide a group by weight decay: one without a decay of its own has the task's, of matrices and larger."""
+        parameters = list(group.parameters)  # which may be an iterator
         if group.decay is not None:
-            return [group]
-        matrices = [parameter for parameter in group.parameters if parameter.dim() >= 2]
-        others = [parameter for parameter in group.parameters if parameter.dim() < 2]
+            return [ParameterGroup(parameters, group.rate, group.decay)]
+        matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+        others = [parameter for parameter in parameters if parameter.dim() < 2]
         return [ParameterGroup(matrices, group.rate, self.decay), ParameterGroup(others, group.rate, 0.0)]
 
     @cached_property
@@ -107,27 +116,36 @@ class PretrainingTrainer(PretrainingCheckpoint):
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Load the weights of network and head, and the optimiser's momentum, as :meth:`_state_tensors` names them."""
         super().load_tensors(tensors)
+        self.best = {name.removeprefix("best."): x for name, x in tensors.items() if name.startswith("best.")}
         for i, parameter in enumerate(self.parameters):
             if f"momentum.{i}" in tensors:  # in the parameter's own layout, which fused steps need
                 buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{i}"])
                 self.optimiser.state[parameter]["momentum_buffer"] = buffer
 
+    def _network_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of network and head, by the names that they are stored under."""
+        parts = (("network", self.network), ("head", self.head))
+        return {f"{part}.{name}": x for part, module in parts for name, x in module.state_dict().items()}
+
     def _state_tensors(self) -> dict[str, Tensor]:
-        tensors = {f"network.{k}": v for k, v in self.network.state_dict().items()}
-        tensors |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
+        tensors = self._network_tensors()
         if self.info["finished"]:
             for part, module in (("network", self.network), ("head", self.head)):
                 for name, value in module.named_parameters():
                     tensors[f"{part}.{name}"] = value.detach().to(STORED_DTYPE)  # exact: they were rounded before
-            if isinstance(self.network, RecipeBackbone):
-                for name in filter(self.network.is_training_only, self.network.state_dict()):
-                    del tensors[f"network.{name}"]
-        else:
-            for i, parameter in enumerate(self.parameters):
-                buffer = self.optimiser.state[parameter].get("momentum_buffer")
-                if buffer is not None:
-                    tensors[f"momentum.{i}"] = buffer
+            return {name: x for name, x in tensors.items() if not self._is_training_only(name)}
+        tensors |= {f"best.{name}": x for name, x in self.best.items()}
+        for i, parameter in enumerate(self.parameters):
+            buffer = self.optimiser.state[parameter].get("momentum_buffer")
+            if buffer is not None:
+                tensors[f"momentum.{i}"] = buffer
         return tensors
+
+    def _is_training_only(self, name: str) -> bool:
+        """Return whether a tensor of :meth:`_network_tensors` is of no use after the training."""
+        part, _, tensor = name.partition(".")
+        network = self.network
+        return part == "network" and isinstance(network, RecipeBackbone) and network.is_training_only(tensor)
 
     def _save(self) -> None:
         self.info = self.store.write_tensors(self._state_tensors(), self.info)
@@ -168,10 +186,14 @@ class PretrainingTrainer(PretrainingCheckpoint):
                     with closing(self._load_batches(feed, epoch, batch, steps)) as loaded:
                         for at, views, labels in loaded:
                             stage.advance(1, **self._train_step(views, labels, at))
+                    self._end_epoch(at)
                 done += steps_per_epoch
                 self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
                 if done < self.steps:
                     self._save()
+        if self.best:
+            super().load_tensors(self.best)
+            reporter.say(f"{title}: weights after epoch {self.info['best']['epoch']} of {self.info['epoch']} are taken")
         recipe.eval()
         recipe.autocast = nullcontext
         self._round_parameters()
@@ -182,6 +204,24 @@ class PretrainingTrainer(PretrainingCheckpoint):
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
         self.info["rounded"] = str(STORED_DTYPE).removeprefix("torch.")
         self._save()
+
+    def _end_epoch(self, at: TrainingStep) -> None:
+        """Let the recipe follow an epoch that ends with this step, and keep its weights where they are the best."""
+        recipe, autocast = self.recipe, self.recipe.autocast
+        self._check_state(f"after step {at.step + 1} of {self.steps}")
+        recipe.eval()
+        recipe.autocast = nullcontext
+        random = np.random.Generator(np.random.PCG64(seed_of("recipe epoch", self.seed, at.epoch)))
+        with naming_recipe_errors(self.choice), torch.no_grad():
+            recipe.after_epoch(replace(at, random=random), BaseImages(self))
+        if self.choice.selects_best:
+            self._fit_head()
+            accuracy = self._measure_accuracy(self.dataset.pool(SELECTION_POOL), EVALUATION_BATCH)
+            if not self.best or accuracy > self.info["best"]["accuracy"]:
+                self.info["best"] = {"epoch": at.epoch + 1, "accuracy": accuracy}
+                self.best = {name: x.detach().clone() for name, x in self._network_tensors().items()}
+        recipe.train()
+        recipe.autocast = autocast
 
     @property
     def _has_plain_views(self) -> bool:
@@ -213,7 +253,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
                     values = draw_augmentation(view, len(images), spec.crop_padding, spec.flip, colours).to(self.device)
                     views.append(self.normalise(apply_augmentation(images, view, values)))
                 random = np.random.Generator(np.random.PCG64(seed_of("recipe", self.seed, step)))
-                looks = step % LOG_EVERY == 0 or step == self.steps - 1
+                looks = step % LOG_EVERY == 0 or step == first + steps - 1
                 yield TrainingStep(step, self.steps, epoch, random, looks), views, labels
 
     def _train_step(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, float]:
@@ -221,29 +261,25 @@ class PretrainingTrainer(PretrainingCheckpoint):
         rate = self.schedule.rate_at(at.step, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["factor"]
-        with naming_recipe_errors(find_recipe(self.task.recipe_reference or PLAIN_RECIPE)):
+        with naming_recipe_errors(self.choice):
             terms = self.recipe.loss(views, labels, at)
             scalars = list(terms.values()) if isinstance(terms, dict) else []
             loss = scalars[0] if len(scalars) == 1 else sum(scalars)
-        if not isinstance(loss, Tensor) or loss.dim():
-            raise UserError(
-                f"recipe {self.task.recipe_reference}: loss() returned {terms!r:.80}, expected a dict of scalars"
-            )
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimiser.step()
-        self.recipe.after_step(at)
+            if not isinstance(loss, Tensor) or loss.dim():
+                raise UserError(
+                    f"recipe {self.choice.label}: loss() returned {terms!r:.80}, expected a dict of scalars"
+                )
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimiser.step()
+            self.recipe.after_step(at)
         if not at.is_logged:
             return {}
         parts = terms if len(terms) > 1 else {}
         shown = {"loss": loss.detach(), **{name: term.detach() for name, term in parts.items()}, **at.logged_values}
         values = dict(zip(shown, torch.stack([x.float() for x in shown.values()]).tolist(), strict=True))  # one wait
         if not np.isfinite(values["loss"]):
-            rate_of = self.task.pretraining.schedule.rate
-            raise UserError(
-                f"pretraining diverged: the loss is {values['loss']} at step {at.step + 1} of {self.steps}; "
-                f"lower pretraining.schedule.rate (now {rate_of}) in the task file"
-            )
+            raise self._divergence_error(f"the loss is {values['loss']} at step {at.step + 1} of {self.steps}")
         return {name: 100 * x if name == "accuracy" else x for name, x in values.items()} | {LEARNING_RATE: rate}
 
     def _fit_head(self) -> None:
@@ -251,7 +287,9 @@ class PretrainingTrainer(PretrainingCheckpoint):
         head = self.recipe.classifier()
         if head is None:
             pool = self.dataset.pool("base/train")
-            rows = np.concatenate([x.cpu().numpy() for _, x in self._compute_features(pool, 256)])
+            with torch.no_grad(), disable_tf32():
+                batches = (self.network(images) for _, images in self.load_images(pool))
+                rows = np.concatenate([x.cpu().numpy() for x in batches])
             labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
             fitted, _ = fit_head_with_facts("linear", rows, labels, classes, self.decay, self.device)
             assert isinstance(fitted, LinearHead)
@@ -267,36 +305,66 @@ class PretrainingTrainer(PretrainingCheckpoint):
 
         Before accuracy and features are taken, so that weights that were stored and read again give the same ones.
         """
-        for part, module in (("backbone", self.network), ("base classifier", self.head)):
-            for _, value in module.named_parameters():
+        for module in (self.network, self.head):
+            for value in module.parameters():
                 value.copy_(value.to(STORED_DTYPE))
-            broken = [name for name, value in module.state_dict().items() if not bool(torch.isfinite(value).all())]
-            if broken:
-                raise UserError(
-                    f"pretraining diverged: the {part}'s {broken[0]} is not finite in half precision, whose largest "
-                    f"number is {torch.finfo(STORED_DTYPE).max:g}; lower pretraining.schedule.rate "
-                    f"(now {self.task.pretraining.schedule.rate}) in the task file"
-                )
+        self._check_state(f"in half precision, whose largest number is {torch.finfo(STORED_DTYPE).max:g}")
 
-    @torch.no_grad()
-    def _compute_features(self, pool: Pool, batch: int) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield the rows and the features of a pool's images, batch after batch."""
-        rows = [np.arange(start, min(start + batch, len(pool))) for start in range(0, len(pool), batch)]
+    def _check_state(self, where: str) -> None:
+        """Raise :class:`UserError` for weights that are not finite; what is not kept, as a mask, may be infinite.
+
+        Args:
+            where: words that follow "is not finite".
+        """
+        for name, x in self._network_tensors().items():
+            broken = torch.isnan(x) if self._is_training_only(name) else ~torch.isfinite(x)
+            if bool(broken.any()):
+                part, _, tensor = name.partition(".")
+                part = "base classifier" if part == "head" else "backbone"
+                raise self._divergence_error(f"the {part}'s {tensor} is not finite {where}")
+
+    def _divergence_error(self, what: str) -> UserError:
+        rate = self.task.pretraining.schedule.rate
+        return UserError(f"pretraining diverged: {what}; lower pretraining.schedule.rate (now {rate}) in the task file")
+
+    def load_images(self, pool: Pool, batch: int = EVALUATION_BATCH) -> Generator[tuple[np.ndarray, Tensor]]:
+        """Yield the rows and the images of a pool, batch after batch, as the network takes them.
+
+        Args:
+            pool: the images.
+            batch: images of a batch.
+        """
+        rows = np.split(np.arange(len(pool)), range(batch, len(pool), batch))
         with closing(load_batches(pool.images, rows, self.device)) as loaded:
             for chosen, images in zip(rows, loaded, strict=True):
-                with disable_tf32():
-                    yield chosen, self.network(self.normalise(images))
+                yield chosen, self.normalise(images)
 
     @torch.no_grad()
     def _measure_accuracy(self, pool: Pool, batch: int) -> float:
         """Return the share of a pool's images that is labelled right; the device is waited for once, at the end."""
         labels = torch.from_numpy(pool.labels).to(self.device)
         hits = torch.zeros((), dtype=torch.int64, device=self.device)
-        for chosen, features in self._compute_features(pool, batch):
+        for rows, images in self.load_images(pool, batch):
             with disable_tf32():
-                logits = self.head(features)
-            hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
+                logits = self.head(self.network(images))
+            hits += (logits.argmax(1) == labels[rows[0] : rows[-1] + 1]).sum()
         return int(hits) / len(pool)
+
+
+class BaseImages:
+    """base/train as :meth:`Recipe.after_epoch` gets it: images as the network takes them, and labels, in batches.
+
+    Args:
+        trainer: has the images.
+    """
+
+    def __init__(self, trainer: PretrainingTrainer) -> None:
+        self.trainer = trainer
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        pool = self.trainer.dataset.pool("base/train")
+        for rows, images in self.trainer.load_images(pool):
+            yield images, torch.from_numpy(pool.labels[rows].astype(np.int64)).to(self.trainer.device)
 
 
 def measure_seconds_per_step(task: Task, dataset: Dataset, device: torch.device, most: float = 1.0) -> float:

@@ -73,22 +73,22 @@ def _print_recipes(style: str) -> None:
 
 
 def _print_recipe(name: str, style: str) -> None:
-    from ifsl_bench.backbones.find_recipe import find_recipe
+    from ifsl_bench.backbones.find_recipe import HARNESS_OPTIONS, find_recipe
     from ifsl_bench.plugin.options import declared_options
     from ifsl_bench.reporting.table import table_from_dicts
     from ifsl_bench.utils.text_format import format_value
 
     choice = find_recipe(name)
+    own = declared_options(choice.recipe_class).values()  # type: ignore[arg-type]  # constructors are alike
     options = [
         {"option": option.name, "takes": option.type_text, "default": format_value(option.default)}
-        for option in declared_options(choice.recipe_class).values()  # type: ignore[arg-type]  # constructors are alike
+        for option in [*own, *HARNESS_OPTIONS]
     ]
     print_paragraphs(inspect.getdoc(choice.recipe_class) or "", style)
     print_lines("", style)
-    print_tables_in_format(
-        [table_from_dicts([*options, {"option": "passes", "takes": "float", "default": "1"}])], style
-    )
-    print_lines("\npasses: the multiple of the task's own passes of the backbone.", style)
+    print_tables_in_format([table_from_dicts(options)], style)
+    notes = "".join(f"\n{option.name}: {what}." for option, what in HARNESS_OPTIONS.items())
+    print_lines(notes, style)
 
 
 def _print_recipe_check(name: str, style: str) -> None:

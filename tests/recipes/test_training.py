@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbones.find_recipe import find_recipe
+from ifsl_bench.backbones import recipe_rules
+from ifsl_bench.backbones.find_recipe import find_recipe, naming_recipe_errors
 from ifsl_bench.backbones.pretrained import open_pretrained, pretraining_key
 from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
@@ -29,8 +31,9 @@ from ifsl_bench.utils.progress import Reporter
 from tests.recipes.test_losses import LABELS, at, made, views
 
 CPU = torch.device("cpu")
+ALL = ["alice", "ce", "closer", "etf.neck=apart", "fact", "rotation", "savc", "supcon"]
 RECIPES = ["closer", "savc.queue=50", "rotation.turns=no"]
-OTHERS = ["alice", "ce.mixup=1", "etf.total=40", "fact.start=0", "supcon"]
+OTHERS = ["alice", "closer.select=best", "ce.mixup=1", "etf.total=40", "fact.start=0", "supcon"]
 
 NAN = """\
 import torch
@@ -276,7 +279,7 @@ def test_a_strangers_rotation_is_ours_and_has_rows_in_both_protocols(hues, call)
     theirs, ours, images = made(find_recipe("turns.py").recipe_class), made(Rotation), views(1)
     assert torch.equal(theirs.loss(images, LABELS, at())["loss"], ours.loss(images, LABELS, at())["loss"])
     torch.testing.assert_close(theirs.embed(images[0]), ours.embed(images[0]))
-    assert theirs.passes_per_step == ours.passes_of_step
+    assert theirs.passes_per_step == ours.passes_per_step
     text = Path("hues.toml").read_text().replace("hues-1shot", "hues-sessions")
     Path("sessions.toml").write_text(
         f"{text}[tasks.hues-sessions.sessions]\norders = 2\nsupports = 2\ncount = 2\nways = 2\n"
@@ -288,24 +291,168 @@ def test_a_strangers_rotation_is_ours_and_has_rows_in_both_protocols(hues, call)
         assert "\nncm | Turns  " in out
 
 
-BROKEN = {
-    "return {'l': self.head.weight.sum() * __import__('random').random()}": "take random numbers from at.random",
-    "return {'l': self.features(views[0])}": "no scalar tensor",
-    "return torch.zeros(())": "expected a dict of scalars",
-    "self.n = getattr(self, 'n', 0) + 1; return {'l': self.head(self.features(views[0])).sum() * self.n}": "buffers",
-    "return {'l': self.head.weight.sum()}": "no parameter of the backbone has changed",
-    "return {'l': self.nothing}": "AttributeError",
-}
+CE = "torch.nn.functional.cross_entropy(self.head(self.features(views[0])), labels{})"
+RANDOM = "__import__('random').random()"
+# The rule that is broken, loss(), what else the recipe has, and what the check says.
+BROKEN: list[tuple[str, str, str, str]] = [
+    ("training", "self.features(views[0])", "", "no scalar tensor"),
+    ("training", "self.features(views[0]).sum() * float('nan')", "", "term 'l' is nan"),
+    ("training", "self.head.weight.sum()", "", "no parameter of the backbone has changed"),
+    ("training", "self.nothing", "", "broken.py line 14: AttributeError"),
+    ("training", CE.format(""), "def parameter_groups(self): return []", "has no parameters to train"),
+    ("repeatability", f"self.head.weight.sum() * {RANDOM}", "", "take random numbers from at.random"),
+    ("order", CE.format(".roll(1)"), "", "each image keeps its own label"),
+    ("order", CE.format(".zero_()"), "", "changed the labels or the images"),
+    ("order", "self.features(views[0].mul_(2)).sum()", "", "changed the labels or the images"),
+    (
+        "resumption",
+        CE.format(""),
+        "def after_step(self, at): self.n = 2 * self.n; self.head.weight.data *= self.n",
+        "buffers",
+    ),
+    ("resumption", CE.format(""), "def after_step(self, at): self.n += 1; self.head.weight.data *= self.n", "buffers"),
+    ("resumption", CE.format(""), "def after_epoch(self, at, train): self.head.weight.data *= self.random", "buffers"),
+    ("features", CE.format(""), "def embed(self, images): return self.features(images)[:1]", "expected [24, D]"),
+    ("features", CE.format(""), "def embed(self, images): return images.mean((2, 3)) - images.mean()", "other images"),
+    ("features", CE.format(""), "def embed(self, images): return self.features(images).log()", "not finite"),
+    ("training_only", CE.format(""), "def classifier(self): return ifsl_bench.LinearHead(3, 2)", "a weight [6, 256]"),
+    ("training_only", CE.format(""), "training_only = ('backbone',)", "the features depend on"),
+    ("training_only", CE.format(""), "training_only = ('projector',)", "'projector', which the recipe does not have"),
+    ("extras", CE.format(""), "def extras(self): return {'mine': self.head.weight}", "provides() says []"),
+]
 
 
-@pytest.mark.parametrize(("body", "message"), BROKEN.items())
-def test_a_recipe_that_breaks_a_rule_is_named(body, message, hues, call):
-    text = NAN.split("    def loss")[0] + f"    def loss(self, views, labels, at):\n        {body}\n"
-    Path(f"broken{abs(hash(body))}.py").write_text(text)
-    status, out, err = call("recipes", "--check", f"broken{abs(hash(body))}.py", "--format", "csv")
+def write_broken(folder: Path, loss: str, part: str = "") -> str:
+    """Write a recipe whose loss is an expression, and which has another part, too."""
+    head, _, _ = NAN.partition("    def loss")
+    text = f"import ifsl_bench\n{head.rstrip()}\n        self.n, self.random = 1, {RANDOM}\n"
+    text += f"\n    def loss(self, views, labels, at):\n        return {{'l': {loss}}}\n"
+    (folder / "broken.py").write_text(f"{text}\n    {part}\n")
+    return str(folder / "broken.py")
+
+
+@pytest.mark.parametrize(("rule", "loss", "part", "message"), BROKEN)
+def test_a_recipe_that_breaks_a_rule_is_named(rule, loss, part, message, tmp_path):
+    choice = find_recipe(write_broken(tmp_path, loss, part))
+    with pytest.raises(UserError, match=re.escape(message)), naming_recipe_errors(choice):
+        getattr(recipe_rules, f"_check_{rule}")(choice)
+
+
+def test_a_check_says_how_many_rules_are_broken(hues, call):
+    status, out, err = call("recipes", "--check", write_broken(hues, "self.nothing"), "--format", "csv")
     assert status == 2
-    assert message in out
-    assert "breaks" in err
+    assert out.count("AttributeError") == 4
+    assert err == "ifsl-bench: recipe 'Late' breaks 4 of 7 rules\n"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["rotation", *(pytest.param(r, marks=pytest.mark.slow("ten trainings")) for r in ALL if r != "rotation")],
+)
+def test_the_suites_recipes_keep_the_rules(recipe):
+    assert [(rule, broken) for rule, broken in recipe_rules.check_recipe(find_recipe(recipe)) if broken] == []
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            "def parameter_groups(self): return 2 * [ifsl_bench.ParameterGroup(list(self.parameters()))]",
+            "recipe Late: parameter_groups() returned a parameter twice",
+        ),
+        ("def classifier(self): return ifsl_bench.LinearHead(3, 2)", "no LinearHead with a weight ["),
+        ("def embed(self, images): return images", "embed() of 2 images returned [2, 3, 20, 20], expected [2, D]"),
+        ("def after_step(self, at): raise ValueError('no')", "broken.py line 16: ValueError: no"),
+        ("def after_epoch(self, at, train): raise ValueError('no')", "broken.py line 16: ValueError: no"),
+        ("def parameter_groups(self): return [ifsl_bench.ParameterGroup([self.nothing])]", "line 16: AttributeError"),
+    ],
+)
+def test_a_recipe_that_breaks_a_rule_is_refused(part, message, hues, call):
+    recipe = write_broken(hues, CE.format(""), part)
+    status, _, err = call("pretrain", "--task", "hues.toml", "--recipe", recipe, "-q")
+    assert (status, len(err.splitlines())) == (2, 1), err
+    assert message in err
+
+
+MEANS = """\
+import torch
+from torch.nn.functional import cross_entropy
+
+from ifsl_bench import LinearHead, Recipe
+
+
+class Means(Recipe):
+    training_only = ("means", "noise")
+
+    def __init__(self, backbone, classes):
+        super().__init__(backbone, classes)
+        self.head = LinearHead(backbone.features, classes)
+        self.register_buffer("means", torch.zeros(classes, backbone.features))
+        self.register_buffer("noise", torch.zeros(()))
+
+    def loss(self, views, labels, at):
+        features = self.features(views[0])
+        return {
+            "ce": cross_entropy(self.head(features), labels),
+            "means": 0.01 * (1 + self.noise) * (features - self.means[labels]).square().mean(),
+        }
+
+    def after_epoch(self, at, train):
+        assert not self.training
+        for _ in range(2):  # as often as it likes
+            sums, counts = torch.zeros_like(self.means), torch.zeros(self.classes)
+            for images, labels in train:
+                sums.index_add_(0, labels, self.features(images))
+                counts += labels.bincount(minlength=self.classes)
+        self.means.copy_(sums / counts[:, None])
+        self.noise.fill_(at.random.random())
+"""
+
+
+def test_a_recipe_sees_all_base_images_after_each_epoch(hue_task, tmp_path, monkeypatch):
+    (tmp_path / "means.py").write_text(MEANS)
+    task, dataset = hue_task(str(tmp_path / "means.py"))
+    trainer = PretrainingTrainer(tmp_path / "a", task, dataset, "linear", 0, CPU)
+    followed = []
+
+    def follow(at, train, original=trainer.recipe.after_epoch):
+        original(at, train)
+        pool = dataset.pool("base/train")
+        with torch.inference_mode():
+            features = trainer.recipe.backbone(trainer.normalise(torch.from_numpy(np.array(pool.images))))
+        means = [features[torch.from_numpy(pool.labels == k)].mean(0) for k in range(len(pool.classes))]
+        torch.testing.assert_close(trainer.recipe.means, torch.stack(means))
+        followed.append((at.step, at.epoch, float(trainer.recipe.noise)))
+
+    trainer.recipe.after_epoch = follow
+    trainer.train(Reporter())
+    each = task.pretraining.epoch(len(dataset.pool("base/train")))[1]
+    assert [(step, epoch) for step, epoch, _ in followed] == [
+        (min((epoch + 1) * each, 24) - 1, epoch) for epoch in range(len(followed))
+    ]
+    assert len({noise for _, _, noise in followed}) == len(followed) > 1
+
+
+def test_the_epoch_that_is_best_on_base_val_is_taken(hue_task, tmp_path, monkeypatch):
+    """The accuracies are made up; another training says which weights each epoch has."""
+    accuracies, states = iter([0.2, 0.7, 0.7, 0.1]), []
+    task, dataset = hue_task("closer", 60)
+
+    def remember(trainer, at, original=PretrainingTrainer._end_epoch):
+        original(trainer, at)
+        states.append({name: x.clone() for name, x in trainer.network.state_dict().items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingTrainer, "_end_epoch", remember)
+        PretrainingTrainer(tmp_path / "last", task, dataset, "linear", 0, CPU).train(Reporter())
+    assert len(states) == 4
+    best = PretrainingTrainer(tmp_path / "best", hue_task("closer.select=best", 60)[0], dataset, "linear", 0, CPU)
+    best._measure_accuracy = lambda pool, batch: next(accuracies, 0.5)
+    best.train(Reporter())
+    assert best.info["best"] == {"epoch": 2, "accuracy": 0.7}
+    for name, x in best.network.state_dict().items():
+        expected = states[1][name]
+        assert torch.equal(x, expected.half().float() if name.endswith(("weight", "bias")) else expected), name
 
 
 def test_the_recipe_of_the_manual_is_the_one_that_new_writes(hues, call):
