@@ -193,9 +193,9 @@ def naming_recipe_errors(choice: RecipeChoice) -> Iterator[None]:
     """Re-raise errors of a recipe as :class:`UserError` that names it, and the place in its file."""
     try:
         yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
+    except (UserError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         if isinstance(error, ValueError) and not choice.file:  # an option or data that a recipe of the suite refuses
             raise UserError(f"recipe {choice.name}: {error}") from error
         place = format_error_location(error, among=inspect.getsourcefile(choice.recipe_class) or "")

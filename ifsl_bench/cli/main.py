@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import faulthandler
 import io
 import logging
 import os
@@ -122,6 +123,8 @@ def entry() -> None:
     The interpreter would go on to take PyTorch's libraries down one by one, for which their pages are read from the
     disk first: a tenth of a second of each command, and 100 MB of its peak.
     """
+    if sys.stderr is not None:
+        faulthandler.enable()  # the line of a method whose library takes the process down
     ended: list[int] = []
     for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second
         number = getattr(signal, name, None)

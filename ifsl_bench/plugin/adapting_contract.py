@@ -224,9 +224,9 @@ def check_adapting_rules(
         UserError: it learns or answers nothing that could be checked.
     """
     learner = make_random_learner(name, kind, options)
-    with naming_errors(name, learner.method, learner.method.base):
-        for rule in RULES:
+    for rule in RULES:
+        with naming_errors(name, learner.method, learner.method.base):
             broken = rule(learner)
-            yield (rule.__doc__ or "").strip().rstrip("."), broken
-            if broken and rule is form_fault:  # it would spoil the other rules too
-                return
+        yield (rule.__doc__ or "").strip().rstrip("."), broken
+        if broken and rule is form_fault:  # it would spoil the other rules too
+            return

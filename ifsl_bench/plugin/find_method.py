@@ -213,7 +213,7 @@ def _run_as_module(file: Path) -> ModuleType:
                 exec(compile(content, str(file), "exec"), module.__dict__)
         except BaseException as error:
             del sys.modules[name]
-            if not isinstance(error, (Exception, SystemExit)):
+            if isinstance(error, KeyboardInterrupt):
                 raise
             at = format_error_location(error, str(file))
             message = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again

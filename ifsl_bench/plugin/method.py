@@ -577,9 +577,9 @@ def naming_errors(name: str, method: Method, *given: Base | Support | Query) -> 
     try:
         with forbid_writes(name, *given):
             yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
+    except (UserError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         told = format_failure(error, type(method), method.base)
         raise UserError(f"method {name!r} failed: {told} (ifsl-bench --traceback ... prints all of it)") from error
 
@@ -626,17 +626,20 @@ def check_shapes(name: str, prediction: Any, episodes: int, queries: int, classe
             expected.
     """
     if not isinstance(prediction, Prediction):
-        raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
+        raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction(logits)")
     logits = prediction.logits
     if not _is_dense(logits) or logits.dtype not in FLOAT_TYPES:
         kind = f"of {logits.dtype}, {logits.layout}" if isinstance(logits, Tensor) else f"as {_shape_in_words(logits)}"
         kind += ", nested" if isinstance(logits, Tensor) and logits.is_nested else ""
-        raise UserError(f"method {name!r} returned logits {kind}, expected a dense torch.Tensor of torch.float32")
+        raise UserError(
+            f"method {name!r} returned logits {kind}, expected a dense torch.Tensor of torch.float32, "
+            "with a score of each class for each query"
+        )
     shape, expected = tuple(logits.shape), (episodes, queries, classes)
     if shape != expected:
         raise UserError(
             f"method {name!r} returned logits of shape {list(shape)}, expected {list(expected)} "
-            f"(episodes, queries, base + novel classes)"
+            f"(episodes, queries, base + novel classes): a score of each class for each query"
         )
     if not isinstance(prediction.statistics, Mapping):
         type_name = type(prediction.statistics).__name__

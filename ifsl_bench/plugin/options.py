@@ -260,9 +260,9 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
     try:
         with forbid_writes(method.__qualname__, base):
             instance = method(base, ways, **options)
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise UserError(
             f"method {method.__qualname__} cannot be made: {format_failure(error, method, base)}"
         ) from error
@@ -271,6 +271,8 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
     if not isinstance(instance.base, Base):
         kind = type(instance.base).__name__
         raise UserError(f"{method.__qualname__}.__init__ sets self.base to {kind}; leave it the ifsl_bench.Base")
+    if instance.ways != ways:
+        raise UserError(f"{method.__qualname__}.__init__ sets self.ways to {instance.ways!r:.80}; leave it {ways}")
     instance.__dict__["_made_with"] = dict(options)
     return instance
 
@@ -422,9 +424,9 @@ def default_options(method: type[Method], task: Task) -> dict[str, Any]:
     options = declared_options(method)
     try:
         own = method.defaults(task)
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         reason = f"{format_error_location(error)}{format_class_and_message(error)}"
         raise UserError(f"{method.__qualname__}.defaults failed: {reason}") from error
     if not isinstance(own, dict):
@@ -535,6 +537,11 @@ def check_method(method: Any, called_in_error: str = "") -> None:
     options, space = declared_options(method), method.space
     if "episodes" in options:  # labels say that of the evaluation
         raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
+    for name, option in options.items():
+        try:
+            convert_values(option.kind, (option.default,))
+        except ValueError as error:
+            raise UserError(f"option {name!r} of {called}: its default {error}") from None
     for shorthand, meant in method.shorthands.items():
         if strange := [key for key in meant if key not in options]:
             raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
@@ -552,7 +559,9 @@ def check_method(method: Any, called_in_error: str = "") -> None:
     for name in ("label", "keeps_supports", "gpu_min_episodes"):
         try:
             getattr(method, name)(*[called] * (name == "label"), default)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise UserError(
                 f"{called}.{name} failed: {format_error_location(error)}{format_class_and_message(error)}"
             ) from error

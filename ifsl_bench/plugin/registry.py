@@ -132,7 +132,9 @@ def load_plugin(group: str, name: str) -> Plugin:
             if not is_installed(module):
                 return _missing_dependency(name, package, module, install)
         return Plugin(name, package, value=value)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if point.extras and missing and not missing.startswith("ifsl_bench"):
             return _missing_dependency(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')

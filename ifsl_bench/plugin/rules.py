@@ -25,7 +25,7 @@ from ifsl_bench.plugin.episode_contract import (
 )
 from ifsl_bench.plugin.method import Base, Method, Query, Support, format_failure, naming_errors
 from ifsl_bench.plugin.options import make_method, remake_method, with_example_extras
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.errors import UserError, format_class_and_message
 
 PARALLEL_COPIES = 3  # that answer at once, and twice as many answers
 
@@ -77,8 +77,12 @@ def parallel_copies_fault(probe: ContractProbe) -> str | None:
     def answer(mine: Method) -> list[Tensor]:
         return [replace(probe, method=mine).logits() for _ in range(2)]
 
+    try:
+        copies = [copy.deepcopy(probe.method) for _ in range(PARALLEL_COPIES)]
+    except Exception as error:  # of anybody's code
+        return f"it cannot be copied, against parallel_copies: {format_class_and_message(error)}"
     with ThreadPoolExecutor(PARALLEL_COPIES) as pool:
-        copies_answers = pool.map(answer, [copy.deepcopy(probe.method) for _ in range(PARALLEL_COPIES)])
+        copies_answers = pool.map(answer, copies)
         wrong = any(logits_differ(logits, expected, probe.searches) for answers in copies_answers for logits in answers)
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else None
 
@@ -91,14 +95,16 @@ def missing_images_fault(probe: ContractProbe) -> str | None:
         method(probe.support, probe.query)
     except UserError:
         return None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return f"it fails where Base.images is None, as of features that are given: {format_failure(error, kind, base)}"
     return None
 
 
 def gradient_fault(probe: ContractProbe) -> str | None:
     """Every parameter gets a finite gradient."""
-    method = copy.deepcopy(probe.method).train()
+    method = probe.method.train()
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
     if not parameters:
         return None
@@ -199,7 +205,9 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
             if breaches.setdefault(rule, None):
                 continue
             try:  # with episodes of its own, since a method may write into them
-                breaches[rule] = rule(replace(make_random_probe(name, kind, options, *case), searches=first.searches))
+                probe = replace(make_random_probe(name, kind, options, *case), searches=first.searches)
+                with naming_errors(name, probe.method):
+                    breaches[rule] = rule(probe)
             except UserError as error:
                 breaches[rule] = str(error)
     for rule, broken in breaches.items():

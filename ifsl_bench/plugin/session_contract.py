@@ -201,10 +201,9 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
     }
     with naming_errors(name, probe.method):
         learner = SessionLearner(probe.method, sessions, probe.query, is_from_search(probe.answer()))
-        for rule in SESSION_RULES:
-            if not applies.get(rule, True):
-                continue
-            yield (rule.__doc__ or "").strip().rstrip("."), rule(learner)
+        found = {rule: rule(learner) for rule in SESSION_RULES if applies.get(rule, True)}
+    for rule, broken in found.items():
+        yield (rule.__doc__ or "").strip().rstrip("."), broken
 
 
 def first_image_of_each_class(support: Support, ways: int) -> Support:

@@ -7,6 +7,7 @@ command line prints it and exits with status 2.
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import traceback
@@ -51,7 +52,9 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     if lacks_memory(error):
-        where, other = ("", "") if isinstance(error, MemoryError) else (" on the accelerator", ", or --device cpu")
+        where, other = (
+            ("", "") if type(error).__name__ != "OutOfMemoryError" else (" on the accelerator", ", or --device cpu")
+        )
         return (
             f"not enough memory{where}: end other programs, or take fewer --jobs{other}; the same command goes on from "
             "where it stopped"
@@ -62,17 +65,34 @@ def format_error(error: BaseException) -> str:
     return escape_controls(format_class_and_message(error))
 
 
+MACHINE_ERRNOS = (
+    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
+)
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether memory was short, here or on an accelerator, whose error PyTorch defines."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return type(error) is RuntimeError and "DefaultCPUAllocator: " in str(error)
+
+
+def is_refused_by_machine(error: BaseException) -> bool:
+    """Return whether memory, open files, permission or the disk failed, so that the file that was read may be sound."""
+    return lacks_memory(error) or (isinstance(error, OSError) and error.errno in MACHINE_ERRNOS)
+
+
+MOST_SHOWN = 1000  # characters of another library's message
 
 
 def format_class_and_message(error: BaseException) -> str:
-    """Return "ValueError: its message", or the class alone where there is no message, or none that can be had."""
+    """Return "ValueError: its message", cut if long, or the class alone where there is none that can be had."""
     try:
         message = str(error)
     except Exception:  # of a class of the user's own
         message = ""
+    message = f"{message[:MOST_SHOWN]} ..." if len(message) > MOST_SHOWN else message  # of a whole tensor, say
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

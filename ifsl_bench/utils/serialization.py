@@ -214,7 +214,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
             array: np.memmap = npy.open_memmap(path, mode="r", max_header_size=_MAX_HEADER_BYTES)
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
-    except UserError:
+    except (UserError, OSError):
         raise
     except Exception as error:  # of many kinds, from a text that Python's parser is given
         raise CorruptFile(f"{path} is cut short or has a damaged header ({error})") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -156,6 +158,17 @@ def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
         "ifsl-bench run --method lr,b.py:C --task=d.toml:t,f.toml --weights=h.pt --checkpoint k g/i.py"
     )
     assert _command_line_to_record(["lr, /a/b.py:C"]) == "ifsl-bench 'lr, b.py:C'"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("closed", ["", "2>&-"])
+def test_what_takes_the_process_down_is_named_by_its_line(closed):
+    program = "import os, ifsl_bench.cli.main as cli; cli.main = os.abort; cli.entry()"
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{sys.executable}' -c '{program}' {closed}"], capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGABRT
+    assert closed or 'File "<string>", line 1 in <module>' in done.stderr
 
 
 def test_errors_of_the_system_have_a_traceback_too(monkeypatch, capsys):

@@ -63,6 +63,10 @@ DECLARED = {
     "def __init__(self, base, ways): super().__init__(base, ways); self.base = 1": "X.__init__ sets self.base to int",
     "label = classmethod(lambda cls, name, options: options['no'])": "X.label failed: .*x.py line 7: KeyError: 'no'",
     "keeps_supports = classmethod(lambda cls, options: exit(4))": "X.keeps_supports failed: .* SystemExit: 4",
+    "def __init__(self, base, ways): raise BaseException('b')": "X cannot be made: .*x.py line 7: BaseException: b",
+    "def __init__(self, base, ways): super().__init__(base, ways); self.ways = 3": "X.__init__ sets self.ways to 3; l",
+    "def __init__(self, base, ways, *, a: int = 'x'): super().__init__(base, ways)": "of X: its default 'x' is not int",
+    "label = classmethod(lambda cls, name, options: (_ for _ in ()).throw(GeneratorExit))": "X.label failed: .* Genera",
     "gpu_min_episodes = classmethod(lambda cls, options: 1 // 0)": "X.gpu_min_episodes failed: .*ZeroDivision",
 }  # fmt: skip
 ANSWERED = {
@@ -76,6 +80,12 @@ ANSWERED = {
     "return Prediction(logits.masked_fill(torch.tensor(len(logits) > 8), -torch.inf))": r"infinite logits in (\d+) of ",
     "raise ValueError('mine')": "method 'X' failed: .*x.py line 12: ValueError: mine",
     "raise SystemExit(3)": "method 'X' failed: .*x.py line 12: SystemExit: 3",
+    "raise BaseException('b')": "method 'X' failed: .*x.py line 12: BaseException: b",
+    "raise GeneratorExit": "method 'X' failed: .*x.py line 12: GeneratorExit",
+    "raise ValueError('long' * 1000)": r"x.py line 12: ValueError: [long]{1000} \.\.\. \(",
+    "return logits": r"method 'X' returned Tensor, expected ifsl_bench.Prediction\(logits\)",
+    "return Prediction(logits.argmax(-1, keepdim=True))": "of torch.int64, .* with a score of each class for each qu",
+    "return Prediction(logits.amax(-1, keepdim=True))": "novel classes.: a score of each class for each query",
     "assert False": r"method 'X' failed: .*x.py line 12: AssertionError \(",
     "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})": r"method 'X' failed: .*x.py line 12: E \(",
     "support.labels[0] += 1; logits += support.class_means(5)[:, :1, :1]; return Prediction(logits)": "it writes into ",
@@ -270,6 +280,16 @@ def test_the_check_of_a_method_finds_detached_logits(tmp_path, call):
     status, out, err = call("methods", "--check", f"{tmp_path / 'detached.py'}:X")
     assert (status, err.count("\n")) == (2, 1), err
     assert "no parameter gets a gradient: the logits are det" in out + err
+
+
+@pytest.mark.parametrize(("declared", "ended"), [("", 0), ("parallel_copies = True", 2)])
+def test_a_method_that_cannot_be_copied_is_checked_and_may_not_declare_copies(tmp_path, call, declared, ended):
+    """As with a lock, an open file, or a tensor that a graph has led to."""
+    made = "def __init__(self, base, ways): super().__init__(base, ways); self.file = open(__file__)"
+    (tmp_path / "x.py").write_text(START.format(f"{made}\n    {declared}", "return Prediction(logits)"))
+    status, out, _ = call("methods", "--check", f"{tmp_path / 'x.py'}:X")
+    assert status == ended
+    assert ("it cannot be copied, against parallel_copies: TypeError: " in " ".join(out.split())) == bool(ended)
 
 
 def test_an_error_names_the_last_line_of_the_users_own_files_and_traceback_all_of_it(tmp_path, call, monkeypatch):

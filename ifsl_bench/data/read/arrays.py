@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ifsl_bench.data.read.archive import file_kind, format_first, open_member, open_zip
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.errors import UserError, is_refused_by_machine
 from ifsl_bench.utils.files import append_to_temporary_file, open_temporary_file
 
 
@@ -29,6 +29,8 @@ def user_errors(failed: str, remedy: str = "") -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if is_refused_by_machine(error):
+            raise
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UserError(f"{failed} ({type(error).__name__}: {reason:.200}){remedy}") from error
 
@@ -75,9 +77,9 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
                 try:
                     array = np.lib.format.open_memmap(copy.name, mode="r")
                     kind = None if array.dtype.kind in "biufcSU" else f"type {array.dtype}"
-                except ValueError as error:
+                except (ValueError, MemoryError) as error:  # the second of Python's parser, from a long header
                     if "Python objects" not in str(error):
-                        raise
+                        raise ValueError(f"its header cannot be read: {error}") from error
                     kind = "Python objects, as pandas keeps texts"
             if kind is not None:
                 raise UserError(

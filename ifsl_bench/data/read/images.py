@@ -20,7 +20,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ifsl_bench.data.read.archive import Entry, FileTree, file_kind
-from ifsl_bench.utils.errors import UserError
+from ifsl_bench.utils.errors import UserError, is_refused_by_machine
 from ifsl_bench.utils.limits import IMAGE_PIXELS, IMAGE_SIDE, JPEG_SCANS, TIFF_VALUES
 from ifsl_bench.utils.serialization import make_memory_releaser
 
@@ -157,6 +157,8 @@ def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFind
     except BadImage:
         raise
     except Exception as error:  # of a damaged file: a decoder may raise anything
+        if is_refused_by_machine(error):
+            raise
         raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
 
 

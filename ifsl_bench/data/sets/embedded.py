@@ -17,7 +17,7 @@ import numpy as np
 
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
-from ifsl_bench.utils.errors import CorruptFile, is_printable
+from ifsl_bench.utils.errors import CorruptFile, is_printable, is_refused_by_machine
 
 FEATURES_FOLDER = Path(__file__).with_name("embedded")
 FORMAT_VERSION = 1
@@ -62,6 +62,8 @@ class EmbeddedFeatures(DatasetSource):
                     raise ValueError("of another format")
                 pools = {pool: file.get_tensor(pool) for pool in facts["pools"]} if arrays else {}
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
+            if is_refused_by_machine(error):
+                raise
             raise CorruptFile(f"{self.file} is damaged or missing ({error}); install ifsl_bench again") from error
         if arrays and pools_checksum(pools) != facts["sha256"]:
             raise CorruptFile(f"{self.file} is not what was written: its checksum differs; install ifsl_bench again")
