@@ -308,7 +308,8 @@ def _compared(claim: Claim, board: TaskResults, a: SeedAggregate, b: SeedAggrega
     if {id(a), id(b)} & set(map(id, board.hidden_rows)):
         board = board.select_recipes([row.recipe for row in (a, b) if row.recipe])
     gap = overall_difference(a, b, board.comparable_rows, claim.metric)
-    fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
+    held = {"test images": gap.images_fixed, "trained models": gap.models_fixed}
+    fixed = ["novel classes", *(name for name, is_fixed in held.items() if is_fixed)]
     fixed += ["backbone"] if a.has_one_pretraining and b.has_one_pretraining else []
     fixed_text = ", ".join(fixed) + ("" if _backbones(a) == _backbones(b) else "; backbones differ")
     return Evidence(a, b, board.task_name, gap, -gap.mean if claim.says == "behind" else gap.mean, fixed_text)

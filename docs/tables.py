@@ -6,18 +6,19 @@ first has the commands whose output it is. Either the tables of tasks, without t
     <!-- tables: ifsl-bench table glyphs-5shot --format markdown -->
     <!-- end -->
 
-(with " # without trials, source" behind the command, without the columns of these headings;)
+(with " # without trials, lazy" behind the command, without the columns of these headings and the rows whose first
+word is one of them;)
 
 or what a Python script of ours makes of the stored results, with patterns of files as a shell reads them:
 
     <!-- script: docs/simulations/calibration.py results/glyphs-*/lr.seed-*.json -->
     <!-- end -->
 
-or paired differences, a command and a row each. A row is called by the labels and the task, or by what follows a "#":
+or paired differences, a command for each row; commands that differ in the task alone stand in one line:
 
     <!-- differences: points of Acc.
-    ifsl-bench compare lr+s lr --task glyphs-5shot
-    ifsl-bench compare lr+a lr --task glyphs-5shot # LR+A, 5 shots
+    ifsl-bench compare lr+s lr --task glyphs-1shot,glyphs-5shot
+    ifsl-bench compare lr+a lr --task glyphs-5shot
     -->
     <!-- end -->
 
@@ -85,10 +86,11 @@ def script(told: str) -> str:
 
 
 def narrowed(grid: str, without: Collection[str]) -> str:
-    """A Markdown table without the columns of these headings."""
+    """A Markdown table without the columns of these headings, and without the rows whose first word is one of them."""
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in grid.splitlines()]
     places = [at for at, heading in enumerate(lines[0]) if heading.strip() not in without]
-    return "\n".join(f"|{'|'.join(line[at] for at in places)}|" for line in lines)
+    kept = [line for line in lines if line[0].split()[0] not in without]
+    return "\n".join(f"|{'|'.join(line[at] for at in places)}|" for line in kept)
 
 
 def differences(told: str) -> str:
@@ -97,14 +99,15 @@ def differences(told: str) -> str:
     metric = heading.rpartition("points of ")[2]
     lines = [f"| {heading} | overall | over episodes | over classes | each seed |", "|---|---|---|---|---|"]
     for line in commands:
-        command, _, name = line.partition(" # ")
-        _, _, a, b, _, task = shlex.split(command)
-        grid = [row for row in printed(command, "--format", "markdown").splitlines() if row.startswith("|")]
-        headings, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in grid)
-        cells = next(cells for row in rows if (cells := dict(zip(headings, row, strict=True)))["metric"] == metric)
-        values = [cells[over] for over in ("A - B overall", "over episodes", "over classes")]
-        seeds = ", ".join(cells["each seed"].split())
-        lines.append(f"| {name.strip() or f'{task}: `{a}` minus `{b}`'} | {' | '.join(values)} | {seeds} |")
+        command, _, tasks = line.rpartition(" ")
+        _, _, a, b, _ = shlex.split(command)
+        for task in tasks.split(","):
+            grid = [row for row in printed(f"{command} {task}", "--format", "markdown").splitlines() if row[:1] == "|"]
+            headings, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in grid)
+            cells = next(cells for row in rows if (cells := dict(zip(headings, row, strict=True)))["metric"] == metric)
+            values = [cells[over] for over in ("A - B overall", "over episodes", "over classes")]
+            seeds = ", ".join(cells["each seed"].split())
+            lines.append(f"| {task}: `{a}` minus `{b}` | {' | '.join(values)} | {seeds} |")
     return "\n".join(lines)
 
 

@@ -24,21 +24,24 @@ def accuracy(path: Path) -> np.ndarray:
     return 100 * hits / (counts.base_queries + counts.novel_queries)
 
 
+def compared(root: Path, shots: str, name: str) -> list[str]:
+    """The accuracies of a result on tiny-pack and on tiny-features, and their difference, with intervals."""
+    theirs, ours = (accuracy(root / f"{task}-{shots}" / name) for task in ("tiny-pack", "tiny-features"))
+    mean, interval = ours.mean() - theirs.mean(), 1.96 * float(np.hypot(stats.sem(ours), stats.sem(theirs)))
+    shown = [f"{x.mean():.2f} ± {1.96 * stats.sem(x):.2f}" for x in (theirs, ours)]
+    return [*shown, f"{mean:+.2f} ± {interval:.2f}"]
+
+
 def main() -> None:
     """Prints the table."""
-    root, rows = Path(sys.argv[1]), []
-    for shots in ("1shot", "5shot"):
-        for path in sorted((root / f"tiny-features-{shots}").glob("*.seed-0.json")):
-            other = root / f"tiny-pack-{shots}" / path.name
-            if not other.exists():
-                continue
-            ours, theirs = accuracy(path), accuracy(other)
-            mean, interval = ours.mean() - theirs.mean(), 1.96 * float(np.hypot(stats.sem(ours), stats.sem(theirs)))
-            label, difference = path.name.removesuffix(".seed-0.json"), f"{mean:+.2f} ± {interval:.2f}"
-            theirs_shown, ours_shown = (f"{x.mean():.2f} ± {1.96 * stats.sem(x):.2f}" for x in (theirs, ours))
-            rows.append([label, shots, theirs_shown, ours_shown, difference])
-    heads = ["method", "", "tiny-pack", "tiny-features", "difference"]
-    print(tabulate(rows, heads, "github", disable_numparse=True))
+    root, shots = Path(sys.argv[1]), ("1shot", "5shot")
+    names = sorted(path.name for path in (root / "tiny-pack-1shot").glob("*.seed-0.json"))
+    rows = [
+        [name.removesuffix(".seed-0.json"), *(cell for s in shots for cell in compared(root, s, name))]
+        for name in names
+    ]
+    heads = [f"{head}, {s}" for s in ("1 shot", "5 shots") for head in ("tiny-pack", "tiny-features", "difference")]
+    print(tabulate(rows, ["method", *heads], "github", disable_numparse=True))
 
 
 if __name__ == "__main__":
