@@ -14,6 +14,11 @@ or what a Python script of ours makes of the stored results, with patterns of fi
     <!-- script: docs/simulations/calibration.py results/glyphs-*/lr.seed-*.json -->
     <!-- end -->
 
+or all that a command prints:
+
+    <!-- prints: ifsl-bench tasks reference -->
+    <!-- end -->
+
 or paired differences, a command for each row; commands that differ in the task alone stand in one line:
 
     <!-- differences: points of Acc.
@@ -56,7 +61,7 @@ ROOT = Path(__file__).parents[1]
 END = "<!-- end -->"
 CLAIM = re.compile(r"<!-- claim: (\S+) -->")
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
-START = re.compile(r"<!-- (?P<kind>tables|script|differences): (?P<told>.*?)-->\n", re.S)
+START = re.compile(r"<!-- (?P<kind>tables|script|prints|differences): (?P<told>.*?)-->\n", re.S)
 BLOCK = re.compile(rf"(?P<start>{START.pattern})(?P<body>.*?){END}", re.S)
 GRID = re.compile(r"^(\S.*)\n\n((?:\|.*\n)+)", re.M)  # a title, an empty line, a table
 
@@ -150,7 +155,8 @@ def current(text: str) -> str:
         raise UserError(f"a table has a start and no end; put a line {END} below it")
 
     def block(match: re.Match[str]) -> str:
-        body = {"tables": tables, "script": script, "differences": differences}[match["kind"]](match["told"])
+        kinds = {"tables": tables, "script": script, "prints": printed, "differences": differences}
+        body = kinds[match["kind"]](match["told"]).strip()
         return f"{match['start']}\n{body}\n\n{END}"
 
     return BLOCK.sub(block, claimed(text))

@@ -111,7 +111,7 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     """Write tasks NAME-1shot, NAME-5shot and NAME-sessions on a data set.
 
     The data set must be prepared. The file explains each key. Changing most of them makes another task
-    (docs/task-file.md).
+    (docs/tasks.md).
     """
     from ifsl_bench.data.preparing.catalogue import write_new_tasks
 
@@ -124,12 +124,12 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 
-@tasks.command("reference", epilog=format_examples("tasks reference", "tasks reference > task-file.md"))
+@tasks.command("reference", epilog=format_examples("tasks reference"))
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
     from ifsl_bench.backbones.contract import describe_backbones
-    from ifsl_bench.protocols.tasks.reference import reference_page
+    from ifsl_bench.protocols.tasks.reference import reference_section
     from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 
     none = {NO_BACKBONE: "The data are features: only the base classifier is trained."}
-    click.echo(reference_page({**describe_backbones(), **none}), nl=False)
+    click.echo(reference_section({**describe_backbones(), **none}), nl=False)

@@ -90,7 +90,7 @@ class DaskPool(WorkerPool):
         for address in filter(is_reachable_from_network, addresses):
             self.reporter.warn(
                 f"the scheduler of {self.spec.name} listens at {address} without TLS: whoever reaches it runs programs "
-                "as you; see docs/cluster.md"
+                "as you; see docs/running.md"
             )
         return client
 

@@ -158,7 +158,7 @@ def test_no_table_or_formula_is_cut_on_a_desk(read, chromium):
     [
         ("own images", "data.html#your-own-images"),
         ("own method", "tutorial.html#your-own-method"),
-        ("cluster", "cluster.html"),
+        ("cluster", "running.html#a-cluster"),
     ],
 )
 def test_the_search_finds_the_page_that_is_about_it_first(site, chromium, question, first):

@@ -15,9 +15,8 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 ROOT = Path(__file__).parents[2]
-README, DATA, CHANGED, RESULTS = (
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", "docs/data.md", "docs/changed-tasks.md", "docs/results.md")
+README, DATA, RESULTS = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/data.md", "docs/results.md")
 )
 
 

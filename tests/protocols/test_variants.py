@@ -110,7 +110,7 @@ def test_mistakes_in_derived_tasks(minimal_task, text, message):
 
 def test_the_variant_in_the_docs_is_read():
     docs = Path(__file__).parents[2] / "docs"
-    pages = "".join((docs / name).read_text(encoding="utf-8") for name in ("data.md", "changed-tasks.md"))
+    pages = "".join((docs / name).read_text(encoding="utf-8") for name in ("data.md", "tasks.md"))
     blocks = re.findall(r"```toml\n(.*?)```", pages, re.S)
     (own,) = (block for block in blocks if "[tasks.mine-5shot]" in block)
     (more,) = (block for block in blocks if "[variants." in block)

@@ -195,12 +195,10 @@ def to_toml(value: object) -> str:
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
 
 
-# -- the page
+# -- the section of the manual
 
-PAGE_TEMPLATE = """\
-# Task files
-
-Written by `ifsl-bench tasks reference`, from the code; a test compares them.
+INTRODUCTION = """\
+## Task files
 
 A task file is TOML: one data set, how its backbone is trained, how episodes are drawn, and one or more tasks on them.
 Give its path anywhere a task name is accepted (`--task mine.toml` for all of its tasks, `--task mine.toml:mine-5shot`
@@ -213,8 +211,8 @@ without a default must be given, if their table is there; a table whose keys all
 anything but `title`, `obtain`, `fingerprint`, `partial`, `digest` and `variant_of` makes another task: its results are
 not compared with those from before.
 
-Names of tasks and data sets consist of lower-case letters, digits, `.`, `_` and `-`. In the tables below, [name] stands
-for a name of your own, in quotation marks if it contains a dot.
+Names of tasks and data sets consist of lower-case letters, digits, `.`, `_` and `-`. In the tables below, which
+`ifsl-bench tasks reference` prints, [name] stands for a name of your own, in quotation marks if it contains a dot.
 """
 TABLE_MEANINGS = {
     "dataset": "The data, and how images enter a network.",
@@ -225,31 +223,34 @@ TABLE_MEANINGS = {
     "meta_training.schedule": "Its learning rate. Where the table is absent: rate {rate}, drops {drops}.",
     "evaluation": "Stage 3.",
     "tasks.[name]": "A task. Each task in a file has its own table.",
-    "tasks.[name].sessions": "Validation and testing on sequences of sessions, after docs/protocol.md.",
+    "tasks.[name].sessions": "Validation and testing on [sequences of sessions](protocol.md#sequences-of-sessions).",
     "variants.[name]": "A task made from another one. A file may hold these alone.",
-    "variants.[name].sessions": "The same as a task's own.",
+    "variants.[name].sessions": "Sessions of the task that is made.",
 }
 
 
-def reference_page(backbones: Mapping[str, str]) -> str:
-    """Return the reference, in Markdown.
+def reference_section(backbones: Mapping[str, str]) -> str:
+    """Return the reference, in Markdown: a section of docs/tasks.md.
 
     Args:
         backbones: what ``pretraining.backbone`` may be -> its description.
     """
     schedule = MetaTraining().schedule
-    parts = [PAGE_TEMPLATE]
+    parts, table_with = [INTRODUCTION], dict[str, str]()
     for table, about in TABLE_MEANINGS.items():
         about = about.format(rate=to_toml(schedule.rate), drops=to_toml(schedule.drops))
-        rows = [
+        rows = "\n".join(
             f"| `{key.name}` | {key.kind} | {_default_text(key)} | {key.range} | {key.meaning} |"
             for key in task_file_keys()
             if key.table == table
-        ]
-        head = ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
-        parts.append("\n".join([f"## [{table}]", "", about, "", *head, *rows, ""]))
+        )
+        if (same := table_with.setdefault(rows, table)) == table:
+            keys = f"| key | type | default | range | meaning |\n|---|---|---|---|---|\n{rows}"
+        else:
+            keys = f"The same keys as in [{same}]."
+        parts.append(f"### [{table}]\n\n{about}\n\n{keys}\n")
     listed = [f"| `{name}` | {what} |" for name, what in backbones.items()]
-    parts.append("\n".join(["## Backbones", "", "| `backbone` | what it is |", "|---|---|", *listed, ""]))
+    parts.append("\n".join(["### Backbones", "", "| `backbone` | what it is |", "|---|---|", *listed, ""]))
     return "\n".join(parts)
 
 
@@ -260,7 +261,7 @@ def _default_text(key: TaskFileKey) -> str:
 # -- a file
 
 TASK_FILE_HEADER = (
-    "# Above each key stands what it means. One with '#' in front of it is at its default. See docs/task-file.md.\n"
+    "# Above each key stands what it means. One with '#' in front of it is at its default. See docs/tasks.md.\n"
 )
 
 
