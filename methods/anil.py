@@ -61,6 +61,7 @@ class ANIL(AdditiveClassifier):
 
     name = "anil"
     display: ClassVar = {"anil": ("ANIL", "a few gradient steps from a learned start")}
+    label_slots: ClassVar[bool] = True  # each has initial weights of its own
     parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE_NAME: Range(1e-5, 1e-1, log=True)}
     requires: ClassVar[Mapping[str, str]] = REQUIRES

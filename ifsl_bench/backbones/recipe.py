@@ -246,6 +246,11 @@ class RecipeBackbone(Backbone):
                 f"{type(recipe).__name__}: classifier() is no LinearHead with a weight {wanted}: {head!r:.60}"
             )
 
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """Those of the backbone, where the recipe leaves its features as they are; else one."""
+        return self.recipe.backbone.stages if type(self.recipe).embed is Recipe.embed else [self]
+
     def is_training_only(self, name: str) -> bool:
         """Return whether a tensor of the state is of no use after the training."""
         name = name.removeprefix("recipe.")

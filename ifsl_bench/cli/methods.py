@@ -133,7 +133,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     protocol it follows.
     """
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, unique_entries
-    from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_names_by_row
+    from ifsl_bench.plugin.display_names import display_names_by_row
     from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, names_file
     from ifsl_bench.plugin.registry import registered_entry_points as registered
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks, own_tasks, packaged_tasks
@@ -142,7 +142,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
 
     folders, keys = locate_folders(home), list[str]() if names else [cite_suite()]
     for name in names:
-        if name in [*display_names_by_row(), *PRINTED_ALONE, *registered(METHOD_GROUP)] or names_file(name):
+        if name in [*display_names_by_row(), *registered(METHOD_GROUP)] or names_file(name):
             keys.append(cite_method(name))
             continue
         tasks = {**packaged_tasks(), **own_tasks(folders)}

@@ -22,6 +22,7 @@ from ifsl_bench.experiments.search import candidates_by_round
 from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.stored_results import find_cached_result
 from ifsl_bench.experiments.workspace import Workspace
+from ifsl_bench.plugin.adapting import Adapting
 from ifsl_bench.protocols.registry import protocol_of
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import result_file_name
@@ -253,7 +254,7 @@ def plan_notes(plans: Sequence[JobState], home: Paths) -> list[str]:
         more = f" and {len(others):,} more" if others else ""
         notes.append(why if why.startswith("data set ") else f"{first.job}{more}: {why}")
     changing = [
-        plan.job for plan in plans if plan.job.method.sees != "features" and plan.state not in (STORED, REFUSED)
+        plan.job for plan in plans if issubclass(plan.job.method, Adapting) and plan.state not in (STORED, REFUSED)
     ]
     notes += dict.fromkeys(f"{job.label} on {job.task.name}: {_sessions_to_learn(job)}" for job in changing)
     if missing := _count_missing_stages(plans, home):

@@ -163,7 +163,8 @@ def expand_method_names(words: Iterable[str], warn: WarnFunction) -> list[str]:
     """Return names of methods as they are, globs and sets as the names that they stand for.
 
     A glob is compared with registered names and shorthands alike. ``all`` is a row for each shorthand, or for a method
-    without any, of the methods that can be used here, whatever trained the backbone, and that are given features.
+    without any, of the methods that can be used here, whatever trained the backbone: those that are given features, and
+    work in episodes and in sessions.
 
     Args:
         words: names, globs and sets.
@@ -196,7 +197,8 @@ def _usable_methods(warn: WarnFunction) -> list[str]:
     for name in registry.registered_entry_points(registry.METHOD_GROUP):
         try:
             method = registry.get_method(name)
-            names += [] if method.needs or method.sees != "features" else vars(method).get("shorthands") or [name]
+            left_out = method.needs or method.sees != "features" or (method.label_slots and method.keeps_supports())
+            names += [] if left_out else vars(method).get("shorthands") or [name]
         except UserError as error:
             warn(f"left out of 'all': {error}")
     return names

@@ -156,13 +156,7 @@ class Adapting(Method):
                 f"{type(self).__qualname__} changes stage {stage} of a network that has {len(stages)}: its class needs "
                 "`stages`, see docs/backbones.md"
             )
-        names, parameters = zip(*network.named_parameters(), strict=True)
-        with torch.enable_grad():
-            x = self.prepare(rows[:2])
-            for number, run in enumerate(stages):
-                x = run(x.detach() if number == stage % len(stages) else x)
-            gradients = torch.autograd.grad(x.sum(), parameters, allow_unused=True)
-        return [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
+        return stage_parameters(network, self.prepare(rows[:2]), stage)
 
     def base_images(self) -> tuple[Tensor, Tensor]:
         """Return all images of base/train as rows for :meth:`prepare`, [n, P], and their labels [n]."""
@@ -248,6 +242,24 @@ class Adapting(Method):
         if not all(x.isfinite().all() for x in leaves(state) if x is not None and x.is_floating_point()):
             raise NonFinite(f"{type(self).__qualname__}.{name} returned a state with NaN or infinite numbers")
         return state
+
+
+def stage_parameters(network: nn.Module, images: Tensor, stage: int) -> list[str]:
+    """Return the names of the parameters that a stage of a network and the later ones use.
+
+    Args:
+        network: with ``stages``.
+        images: some that it is given, [B, C, H, W].
+        stage: its number from 0, or from -1 for the last.
+    """
+    network = copy.deepcopy(network).requires_grad_(True).eval()
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    with torch.enable_grad():
+        x, stages = images, list(getattr(network, "stages", ()))
+        for number, run in enumerate(stages):
+            x = run(x.detach() if number == stage % len(stages) else x)
+        gradients = torch.autograd.grad(x.sum(), parameters, allow_unused=True)
+    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
 
 
 def class_means(features: Tensor, labels: Tensor, ways: int) -> Tensor:

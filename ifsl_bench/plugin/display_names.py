@@ -33,10 +33,6 @@ class DisplayName(NamedTuple):
     of: str = ""  # the method that has the row's name as a shorthand; "" for a method's own name
 
 
-# Rows that are known from papers alone: no method of the package gives them.
-PRINTED_ALONE = {"xtarnet": DisplayName("XtarNet", "a representation that adapts to each episode")}
-
-
 @lru_cache(maxsize=1)
 def suite_methods() -> Mapping[str, SuiteMethod]:
     """Return the suite's methods by name."""
@@ -112,7 +108,7 @@ def display_names_by_row() -> Mapping[str, DisplayName]:
 
 def display_label(name: str) -> str:
     """Return the label by which papers print a row; a row of another package keeps its name."""
-    named = display_names_by_row().get(name) or PRINTED_ALONE.get(name)
+    named = display_names_by_row().get(name)
     return named.printed if named else name
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import LAZY, PRINTED_ALONE
+from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED_KEY, FROM_KEY, method_source, neighbour_modules
 from ifsl_bench.plugin.options import check_method, default_options
@@ -77,11 +77,6 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
         )
     path, _, wanted = reference.rpartition(".py:") if ".py:" in reference else (reference.removesuffix(".py"), "", "")
     if path == reference:  # no file
-        if reference in PRINTED_ALONE and not registry.owning_entry_points(registry.METHOD_GROUP, reference):
-            raise UserError(
-                f"{reference} is known from the numbers that its paper prints; its method is not part of this package "
-                f"and cannot be run. The paper: ifsl-bench cite {reference}"
-            )
         if reference == LAZY and not registry.owning_entry_points(registry.METHOD_GROUP, reference):
             raise UserError(
                 "lazy, the model that never answers with a novel class, needs no run: tables of tasks in sessions "

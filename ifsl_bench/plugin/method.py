@@ -232,6 +232,8 @@ class Method(nn.Module, ABC):
         order_free: whether the answer after the last session is the same in whatever order the sessions came.
         uses_all_images: whether, in sessions, it is given all training images of the novel classes in place of their k
             supports, of all sessions at once: an upper bound, which no few-shot method is.
+        label_slots: whether the answers about a class depend on which of the labels 0 to N - 1 it has, as with a
+            learned vector for each label. Rows say so.
         sees: "features" of the backbone, "images", or "maps:-1", what the last stage of the backbone is given
             ("maps:2": what two stages return); see :class:`.Adapting`. ``Support.features`` has their numbers in rows.
         keeps: "nothing", or "images:5" where it carries up to so many images of each class; of methods that see images.
@@ -269,6 +271,7 @@ class Method(nn.Module, ABC):
     parallel_copies: ClassVar[bool] = False
     order_free: ClassVar[bool] = False
     uses_all_images: ClassVar[bool] = False
+    label_slots: ClassVar[bool] = False
     sees: ClassVar[str] = "features"
     keeps: ClassVar[str] = "nothing"
     class_bytes: int = 0
@@ -320,7 +323,7 @@ class Method(nn.Module, ABC):
     @classmethod
     def flags(cls, options: Mapping[str, Any]) -> list[str]:
         """Return what rows say of the method with these options, in a few words each."""
-        return []
+        return ["answers depend on the order of labels"] if cls.label_slots else []
 
     @classmethod
     def sees_with(cls, options: Mapping[str, Any]) -> str:

@@ -467,7 +467,7 @@ FLAG_RULE: tuple[Callable[[Any], bool], str] = (lambda flag: isinstance(flag, bo
 ATTRIBUTE_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "head": (lambda head: head in ("linear", "cosine"), "'linear' or 'cosine'"),
     "schedule": (lambda schedule: isinstance(schedule, MetaTraining | None), "ifsl_bench.MetaTraining(...) or None"),
-    **dict.fromkeys(("transductive", "uses_all_images", "order_free", "parallel_copies"), FLAG_RULE),
+    **dict.fromkeys(("transductive", "label_slots", "uses_all_images", "order_free", "parallel_copies"), FLAG_RULE),
     **dict.fromkeys(("revision", "class_bytes"), (lambda number: type(number) is int, "a whole number")),
     "sees": (
         lambda sees: bool(re.fullmatch("features|images|maps:-?[1-9][0-9]?", str(sees))),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ifsl_bench.plugin.adapting import make_small_base
 from ifsl_bench.plugin.episode_contract import (
     RULES_IN_EVERY_RUN,
     ContractProbe,
@@ -65,6 +66,19 @@ def support_order_fault(probe: ContractProbe) -> str | None:
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
     return broken if logits_differ(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else None
+
+
+def label_order_fault(probe: ContractProbe) -> str | None:
+    """Classes of an episode have their labels in no particular order, unless the class declares label_slots."""
+    if probe.method.label_slots or probe.searches:  # which may then find another minimum
+        return None
+    s, ways = probe.support, probe.method.ways
+    order = torch.arange(s.features.shape[1]).view(ways, -1).flip(0).flatten()
+    turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
+    base, novel = replace(probe, support=turned).logits().tensor_split([-ways], -1)
+    broken = "the answers about a class depend on which label it has"
+    expected = probe.logits()
+    return broken if logits_differ(torch.cat([base, novel.flip(-1)], -1), expected, searches=False) else None
 
 
 def parallel_copies_fault(probe: ContractProbe) -> str | None:
@@ -129,6 +143,7 @@ EPISODE_RULES: tuple[Rule, ...] = (
     *RULES_IN_EVERY_RUN,
     hidden_class_fault,
     support_order_fault,
+    label_order_fault,
     parallel_copies_fault,
     missing_images_fault,
     gradient_fault,
@@ -149,6 +164,8 @@ def make_random_probe(
         regular: whether no base class is in the softmax.
     """
     E, N, Q, D, K = 4, 5, 8, 24, 9
+    if kind.sees != "features":
+        return _make_image_probe(name, kind, options, shots, hide, regular)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         weight, bias, prototypes = (torch.randn(K, *size, dtype=torch.float64) for size in ((D,), (), (D,)))
@@ -162,15 +179,43 @@ def make_random_probe(
         means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
         of = labels, torch.arange(Q) % N
         x, q = (means[:, each] + 0.7 * torch.randn(E, len(each), D, dtype=torch.float64) for each in of)
-        hidden = torch.zeros(E, K, dtype=torch.bool)
-        if hide:
-            hidden.scatter_(1, torch.stack([torch.randperm(K)[:3] for _ in range(E)]), True)
-    labels = labels.expand(E, -1)
-    logits = [F.linear(rows, weight, 0.1 * bias) for rows in (x, q)]
+        logits = [F.linear(rows, weight, 0.1 * bias) for rows in (x, q)]
+        return _make_probe(name, method, (x, q), logits, hide, regular)
+
+
+def _make_image_probe(
+    name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool
+) -> ContractProbe:
+    """Make a probe of a method that sees images or maps, in rows; arguments are those of :func:`make_random_probe`."""
+    E, N, Q = 4, 5, 8
+    base = make_small_base().to(dtype=torch.float64)
+    assert base.network is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        method = make_method(kind, base, N, options).double().eval()
+        centres, of = (
+            torch.randint(40, 216, (E, N, 64)),
+            (torch.arange(N).repeat_interleave(shots), torch.arange(Q) % N),
+        )
+        rows = [(centres[:, each] + torch.randint(-40, 40, (E, len(each), 64))).byte() for each in of]
+        features = [base.network.network(base.network.normalise(part.flatten(0, 1))) for part in rows]
+        logits = [F.linear(part, base.weight, base.bias).unflatten(0, (E, -1)) for part in features]
+        return _make_probe(name, method, (rows[0], rows[1]), logits, hide, regular)
+
+
+def _make_probe(
+    name: str, method: Method, rows: tuple[Tensor, Tensor], logits: Sequence[Tensor], hide: bool, regular: bool
+) -> ContractProbe:
+    """Make a probe from rows of supports and queries with their base logits; some base classes are hidden at random."""
+    (supports, queries), (E, S, K) = rows, logits[0].shape
+    hidden = torch.zeros(E, K, dtype=torch.bool)
+    if hide:
+        hidden.scatter_(1, torch.stack([torch.randperm(K)[:3] for _ in range(E)]), True)
     if regular:
-        logits = [torch.full_like(rows, -torch.inf) for rows in logits]
+        logits = [torch.full_like(part, -torch.inf) for part in logits]
+    labels = torch.arange(method.ways).repeat_interleave(S // method.ways).expand(E, -1)
     masked = torch.ones_like(hidden) if regular else hidden
-    return ContractProbe(name, method, Support(x, labels, hidden, logits[0]), Query(q, logits[1]), masked)
+    return ContractProbe(name, method, Support(supports, labels, hidden, logits[0]), Query(queries, logits[1]), masked)
 
 
 @torch.no_grad()

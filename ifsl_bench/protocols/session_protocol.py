@@ -145,6 +145,8 @@ class Sessions(Protocol):
         return SequenceLoader(sampler, novel, base or novel, support)
 
     def refusal_reason(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
+        if method.label_slots and method.keeps_supports(options):
+            return f"has parameters for the labels of an episode, and {task.name} is in sessions; take one in episodes"
         keeps = method.uses_all_images or method.keeps_supports(options) or method.keeps != "nothing"
         if not keeps or task.sessions is None or task.sessions.memory == "supports":
             return None

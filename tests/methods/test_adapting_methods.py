@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from ifsl_bench.plugin.adapting import make_small_base
 from ifsl_bench.plugin.adapting_contract import check_adapting_rules, make_random_learner
 from ifsl_bench.plugin.method import Query, Support, masked_logits
 from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.rules import EPISODE_RULES, check_contract, make_random_probe
 from ifsl_bench.utils.errors import UserError
 
 K, N = 6, 3
@@ -108,3 +110,95 @@ def test_fine_tuning_without_steps_is_nearest_class_mean():
 def test_options_out_of_range_are_refused(name, option, message):
     with pytest.raises(UserError, match=message):
         make_method(registry.get_method(name), BASE, N, option)
+
+
+# -- TapNet and XtarNet
+
+
+def layers(parameters: dict[str, np.ndarray], prefix: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    names = [name.removesuffix("weight") for name in parameters if name.startswith(prefix) and name.endswith("weight")]
+    return [(parameters[f"{name}weight"], parameters[f"{name}bias"]) for name in names]
+
+
+def both_features(method, rows: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The feature of the network, and that of a copy with the method's own weights, of each image."""
+    first = method.base.network.network
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        for name, value in zip(method.names, method.second_stage, strict=True):
+            second.get_parameter(name).copy_(value)
+        images = (row.double().view(1, 1, 8, 8) / 128 - 1 for row in rows)
+        return [(first(image)[0].numpy(), second(image)[0].numpy()) for image in images]
+
+
+def merged(layers, c):
+    for number, (weight, bias) in enumerate(layers):
+        c = weight @ c + bias
+        c = np.maximum(c, 0) if number < 3 else 1 / (1 + np.exp(-c))
+    return c
+
+
+def skipping(layers, x, skips):
+    for (weight, bias), skip in zip(layers, skips, strict=True):
+        x = np.maximum(weight @ x + bias + skip * x, 0)
+    return x
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("name", ["tapnet", "xtarnet"])
+def test_xtarnet_is_its_formulas_with_a_full_singular_value_decomposition(name, hide):
+    probe = make_random_probe(name, registry.get_method(name), {}, 3, hide, False)
+    method, support, query = probe.method, probe.support, probe.query
+    with torch.no_grad():
+        for number, parameter in enumerate(method.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+            parameter += 0.05 * noise
+    own = {key: value.detach().numpy() for key, value in method.named_parameters()}
+    ours = probe.logits().detach().numpy()
+    for e in range(len(ours)):
+        rows, labels = [*support.features[e], *query.features[e]], support.labels[e].tolist()
+        classes = sorted(set(labels))
+        if name == "xtarnet":
+            both = both_features(method, torch.stack(rows))
+            means = [np.mean([np.concatenate(both[i]) for i, y in enumerate(labels) if y == k], 0) for k in classes]
+            c = np.mean(means, 0)
+            h1, h2 = (merged(layers(own, part), c) for part in ("first_share", "second_share"))
+            z = [h1 * f + h2 * g for f, g in both]
+        else:
+            z = [row.numpy() for row in rows]
+        z = [np.exp(own["log_unit"]) * x for x in z]
+        means = [np.mean([z[i] for i, y in enumerate(labels) if y == k], 0) for k in classes]
+        whole = np.mean(means, 0)
+        gamma, beta = (skipping(layers(own, part), whole, (1, 1, 1)) for part in ("gamma", "beta"))
+        prototypes = np.exp(own["log_unit"]) * method.base.prototypes.numpy()
+        base = [(1 + 0.1 * gamma) * w + 0.1 * beta for w in prototypes]
+        shown = [i for i in range(len(base)) if not support.hidden[e, i]]
+        novel, errors = [], []
+        for k, mean in enumerate(means):
+            s = np.array([mean @ w if i in shown else 0.0 for i, w in enumerate(base)])
+            r = np.exp(skipping(layers(own, "relation"), s, (0, 1, 1)))
+            novel.append(own["phi"][k] - sum(r[i] * base[i] for i in shown) / sum(r[i] for i in shown))
+            errors.append(novel[-1] / np.linalg.norm(novel[-1]) - mean / np.linalg.norm(mean))
+        null_space = np.linalg.svd(np.array(errors), full_matrices=True)[2][len(classes) :]
+        for x, row in zip(z[len(labels) :], ours[e], strict=True):
+            for i, w in enumerate([*base, *novel]):
+                expected = -np.sum((null_space @ (x - w)) ** 2) if i >= len(base) or i in shown else -np.inf
+                assert row[i] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_xtarnet_keeps_every_rule_of_episodes_on_images():
+    kind = registry.get_method("xtarnet")
+    broken = dict(check_contract("xtarnet", kind, {}))
+    assert len(broken) == len(EPISODE_RULES) - 1, "copies are for classes that allow them"
+    assert not any(broken.values()), broken
+
+
+def test_answers_that_depend_on_labels_are_refused_unless_declared(call):
+    kind = registry.get_method("tapnet")
+    assert kind.flags({}) == ["answers depend on the order of labels"]
+    undeclared = type("Undeclared", (kind,), {"label_slots": False})
+    broken = [found for found in dict(check_contract("undeclared", undeclared, {})).values() if found]
+    assert broken == ["the answers about a class depend on which label it has"]
+    status, _, err = call("plan", "--method", "tapnet", "--task", "glyphs-sessions")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "tapnet has parameters for the labels of an episode, and glyphs-sessions is in sessions" in err

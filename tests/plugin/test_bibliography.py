@@ -10,7 +10,7 @@ import pytest
 from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, cite_task, paper_label, papers_of_method
-from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_names_by_row, read_papers, suite_methods
+from ifsl_bench.plugin.display_names import display_names_by_row, read_papers, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.page.references import cite_paper
 from ifsl_bench.store.published import read_paper_titles_by_source
@@ -53,29 +53,18 @@ def test_no_row_is_of_a_method_that_there_is_not():
     assert set(display_names_by_row()) == own_rows
     shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
     assert {name: row.of for name, row in display_names_by_row().items() if row.of} == shorthands
-    assert {name for paper in read_papers("methods") for name in paper.row_names} == own_rows | set(PRINTED_ALONE)
+    assert {name for paper in read_papers("methods") for name in paper.row_names} == own_rows
 
 
-def test_rows_of_papers_alone(call):
-    """A method whose paper prints rows, and which the package has no code of, is cited like others."""
+def test_every_source_of_published_rows_has_an_entry():
     for source in set(read_paper_titles_by_source()) - TABLES_ALONE:
         assert cite_paper(source).bibtex, source
     assert cite_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
-    assert list(PRINTED_ALONE) == ["xtarnet"]
-    assert paper_label("xtarnet") == "XtarNet"
-    status, out, _ = call("cite", "xtarnet")
-    assert (status, out.count("@")) == (0, 1)
-    for command in (["methods", "xtarnet"], ["run", "--method", "xtarnet", "--task", "glyphs-5shot"]):
-        status, _, err = call(*command)
-        assert status == 2
-        assert "not part of this package" in err
-        assert "ifsl-bench cite xtarnet" in err
 
 
 def test_sources_of_published_rows_are_cited(call):
     others = {
         *display_names_by_row(),
-        *PRINTED_ALONE,
         *registry.registered_entry_points(registry.METHOD_GROUP),
         *packaged_tasks(),
     }

@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ifsl_bench.backbones.find_recipe import find_recipe
+from ifsl_bench.backbones.networks import make_backbone
+from ifsl_bench.backbones.recipe import RecipeBackbone
 from ifsl_bench.experiments.job import with_recipe
 from ifsl_bench.experiments.workspace import PreparedTask, workspace
 from ifsl_bench.plugin import registry
@@ -227,3 +230,17 @@ def test_all_leaves_them_out(hues, call):
     assert "ncm" in out
     assert "fact-virtual" not in out + err
     assert "etf-neck" not in out + err
+
+
+@pytest.mark.parametrize(("recipe", "stages"), [("closer", 3), ("rotation", 1)])
+def test_a_backbone_has_stages_where_its_recipe_leaves_features_as_they_are(recipe, stages):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = find_recipe(recipe).recipe_class(make_backbone("resnet-small", (16, 16, 1)), 5)
+    network = RecipeBackbone(made, (1, 16, 16)).eval()
+    assert len(network.stages) == stages
+    images = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    out = images
+    for stage in network.stages:
+        out = stage(out)
+    torch.testing.assert_close(out, network(images))

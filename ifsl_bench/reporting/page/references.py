@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method
-from ifsl_bench.plugin.display_names import PRINTED_ALONE, display_names_by_row, read_papers
+from ifsl_bench.plugin.display_names import display_names_by_row, read_papers
 from ifsl_bench.reporting.plot_styles import method_part
 from ifsl_bench.store.published import read_bibtex_by_source, read_paper_titles_by_source
 from ifsl_bench.utils.errors import UserError
@@ -52,9 +52,7 @@ def _method_bibtex(name: str) -> str:
 
     Results may name any file as their method's; none is run for a page.
     """
-    if name not in [*display_names_by_row(), *PRINTED_ALONE] and not registry.owning_entry_points(
-        registry.METHOD_GROUP, name
-    ):
+    if name not in display_names_by_row() and not registry.owning_entry_points(registry.METHOD_GROUP, name):
         return ""
     try:
         return cite_method(name)
