@@ -39,7 +39,7 @@ def from_learn2learn(
         sides = [CIFARFS("data", mode=mode) for mode in ("train", "validation", "test")]
         dataset = ifsl_bench.from_learn2learn(sides, name="cifarfs")  # and tasks cifarfs-1shot, cifarfs-5shot
 
-    docs/learn2learn.md describes which class and image comes into which pool, and what an image may be.
+    docs/python.md describes which class and image comes into which pool, and what an image may be.
 
     Args:
         datasets: a list [train, validation, test] of objects with ``len(data)`` and ``data[i]``, an image and a label.
@@ -92,7 +92,7 @@ def to_learn2learn(
     Task i of ``train``, ``validation`` or ``test`` is our episode i of that side, with the same images. The N novel
     classes of a task are labelled 0 to N - 1, the K base classes, of which there are queries alone, N to N + K - 1;
     ``tasks.train.hidden(i)`` are the labels of those that are out of play. Images [C, H, W] are normalised as for our
-    backbones, and not augmented; features are [D]. docs/learn2learn.md lists what else needs ``split``.
+    backbones, and not augmented; features are [D]. docs/python.md lists what else needs ``split``.
 
     Args:
         task: a name or TOML file, as in :func:`ifsl_bench.run`.

@@ -1,7 +1,7 @@
 """Functions that ask about results in a notebook, as the commands of these names do. Imports no torch.
 
 Functions take tasks, labels and files by the names that commands take, and return what shows itself in a notebook and
-has ``to_pandas()``; docs/notebook.md has every column.
+has ``to_pandas()``; docs/python.md has every column.
 """
 
 from __future__ import annotations

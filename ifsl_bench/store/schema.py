@@ -1,7 +1,7 @@
 """Schema of result files: what stands in them, and how they are read and written.
 
 A file is of one run, ``<results>/<task>/<label>.seed-<n>.json``, and complete enough to recompute every number of it:
-docs/result-file.md explains each field. The form of the counts in :class:`Result` is its protocol's, see
+docs/python.md explains each field. The form of the counts in :class:`Result` is its protocol's, see
 :mod:`ifsl_bench.protocols.protocol`. Reading checks the types and limits that stand here, and
 whether a file contradicts itself; the first reason counts, as later checks rely on earlier ones. Imports no torch:
 tables come at once.
@@ -196,7 +196,7 @@ class StoredImageHits(ResultSection, frozen=True):
 
 @accept_old_names(counts="to_hit_counts", classes="drawn_novel_classes")
 class Result(ResultSection, frozen=True):
-    """One method, one task, one training seed; docs/result-file.md explains every field.
+    """One method, one task, one training seed; docs/python.md explains every field.
 
     Attributes:
         options: the method's options that were given or tuned.

@@ -160,7 +160,7 @@ def test_impossible_tasks_are_refused(learn2learn, clusters, work):
 
 
 def test_the_document_shows_what_learns(learn2learn, glyph_home, monkeypatch):
-    document = (ROOT / "docs" / "learn2learn.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (program,) = (text for text in re.findall(r"```python\n(.*?)```", document, re.S) if "to_learn2learn" in text)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(glyph_home))
     scope: dict = {}
@@ -266,7 +266,7 @@ def test_anil_runs_learns_and_is_tuned(learn2learn, clusters, work):
 def test_there_is_one_version_and_one_way_to_install_it():
     name, option = re.fullmatch(r'pip install "(.*?)" (--config-settings ".*")', INSTALL).groups()
     assert f"\n{name} {option}\n" in (ROOT / "docs" / "learn2learn-requirements.txt").read_text()
-    assert INSTALL in (ROOT / "docs" / "learn2learn.md").read_text()
+    assert INSTALL in (ROOT / "docs" / "python.md").read_text()
     assert f'learn2learn = ["{name}"]' in (ROOT / "pyproject.toml").read_text()
 
 

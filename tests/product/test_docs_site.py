@@ -183,11 +183,14 @@ def test_each_method_is_described_from_its_class(site):
         assert last.strip(".`*") in section, "the docstring is there to its end"
 
 
+PYTHON_PAGE = (DOCS / "python.md").read_text(encoding="utf-8")
+
+
 def fields_of(heading: str) -> list[str]:
-    """The first column of the first table below a heading of the page on result files."""
-    _, _, section = (DOCS / "result-file.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    """The first column of the table below a heading of the page that has the format of results."""
+    _, _, section = PYTHON_PAGE.partition(f"\n### {heading}\n")
     assert section
-    return re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    return re.findall(r"^\| `(\w+)` \|", section.partition("\n### ")[0], re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,14 @@ def test_every_field_of_a_result_file_is_explained(heading, kind):
     fields = fields_of(heading)
     assert len(fields) == len(set(fields))
     assert set(fields) == {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+def test_the_program_that_reads_a_result_without_the_suite_prints_its_accuracy(monkeypatch, capsys):
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", PYTHON_PAGE, re.DOTALL) if "zlib" in text)
+    monkeypatch.chdir(ROOT)
+    exec(program, {})
+    computed, stored = map(float, capsys.readouterr().out.split())
+    assert abs(computed - stored) < 1e-9
 
 
 def test_commands_that_pages_name_exist():

@@ -57,7 +57,7 @@ def test_frames_have_the_numbers_of_the_commands(command, called, call, pandas):
 
 
 def unpacked(text):
-    """As docs/result-file.md describes it: a zlib stream in base64, all low bytes first."""
+    """As docs/python.md describes it: a zlib stream in base64, all low bytes first."""
     kind, count, stream = text.split()
     planes = np.frombuffer(zlib.decompress(base64.b64decode(stream)), np.uint8).reshape(int(kind[1]), int(count))
     return sum(plane.astype(int) << 8 * place for place, plane in enumerate(planes))
