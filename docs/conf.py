@@ -40,40 +40,44 @@ html_copy_source = False
 html_show_sphinx = False
 html_math_renderer = "mathml"  # MathJax, the default, would be loaded from a network
 
-# Files of the repository that are pages of the manual too: page -> file. The page holds <!-- file --> alone.
-BESIDE = {
-    "benchmarks": "BENCHMARKS.md",
-    "changelog": "CHANGELOG.md",
-    "data-licenses": "DATA_LICENSES.md",
-    "security": "SECURITY.md",
-}
+# Files of the repository's root that the page about.md ends with on the site, each as a section.
+INCLUDED = ("CHANGELOG.md", "BENCHMARKS.md", "SECURITY.md", "DATA_LICENSES.md")
+INCLUDED_MARK = f"<!-- files: {' '.join(INCLUDED)} -->"
 # The leaderboard as `ifsl-bench report` makes it: a page by itself.
 BOARD = "leaderboard.html"
 html_extra_path = [BOARD] if (DOCS / BOARD).is_file() else []
-PAGES = {**{file: f"{page}.md" for page, file in BESIDE.items()}, "README.md": "index.md"}
 
 
-def _inward(text: str) -> str:
-    """Links of a page in docs/ to files of the repository that are pages of the manual, as links to those."""
-    return re.sub(r"\]\(\.\./([\w-]+\.md)(?=[)#])", lambda link: f"]({PAGES.get(link[1], f'../{link[1]}')}", text)
-
-
-def _from_root(text: str) -> str:
-    """A file of the repository's root as a page in docs/: its links begin there."""
+def _read_section(app: Any, name: str) -> str:
+    """A file of the repository's root as a section of a page in docs/: its headings are one level lower."""
+    app.env.note_dependency(str(ROOT / name))
+    text = re.sub(r"^#(?=#* )", "##", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
     linked = re.sub(r"\]\((?!\w+:|#)", "](../", text)
     return linked.replace("](../docs/", "](")
 
 
+def _link_inward(text: str) -> str:
+    """Links of a page in docs/ to files of the repository's root that are parts of the manual, as links to those."""
+    titles = {name: (ROOT / name).read_text(encoding="utf-8").partition("\n")[0] for name in INCLUDED}
+    parts = {name: f"about.md#{title.removeprefix('# ').lower().replace(' ', '-')}" for name, title in titles.items()}
+    parts |= {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+
+    def link(match: re.Match[str]) -> str:
+        to = parts.get(match[1], f"../{match[1]}")
+        return f"]({to.partition('#')[0]}{match[2]}" if match[2] else f"]({to}"
+
+    return re.sub(r"\]\(\.\./([\w-]+\.md)(#[\w-]+)?(?=\))", link, text)
+
+
 def _read(app: Any, page: str, source: list[str]) -> None:
     text = source[0]
-    if page in BESIDE:
-        text = _from_root((ROOT / BESIDE[page]).read_text(encoding="utf-8"))
-        app.env.note_dependency(str(ROOT / BESIDE[page]))
+    if page == "about":
+        text = text.replace(INCLUDED_MARK, "\n\n".join(_read_section(app, name) for name in INCLUDED))
     elif page == "methods":
         text = text.replace(MARK, all_methods())
     if not html_extra_path:
         text = re.sub(rf'<a href="{BOARD}">(.*?)</a>', r"\1", text)
-    source[0] = _inward(text)
+    source[0] = _link_inward(text)
 
 
 NAME = 24  # the longest name that a table keeps on one line; what is longer is a command, a path or a checksum
