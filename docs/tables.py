@@ -9,9 +9,9 @@ first has the commands whose output it is. Either the tables of tasks, without t
 (with " # without trials, lazy" behind the command, without the columns of these headings and the rows whose first
 word is one of them;)
 
-or what a Python script of ours makes of the stored results, with patterns of files as a shell reads them:
+or what a Python script of ours makes of the stored results:
 
-    <!-- script: docs/simulations/calibration.py results/glyphs-*/lr.seed-*.json -->
+    <!-- script: docs/simulations/quantised.py results -->
     <!-- end -->
 
 or all that a command prints:

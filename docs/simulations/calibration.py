@@ -1,13 +1,10 @@
-"""What a bias found on validation episodes costs against the best one, and how it varies with the training seed.
+"""What a bias found on validation episodes costs against the best one.
 
-``python docs/simulations/calibration.py RESULT.json...`` prints a row for each method and task among result files.
-Without files it prints how far the stored results of episodes are from the best bias, by task.
+``python docs/simulations/calibration.py`` prints how far the stored results of episodes are from the best bias of their
+curves on test episodes, by task. Tasks that differ in the number of base classes alone are one row.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -25,31 +22,17 @@ def best_on_test(result: Result) -> float:
     return float(100 * hits.max() / (queries * len(result.episodes)))
 
 
-def row(results: list[Result]) -> dict[str, str]:
-    """One method on one task, over its seeds."""
-    biases = np.array([r.calibration.bias for r in results if r.calibration])
-    plain, calibrated = (np.array([r.summary[name]["mean"] for r in results]) for name in ("acc", "calibrated_acc"))
-    points = np.array([lost(r) for r in results])
-    return {
-        "row": f"{results[0].label}, {results[0].task}",
-        "bias": f"{biases.mean():.2f} (sd {biases.std(ddof=1):.2f})",
-        "Acc.": f"{plain.mean():.2f} (sd {plain.std(ddof=1):.2f})",
-        "cal. Acc.": f"{calibrated.mean():.2f} (sd {calibrated.std(ddof=1):.2f})",
-        "the best bias of the curve would add": f"{points.mean():+.2f} (at most {points.max():+.2f})",
-    }
-
-
 def lost(result: Result) -> float:
     """How many points the best bias of the curve would add."""
     return best_on_test(result) - result.summary["calibrated_acc"]["mean"]
 
 
 def task(results: list[Result]) -> dict[str, str]:
-    """One task, over its stored results."""
+    """One task, over its stored results with any number of base classes."""
     points = np.array([lost(result) for result in results])
     worst = results[int(points.argmax())]
     return {
-        "task": worst.task,
+        "task": worst.task.partition("=")[0],
         "results": str(len(results)),
         "within 0.3": f"{(points <= 0.3).mean():.0%}",
         "median": f"{np.median(points):+.2f}",
@@ -58,10 +41,9 @@ def task(results: list[Result]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for path in sys.argv[1:] or sorted(packaged_results_folder().glob("*/*.seed-*.json")):
-        result = read_result(Path(path))
-        if sys.argv[1:] or (result.calibration and result.calibration.curve.base_joint):  # sessions have no curve
-            groups.setdefault((result.task, result.label if sys.argv[1:] else ""), []).append(result)
-    line = row if sys.argv[1:] else task
-    print(render_tables([table_from_dicts([line(group) for group in groups.values()])], "markdown"))
+    groups: dict[str, list[Result]] = {}
+    for path in sorted(packaged_results_folder().glob("*/*.seed-*.json")):
+        result = read_result(path)
+        if result.calibration and result.calibration.curve.base_joint:  # sessions have no curve
+            groups.setdefault(result.task.partition("=")[0], []).append(result)
+    print(render_tables([table_from_dicts([task(group) for group in groups.values()])], "markdown"))
