@@ -44,7 +44,7 @@ def answered(name: str, supports: list[Support], **options: object) -> torch.Ten
     return masked_logits(method.answer(state, queries()), supports[0].hidden)[0]
 
 
-@pytest.mark.parametrize("name", ["fine-tune"])
+@pytest.mark.parametrize("name", ["fine-tune", "warp"])
 def test_every_rule_is_kept(name):
     broken = dict(check_adapting_rules(name, registry.get_method(name), {}))
     assert len(broken) == 7
@@ -87,8 +87,9 @@ def test_fine_tuning_is_gradient_descent_on_the_supports_of_each_session(what, h
             assert row.tolist() == pytest.approx(expected, abs=1e-10)
 
 
-def test_fine_tuning_without_steps_is_nearest_class_mean():
-    ours = answered("fine-tune", sessions(), steps=0) / 16
+@pytest.mark.parametrize(("name", "options"), [("fine-tune", {"steps": 0}), ("warp", {"keep": 1.0})])
+def test_with_nothing_to_tune_they_are_nearest_class_mean(name, options):
+    ours = answered(name, sessions(), **options) / 16
     network, base = BASE.network, BASE
     ncm = registry.get_method("ncm")(base, N)
 
@@ -106,10 +107,93 @@ def test_fine_tuning_without_steps_is_nearest_class_mean():
 
 @pytest.mark.parametrize(("name", "option", "message"), [
     ("fine-tune", {"rate": 0.0}, "rate must be positive"), ("fine-tune", {"steps": -1}, "steps must be 0 or more"),
+    ("warp", {"keep": 1.1}, "keep must be between 0 and 1"),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(name, option, message):
     with pytest.raises(UserError, match=message):
         make_method(registry.get_method(name), BASE, N, option)
+
+
+# -- WaRP
+
+
+def patches(x: torch.Tensor, kernel: int, stride: int, padding: int) -> np.ndarray:
+    """All patches of images [B, C, H, W] that a convolution sees, one in a row."""
+    x = F.pad(x, (padding,) * 4)
+    places = range(0, x.shape[2] - kernel + 1, stride)
+    return np.array([image[:, i : i + kernel, j : j + kernel].flatten().tolist()
+                     for image in x for i in places for j in places])  # fmt: skip
+
+
+def gradients_of_coefficients(network, coefficients, bases, images, labels, rows, shown) -> list[np.ndarray]:
+    """dL/dA, by weights A U' in the place of the network's."""
+    free = [torch.tensor(a, requires_grad=True) for a in coefficients]
+    weights = {
+        name: (a @ torch.tensor(basis).T).view_as(network.get_parameter(name))
+        for a, (name, basis) in zip(free, bases.items(), strict=True)
+    }
+    loss = torch.zeros((), dtype=torch.float64)
+    for image, label in zip(images, labels, strict=True):
+        h = torch.func.functional_call(network, weights, (image[None],))[0]
+        cosines = {j: 16 * (h @ w) / h.norm() / w.norm() for j, w in enumerate(rows) if j in shown}
+        loss = loss - (cosines[label] - torch.logsumexp(torch.stack(list(cosines.values())), 0)) / len(images)
+    return [g.numpy() for g in torch.autograd.grad(loss, free)]
+
+
+def largest(importances: list[np.ndarray], share: float) -> list[np.ndarray]:
+    flat = np.sort(np.concatenate([x.ravel() for x in importances]))[::-1]
+    return [x >= flat[round(share * len(flat)) - 1] for x in importances]
+
+
+def test_warp_tunes_coefficients_of_weights_in_the_basis_of_their_inputs():
+    """Against patches one by one, NumPy's singular vectors, and coefficients in place of weights."""
+    steps, rate, keep, hide = 2, 0.05, 0.3, (1, 4)
+    network = copy.deepcopy(BASE.network.network)
+    rows_of_base, labels = BASE.network.images()
+    images = rows_of_base.double().view(-1, 1, 8, 8) / 128 - 1
+    stem, last = network.stem[0], network.last[0]
+    with torch.no_grad():
+        inputs = [patches(images, 3, 1, 1), patches(network.stem(images), 3, 2, 0)]
+        means = [network(images)[labels == k].mean(0) for k in range(K)]
+    names = ("stem.0.weight", "last.0.weight")
+    bases = {name: np.linalg.svd(x.T @ x)[0] for name, x in zip(names, inputs, strict=True)}
+    coefficients = [
+        layer.weight.detach().flatten(1).numpy() @ basis
+        for layer, basis in zip((stem, last), bases.values(), strict=True)
+    ]
+    importances = [np.zeros_like(a) for a in coefficients]
+    batch = gradients_of_coefficients(network, coefficients, bases, images, labels.tolist(), means, range(K))
+    importances = [a + abs(g) for a, g in zip(importances, batch, strict=True)]  # 60 images are one batch
+    kept, rows = largest(importances, keep), list(BASE.prototypes)
+
+    def features(images: torch.Tensor) -> torch.Tensor:
+        weights = [torch.tensor(a @ basis.T) for a, basis in zip(coefficients, bases.values(), strict=True)]
+        named = {name: w.view_as(network.get_parameter(name)) for name, w in zip(names, weights, strict=True)}
+        with torch.no_grad():
+            return torch.func.functional_call(network, named, (images,))
+
+    for support in sessions(hide):
+        images = support.features[0].double().view(-1, 1, 8, 8) / 128 - 1
+        labels = [len(rows) + y for y in support.labels[0].tolist()]
+        rows += [features(images)[torch.tensor(labels) == y].mean(0) for y in sorted(set(labels))]
+        shown = [j for j in range(len(rows)) if j not in hide]
+        speeds = [np.zeros_like(a) for a in coefficients]
+        for _ in range(steps):
+            found = gradients_of_coefficients(network, coefficients, bases, images, labels, rows, shown)
+            speeds = [0.9 * v + np.where(mask, 0, g) for v, g, mask in zip(speeds, found, kept, strict=True)]
+            coefficients = [a - rate * v for a, v in zip(coefficients, speeds, strict=True)]
+        importances = [np.zeros_like(a) for a in coefficients]
+        for image, label in zip(images, labels, strict=True):
+            one = gradients_of_coefficients(network, coefficients, bases, image[None], [label], rows, shown)
+            importances = [a + abs(g) for a, g in zip(importances, one, strict=True)]
+        kept = [mask | new for mask, new in zip(kept, largest(importances, keep), strict=True)]
+    assert keep < np.concatenate([mask.ravel() for mask in kept]).mean() < 0.95, "some were free in the last session"
+    ours = answered("warp", sessions(hide), steps=steps, rate=rate, keep=keep)
+    for row, h in zip(ours, features(queries().features[0].double().view(-1, 1, 8, 8) / 128 - 1), strict=True):
+        cosines = [float((h @ w) / h.norm() / w.norm()) for w in rows]
+        assert row.tolist() == pytest.approx(
+            [-math.inf if j in hide else 16 * c for j, c in enumerate(cosines)], abs=1e-8
+        )
 
 
 # -- TapNet and XtarNet
