@@ -37,7 +37,7 @@ from ifsl_bench.analysis.task_results import (
 )
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.protocol import Protocol
-from ifsl_bench.protocols.registry import metric_titles
+from ifsl_bench.protocols.registry import title_by_metric
 from ifsl_bench.reporting.columns import format_plus_minus
 from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
 from ifsl_bench.utils.errors import UserError, unknown_name_error
@@ -131,7 +131,7 @@ class Source:
     @property
     def units(self) -> str:
         """The units that intervals are over."""
-        return self.protocol.units
+        return self.protocol.interval_units_noun
 
     @property
     def draws(self) -> np.ndarray | float:
@@ -194,8 +194,8 @@ def read_claims(path: Path) -> dict[str, Claim]:
     keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
     claims = convert_tables(raw, dict[str, Claim], str(path), keys)
     for name, claim in claims.items():
-        if claim.metric not in metric_titles():
-            raise unknown_name_error("metric", claim.metric, metric_titles(), where=f"of claim {name}")
+        if claim.metric not in title_by_metric():
+            raise unknown_name_error("metric", claim.metric, title_by_metric(), where=f"of claim {name}")
         if sum(map(bool, (claim.rows, claim.recipes, claim.shares))) != 1 or (claim.recipes and not claim.methods):
             raise UserError(f"{path}: {name}: a claim is on rows, on recipes under methods, or on shares")
         if (claim.says == "equivalent") != (claim.margin > 0):
@@ -328,9 +328,9 @@ def heading_of_claim(claim: EvaluatedClaim) -> str:
     """The heading of the metric that a claim is on: in sessions alone, Acc. is an average."""
     metric = claim.claim.metric
     if claim.claim.shares:
-        return f"percent of the variance of {claim.evidence[0].a.protocol.column(metric).title}"
-    of_rows = {evidence.a.protocol.column(metric).title for evidence in claim.evidence}
-    return of_rows.pop() if len(of_rows) == 1 else metric_titles()[metric]
+        return f"percent of the variance of {claim.evidence[0].a.protocol.metric_column(metric).title}"
+    of_rows = {evidence.a.protocol.metric_column(metric).title for evidence in claim.evidence}
+    return of_rows.pop() if len(of_rows) == 1 else title_by_metric()[metric]
 
 
 def edges_of(claim: EvaluatedClaim) -> str:

@@ -15,7 +15,7 @@ from scipy.special import ndtr
 
 from ifsl_bench.experiments.search import RIVAL_EPISODES, TrialRecord, bootstrap_selection
 from ifsl_bench.protocols.calibration import Margins, find_bias
-from ifsl_bench.protocols.episode_protocol import hit_gains
+from ifsl_bench.protocols.episode_protocol import mean_hit_gains
 from ifsl_bench.protocols.metrics import mean_with_interval
 from ifsl_bench.store.schema import StoredOptionChoice
 
@@ -51,7 +51,9 @@ def calibrated(shift: float, cases: int) -> tuple[float, float, float]:
         validation, test = margins(rng, VALIDATION, 0.0), margins(rng, TEST, shift)
         bias = find_bias(validation)
         result = bias.apply_to_episodes(test)
-        values, again = (50 * of / QUERIES for of in (result.base_joint + result.novel_joint, result.resampled.sum(1)))
+        values, again = (
+            50 * of / QUERIES for of in (result.base_joint + result.novel_joint, result.hits_by_resample.sum(1))
+        )
         with_choice = mean_with_interval(values, float((again / TEST).var(ddof=1)))
         truth = float(accuracy(bias.value, shift))
         intervals.append((with_choice.mean, mean_with_interval(values).interval, with_choice.interval, truth))
@@ -74,7 +76,7 @@ def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, flo
         )
         best = int(validation.mean(0).argmax())
         values, choice = test[:, best], choice_of(validation, test, best)
-        more = hit_gains(choice, "base_joint")[choice.winners] / HITS
+        more = mean_hit_gains(choice, "base_joint")[choice.winners] / HITS
         with_choice = mean_with_interval(values, float(more.var(ddof=1)))
         truth = float(levels[1][best])
         intervals.append((with_choice.mean, mean_with_interval(values).interval, with_choice.interval, truth))

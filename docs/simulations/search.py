@@ -54,7 +54,7 @@ def measure(file: Path, home: str | None) -> None:
     from ifsl_bench.experiments.job import make_jobs
     from ifsl_bench.experiments.stages import MetaTrainStage
     from ifsl_bench.experiments.workspace import workspace
-    from ifsl_bench.protocols.loader import evaluate
+    from ifsl_bench.protocols.loader import evaluate_method
 
     measured = json.loads(file.read_text()) if file.exists() else {}
     work = workspace(home)
@@ -67,7 +67,7 @@ def measure(file: Path, home: str | None) -> None:
             stage = MetaTrainStage(job)
             loader = stage.backbone.open_task(work).loader("val", device=stage.evaluation(work).device)
             method = stage.to_evaluate(work, stage.fresh(work)).eval()
-            accuracies[key] = evaluate(method, name, loader, job.task.evaluation.validation_halves[0]).accuracy
+            accuracies[key] = evaluate_method(method, name, loader, job.task.evaluation.validation_halves[0]).accuracy
         file.write_text(json.dumps(measured))
         print(f"{task} {name}: {max(accuracies.values()):.2f}", flush=True)
 

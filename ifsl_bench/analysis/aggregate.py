@@ -103,12 +103,12 @@ class SeedAggregate:
     @property
     def units(self) -> str:
         """The unit that its intervals are over."""
-        return self.protocol.units
+        return self.protocol.interval_units_noun
 
     @property
     def has_single_unit(self) -> bool:
         """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
-        return self._hit_counts[0].unit_count == 1
+        return self._hit_counts[0].n_interval_units == 1
 
     @property
     def images_kept(self) -> str:
@@ -119,7 +119,7 @@ class SeedAggregate:
     @property
     def state_bytes_per_class(self) -> float | None:
         """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
-        return self._hit_counts[0].bytes_per_class
+        return self._hit_counts[0].state_bytes_per_class
 
     @property
     def novel_classes_seen(self) -> str:
@@ -177,12 +177,12 @@ class SeedAggregate:
     @cached_property
     def _hit_counts(self) -> tuple[HitCounts, ...]:
         """Counts by seed. Metrics are computed on demand: of many episodes each takes 8 times the memory."""
-        return tuple(r.to_hit_counts().compact() for r in self.results)
+        return tuple(r.to_hit_counts().to_smallest_dtypes() for r in self.results)
 
     @property
     def interval_quantile(self) -> float:
         """The quantile for 95% intervals over its episodes, or over the orders of its sequences."""
-        return self._hit_counts[0].quantile
+        return self._hit_counts[0].interval_quantile
 
     @cached_property
     def _resampled_counts(self) -> tuple[HitCounts | None, ...]:
@@ -199,7 +199,7 @@ class SeedAggregate:
     def lacks_choice_resamples(self) -> bool:
         """Whether its intervals hold a choice on validation episodes fixed, as older results do."""
         unrecorded = self.lacks_bias_resamples or any(r.tuned and not r.choice for r in self.results)
-        return unrecorded and "choices" in self.protocol.features
+        return unrecorded and "choices" in self.protocol.figures_and_tables
 
     def metric_by_resample(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Return a metric with the choices of each resample of the validation episodes, [RESAMPLES], in percent.
@@ -212,8 +212,8 @@ class SeedAggregate:
         """
 
         def value(result: Result, counts: HitCounts | None) -> np.ndarray:
-            moved = self.protocol.resampled_metric(metric, self.includes_bias(result))
-            return counts.value(moved) if counts is not None and moved else np.zeros(RESAMPLE_COUNT)
+            moved = self.protocol.metric_of_resampled_counts(metric, self.includes_bias(result))
+            return counts.metric_by_unit(moved) if counts is not None and moved else np.zeros(RESAMPLE_COUNT)
 
         both = zip(self.results, self._resampled_counts, strict=True)
         values = [value(result, counts) for result, counts in both if seeds is None or result.seed in seeds]
@@ -225,13 +225,13 @@ class SeedAggregate:
         return tuple(result.images.to_image_hits() if result.images else None for result in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
-        """Return how a metric is made of hits of images, see :meth:`.HitCounts.image_weights`.
+        """Return how a metric is made of hits of images, see :meth:`.HitCounts.image_weights_of_metric`.
 
         Args:
             metric: its name.
             seed: of its seeds.
         """
-        return self._hit_counts[self.seeds.index(seed)].image_weights(metric)
+        return self._hit_counts[self.seeds.index(seed)].image_weights_of_metric(metric)
 
     def includes_bias(self, result: Result) -> bool:
         """Return whether the bias of one of its seeds is part of all its numbers."""
@@ -251,8 +251,8 @@ class SeedAggregate:
             seeds: only these; by default all.
         """
         of_seeds = [c for c, seed in zip(self._hit_counts, self.seeds, strict=True) if seeds is None or seed in seeds]
-        values = [counts.value(metric) for counts in of_seeds]
-        return np.stack(values) if values else np.empty((0, len(self._hit_counts[0].value(metric))))
+        values = [counts.metric_by_unit(metric) for counts in of_seeds]
+        return np.stack(values) if values else np.empty((0, len(self._hit_counts[0].metric_by_unit(metric))))
 
     def metrics_by_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Return each metric for each episode, [n], in percent, averaged over seeds.
@@ -279,7 +279,7 @@ class SeedAggregate:
         """
         counts = [c for c, s in zip(self._hit_counts, self.seeds, strict=True) if s in seeds]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
-        values = np.stack([c.value_by_sequence(metric) for c in counts])
+        values = np.stack([c.metric_by_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
 
     def metric_after_sessions(self, metric: str = "acc") -> list[Estimate]:
@@ -292,9 +292,10 @@ class SeedAggregate:
         """
         over_orders = self.metric_after_sessions_by_order(metric)
         biases = [
-            counts.after(metric)
+            counts.metric_after_sessions(metric)
             for result, counts in zip(self.results, self._resampled_counts, strict=True)
-            if counts is not None and self.protocol.resampled_metric(metric, self.includes_bias(result)) == metric
+            if counts is not None
+            and self.protocol.metric_of_resampled_counts(metric, self.includes_bias(result)) == metric
         ]  # [seeds with a bias, RESAMPLES, T + 1]
         of_seeds = (
             np.sum(biases, axis=0) / len(self.results) if biases else np.zeros((RESAMPLE_COUNT, over_orders.shape[1]))
@@ -307,7 +308,9 @@ class SeedAggregate:
 
     def metric_after_sessions_by_order(self, metric: str = "acc") -> np.ndarray:
         """Return a metric after each session for each order, [orders, T + 1]; [n, 0] in episodes."""
-        return np.mean([counts.mean_by_order(counts.after(metric)) for counts in self._hit_counts], axis=0)
+        return np.mean(
+            [counts.average_within_units(counts.metric_after_sessions(metric)) for counts in self._hit_counts], axis=0
+        )
 
     def accuracy_triangle(self) -> np.ndarray:
         """Return the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
@@ -336,7 +339,7 @@ class BaseOnlyAggregate(SeedAggregate):
 
     @cached_property
     def _hit_counts(self) -> tuple[HitCounts, ...]:
-        return tuple(r.to_hit_counts().lazy_counts().compact() for r in self.results)
+        return tuple(r.to_hit_counts().base_only_counts().to_smallest_dtypes() for r in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
         """Return how a metric is made of hits of images: those of base images in session 0."""
@@ -362,7 +365,7 @@ class NovelBiasAggregate(SeedAggregate):
 
     @cached_property
     def _hit_counts(self) -> tuple[HitCounts, ...]:
-        return tuple(r.to_hit_counts().calibrated().compact() for r in self.results)
+        return tuple(r.to_hit_counts().use_calibrated_counts().to_smallest_dtypes() for r in self.results)
 
 
 def unique_names(rows: Sequence[SeedAggregate]) -> list[str]:
@@ -380,7 +383,7 @@ def group_by_base_only(rows: Iterable[SeedAggregate]) -> list[tuple[BaseOnlyAggr
     """Return a lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
     groups: dict[str, list[SeedAggregate]] = {}
     for row in rows:
-        if "lazy" in row.protocol.features:
+        if "lazy" in row.protocol.figures_and_tables:
             groups.setdefault(f"{row.metric_after_sessions()[0].mean:.2f}", []).append(row)
     return [(base_only_aggregate(group[0]), group) for group in groups.values()]
 
@@ -503,7 +506,7 @@ def calibrated_accuracies(row: SeedAggregate) -> tuple[float, float] | None:
         return None
     shares = []
     for result in row.results:
-        hits, shape = result.to_hit_counts().columns(), result.episodes.shape
+        hits, shape = result.to_hit_counts().count_arrays(), result.episodes.shape_values
         base, novel = hits["calibrated_base"].mean(), hits["calibrated_novel"].mean()
         shares.append((base / shape["base_queries"], novel / shape["novel_queries"]))
     base, novel = 100 * np.mean(shares, 0)
@@ -516,10 +519,10 @@ def _bias_curve_of_seed(result: Result) -> np.ndarray:
     assert calibration is not None
     curve, applied = calibration.curve, calibration.bias if calibration.applied else 0.0
     points = {b: hits for b, *hits in zip(curve.bias, curve.base_joint, curve.novel_joint, strict=True)}
-    sums = {name: int(hits.sum()) for name, hits in counts.columns().items()}
+    sums = {name: int(hits.sum()) for name, hits in counts.count_arrays().items()}
     points[calibration.bias] = [sums["calibrated_base"], sums["calibrated_novel"]]
     points[applied] = [sums["base_joint"], sums["novel_joint"]]
-    base, novel = (len(counts) * result.episodes.shape[f"{part}_queries"] for part in ("base", "novel"))
+    base, novel = (len(counts) * result.episodes.shape_values[f"{part}_queries"] for part in ("base", "novel"))
     return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])
 
 

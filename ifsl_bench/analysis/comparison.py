@@ -76,7 +76,7 @@ class Comparison:
     @property
     def units(self) -> str:
         """The units that intervals are over."""
-        return self.protocol.units
+        return self.protocol.interval_units_noun
 
 
 def compare(
@@ -186,7 +186,7 @@ def _comparison_notes(
     yield from note_unrecorded_choices([a, b])
     if a.n_trials != b.n_trials:
         yield f"chosen in validation: {'; '.join(_describe_selection(row) for row in (a, b))}"
-    if "sessions" in a.protocol.features:
+    if "sessions" in a.protocol.figures_and_tables:
         yield "lower is better in PD, novel as base and base as novel"
         yield f"every interval holds fixed {describe_fixed_factors([a, b])}"
     if classes:
@@ -236,7 +236,7 @@ def describe_verdict(comparison: Comparison) -> str:
     """Return a sentence on how the accuracies of the two differ: at 5%, over episodes and, if several, seeds."""
     whole = len(comparison.seeds) > 1 or comparison.image_intervals
     gap = comparison.overall_differences["acc"] if whole else comparison.episode_differences["acc"]
-    units, acc = comparison.units, comparison.protocol.column("acc").title
+    units, acc = comparison.units, comparison.protocol.metric_column("acc").title
     a, b = display_name_of_label(comparison.a), display_name_of_label(comparison.b)
     if gap.mean == gap.interval == 0:
         return f"{a} and {b} have the same accuracy in every {units.removesuffix('s')}."

@@ -104,13 +104,13 @@ def _shares_of_rows(
             parts[-1].append((hits, weights))
     pools = []
     for name in parts[0][0][0].pools:
-        step = max(hits.pools[name].step for part in parts for hits, _ in part)
+        step = max(hits.pools[name].images_per_group for part in parts for hits, _ in part)
         grouped = [[(hits.group_images(name, step), weights) for hits, weights in part] for part in parts]
         first = grouped[0][0][0].pools[name]
         if any((hits.pools[name].query_counts != first.query_counts).any() for part in grouped for hits, _ in part):
             return None
         shares = [np.stack([_weighted_shares(hits, weights, name) for hits, weights in part]) for part in grouped]
-        classes = np.repeat(np.arange(len(first.sizes)), first.groups)
+        classes = np.repeat(np.arange(len(first.images_per_class)), first.groups_per_class)
         pools.append([WeightedPoolShares(of_row, first.query_counts, classes) for of_row in shares])
     return pools
 

@@ -26,7 +26,7 @@ from ifsl_bench.analysis.image_variance import ImageVariance, estimate_image_var
 from ifsl_bench.analysis.ranking import RowDifference, SeedVariancePrior, estimate_difference
 from ifsl_bench.analysis.task_results import TaskResults, no_results_error
 from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 TAIL = 0.025  # of a 95% interval, on each side
@@ -346,7 +346,7 @@ def split_variance_of_rows(task_results: TaskResults, metric: str) -> list[Varia
     Raises:
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
-    protocol_of(task_results.task).require_feature(
+    protocol_of_task(task_results.task).require_feature(
         "variance", task_results.task_name, "variance splits that of tasks in sessions"
     )
     if not task_results.rows:

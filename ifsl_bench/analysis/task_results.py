@@ -24,7 +24,7 @@ from ifsl_bench.analysis.aggregate import (
 from ifsl_bench.analysis.ranking import RankedRow, Ranking
 from ifsl_bench.plugin.display_names import LAZY, parse_label
 from ifsl_bench.plugin.registry import names_file
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_task, load_tasks, own_tasks, packaged_tasks
 from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
@@ -534,7 +534,9 @@ def find_rival(task_results: TaskResults, label: str, other_label: str) -> SeedA
     Raises:
         UserError: there is no such row.
     """
-    lazy = "lazy" in protocol_of(task_results.task).features and re.fullmatch(rf"{LAZY}(?: \((.+)\))?", label)
+    lazy = "lazy" in protocol_of_task(task_results.task).figures_and_tables and re.fullmatch(
+        rf"{LAZY}(?: \((.+)\))?", label
+    )
     return (
         replace(base_only_aggregate(require_row(task_results, lazy[1] or other_label)), label=label)
         if lazy

@@ -22,7 +22,7 @@ from ifsl_bench.backbones.pretrained import PretrainedBackbone
 from ifsl_bench.backbones.recipe import RecipeBackbone
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.protocols.sampling.draws import seed_of
+from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -182,7 +182,7 @@ def _compute_batches(
 
     starts = range(0, len(pool), BATCH_SIZE)
     rows = [np.arange(start, min(start + BATCH_SIZE, len(pool))) for start in starts]
-    seeds = iter([seed_of("view", pool.name, view, start) for view in range(n_views) for start in starts])
+    seeds = iter([derive_seed("view", pool.name, view, start) for view in range(n_views) for start in starts])
 
     def augment(images: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(next(seeds))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ifsl_bench.backbones.device import free_memory
 from ifsl_bench.data.pools import Pool
-from ifsl_bench.protocols.sampling.draws import seed_of
+from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.tasks.task import Pretraining
 
 MAX_MEMORY_SHARE = 0.5  # of a device's free memory that the images may take; the rest is for what the network computes
@@ -150,11 +150,11 @@ def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int,
         batch: images of a step.
         steps: number of batches.
     """
-    order = np.random.Generator(np.random.PCG64(seed_of("order", seed, epoch))).permutation(len(pool))
+    order = np.random.Generator(np.random.PCG64(derive_seed("order", seed, epoch))).permutation(len(pool))
     rows = [order[i * batch : (i + 1) * batch] for i in range(steps)]
     if pool.images.ndim != 4 or not (spec.crop_padding or spec.flip):
         return EpochPlan(rows, None)
-    generator = torch.Generator().manual_seed(seed_of("crops", seed, epoch))
+    generator = torch.Generator().manual_seed(derive_seed("crops", seed, epoch))
     return EpochPlan(rows, [draw_crops(batch, spec.crop_padding, spec.flip, generator) for _ in range(steps)])
 
 

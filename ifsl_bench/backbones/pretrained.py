@@ -25,7 +25,7 @@ from ifsl_bench.backbones.networks import (
 )
 from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocols.sampling.draws import seed_of
+from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, read_finished_metadata
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -213,7 +213,7 @@ class PretrainingCheckpoint:
         self.seed, self.device, self.store = seed, device, CheckpointFolder(folder)
         self.info: dict[str, Any] = {}
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of("initial weights", seed))
+            torch.manual_seed(derive_seed("initial weights", seed))
             network = make_backbone(task.pretraining.backbone, dataset.shape, task.pretraining.norm_momentum)
             classes = len(dataset.manifest["pools"]["base/train"]["classes"])
             if task.recipe_reference is not None:

@@ -37,7 +37,7 @@ from ifsl_bench.backbones.pretrained import (
 from ifsl_bench.backbones.recipe import ParameterGroup, Recipe, RecipeBackbone, TrainingStep, View
 from ifsl_bench.backbones.weights import install_packaged
 from ifsl_bench.data.pools import Dataset, Pool
-from ifsl_bench.protocols.sampling.draws import seed_of
+from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.tasks.task import INCLUDED, PLAIN_RECIPE, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
@@ -181,7 +181,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
                 epoch = self.info["epoch"]
                 steps = min(steps_per_epoch, self.steps - done)
                 with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                    torch.manual_seed(seed_of("dropout", self.seed, epoch))
+                    torch.manual_seed(derive_seed("dropout", self.seed, epoch))
                     # The thread that gathers images ends with the epoch, however that ends.
                     with closing(self._load_batches(feed, epoch, batch, steps)) as loaded:
                         for at, views, labels in loaded:
@@ -245,14 +245,14 @@ class PretrainingTrainer(PretrainingCheckpoint):
         drawn = draw_epoch(pool, spec, self.seed, epoch, batch, steps)
         if not self._has_plain_views:
             drawn = replace(drawn, crops=None)
-        colours = np.random.Generator(np.random.PCG64(seed_of("views", self.seed, epoch)))
+        colours = np.random.Generator(np.random.PCG64(derive_seed("views", self.seed, epoch)))
         with closing(feed.load_batches(drawn)) as loaded:
             for step, (images, labels) in enumerate(loaded, first):
                 views = [images] if self._has_plain_views else []
                 for view in self.recipe.views if not self._has_plain_views else ():
                     values = draw_augmentation(view, len(images), spec.crop_padding, spec.flip, colours).to(self.device)
                     views.append(self.normalise(apply_augmentation(images, view, values)))
-                random = np.random.Generator(np.random.PCG64(seed_of("recipe", self.seed, step)))
+                random = np.random.Generator(np.random.PCG64(derive_seed("recipe", self.seed, step)))
                 looks = step % LOG_EVERY == 0 or step == first + steps - 1
                 yield TrainingStep(step, self.steps, epoch, random, looks), views, labels
 

@@ -116,10 +116,10 @@ def table(
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
         if not (tables_beside := published_comparison_tables(results_of_tasks)):
-            from ifsl_bench.protocols.registry import protocol_of
+            from ifsl_bench.protocols.registry import protocol_of_task
 
             if results_of_tasks and all(
-                protocol_of(task_results.task).published_apart for task_results in results_of_tasks
+                protocol_of_task(task_results.task).has_separate_published_table for task_results in results_of_tasks
             ):
                 raise UserError(
                     "--beside is for tasks in episodes; printed rows in sessions are of other backbones: "

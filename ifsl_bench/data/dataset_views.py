@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from ifsl_bench.data.pools import SUPPORT_POOL, Dataset, Pool
-from ifsl_bench.protocols.sampling.draws import seed_of
+from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.utils.errors import UserError
 
 BASE_POOLS = ("base/train", "base/val", "base/test")
@@ -33,7 +33,7 @@ def choose_base_classes(count: int, classes: int) -> np.ndarray:
         count: Number of classes that stay.
         classes: Number of all base classes.
     """
-    order = sorted(range(classes), key=lambda label: seed_of("base class", label))
+    order = sorted(range(classes), key=lambda label: derive_seed("base class", label))
     return np.sort(np.array(order[:count], dtype=np.int64))
 
 
@@ -69,7 +69,7 @@ def draw_base_classes(classes: Sequence[str], count: int, number: int) -> frozen
         count: Number of base classes.
         number: Of the draw.
     """
-    return frozenset(sorted(classes, key=lambda name: seed_of("base order", number, name))[:count])
+    return frozenset(sorted(classes, key=lambda name: derive_seed("base order", number, name))[:count])
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in (*TRAIN_POOLS, *TEST_POOLS)}
     for name, images in train.items():
         if name in chosen:
-            places = sorted(range(len(images)), key=lambda place: seed_of("held out", name, place))
+            places = sorted(range(len(images)), key=lambda place: derive_seed("held out", name, place))
             held_out = np.isin(np.arange(len(images)), places[: round(len(images) * val / (val + rest))])
             rows["base/train"][name], rows["base/val"][name] = images[~held_out], images[held_out]
             rows["base/test"][name] = test[name]

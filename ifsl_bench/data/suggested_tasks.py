@@ -55,10 +55,10 @@ def check_feasible(
         starts: Of a pool by name, int64 [C + 1]; images of class c are ``starts[c]:starts[c + 1]``.
         classes: Of a pool by name, the names of its classes.
     """
-    from ifsl_bench.protocols.sampling.episodes import task_side_sampler  # with torch
+    from ifsl_bench.protocols.sampling.episodes import make_side_sampler  # with torch
 
     for side in SIDES:
-        task_side_sampler(task, side, 0, starts, classes=classes)
+        make_side_sampler(task, side, 0, starts, classes=classes)
 
 
 def _infeasible_reason(dataset: Dataset, task: Task) -> str | None:

@@ -37,8 +37,8 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
-from ifsl_bench.protocols.loader import EvaluationResult, Loader, evaluate
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.loader import EvaluationResult, Loader, evaluate_method
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Side
 from ifsl_bench.store.schema import SCHEMA_VERSION, Result, StoredCalibration, StoredImageHits, round_summary
 from ifsl_bench.utils.errors import UserError, escape_controls
@@ -85,8 +85,8 @@ class EvaluationContext:
         Args:
             count: how many, where there are as many.
         """
-        first = self.loader("test").episodes(min(count, self.job.episodes))
-        return ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked_base)
+        first = self.loader("test").load_first_episodes(min(count, self.job.episodes))
+        return ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked_base_classes)
 
     def check_contract(self) -> tuple[ContractProbe, Tensor]:
         """Check the method on its first test episodes, and return some of them with the answers.
@@ -99,7 +99,7 @@ class EvaluationContext:
             return probe.part(0), check_adapting(probe)
         probe = self.make_contract_probe(FIRST_EPISODES).with_search_flag()
         answers, count = check_answers(probe), min(FIRST_EPISODES, self.job.episodes)
-        protocol_of(self.job.task).check_contract(self.job.name, self.method, self.loader("test"), count)
+        protocol_of_task(self.job.task).check_protocol_contract(self.job.name, self.method, self.loader("test"), count)
         return probe, answers
 
     def find_bias(self, reporter: Reporter) -> Bias | None:
@@ -108,7 +108,7 @@ class EvaluationContext:
         None where the protocol does without, and, with a warning, where the data have too few validation classes.
         """
         task = self.job.task
-        protocol = protocol_of(task)
+        protocol = protocol_of_task(task)
         if not protocol.has_calibration(task, self.job.method):
             return None
         try:
@@ -118,7 +118,7 @@ class EvaluationContext:
             return None
         loader, episodes, title = self.loader("val"), task.evaluation.validation_halves[0], f"calibrating {self.job}"
         called = "validation accuracy"
-        margins = evaluate(self.method, self.job.name, loader, episodes, reporter, title, called=called).margins
+        margins = evaluate_method(self.method, self.job.name, loader, episodes, reporter, title, called=called).margins
         return protocol.find_bias(margins) if margins else None
 
     def evaluate(
@@ -133,7 +133,7 @@ class EvaluationContext:
             title: of the progress.
             loader: of the test episodes; a new one by default.
         """
-        return evaluate(
+        return evaluate_method(
             self.method,
             self.job.name,
             loader or self.loader("test"),
@@ -157,7 +157,7 @@ class EvaluationStage(Stage):
     command: str = ""  # the command line, recorded with the result
 
     def __str__(self) -> str:
-        return f"evaluating {self.job}: {protocol_of(self.job.task).format_count(self.job.episodes)}"
+        return f"evaluating {self.job}: {protocol_of_task(self.job.task).format_count(self.job.episodes)}"
 
     def key(self, home: Paths) -> str:
         """Name all that is evaluated for one result."""
@@ -187,18 +187,18 @@ class EvaluationStage(Stage):
         first, answers = context.check_contract()
         bias = context.find_bias(work.reporter)
         start, loader = time.perf_counter(), context.loader("test")
-        loader.tally = ImageTally()
+        loader.image_tally = ImageTally()
         evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}", loader)
         seconds = time.perf_counter() - start
         check_repeated(first, answers)  # all that lies between must have left no trace
         remarks = (
-            *evaluated.remarks(),
+            *evaluated.convergence_remarks(),
             *(context.training_record.remarks() if context.training_record else ()),
             ties_remark(answers),
         )
         for remark in filter(None, remarks):
             work.reporter.warn(f"{self.job}: {remark}")
-        return self._make_result(context, evaluated, loader.image_hits(self.job.calibrated), seconds, work)
+        return self._make_result(context, evaluated, loader.collect_image_hits(self.job.calibrated), seconds, work)
 
     def _make_result(
         self,
@@ -215,11 +215,11 @@ class EvaluationStage(Stage):
 
             choice = add_test_hits(self.job, choice, counts, work)
         if calibrated and self.job.calibrated:
-            counts = counts.calibrated()
+            counts = counts.use_calibrated_counts()
         sampler, backbone = prepared.sampler("test", context.device_choice.device), prepared.pretrained
         libraries = *job.method.requires, *required_libraries(job.task.pretraining)
         device = describe_device(context.device_choice.device)
-        drawn = sampler.class_draws(job.episodes)
+        drawn = sampler.novel_class_draws(job.episodes)
         return Result(
             schema=SCHEMA_VERSION,
             method=job.name,
@@ -232,10 +232,10 @@ class EvaluationStage(Stage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=protocol_of(job.task).to_stored_counts(
+            episodes=protocol_of_task(job.task).to_stored_counts(
                 counts, drawn, job.supports_kept, job.method.uses_all_images
             ),
-            summary=round_summary(counts.summary()),
+            summary=round_summary(counts.summarise_metrics()),
             solver=evaluated.describe_statistics(),
             pretraining=backbone.result_entry(),
             training=trained.to_result_entry() if trained else {},

@@ -19,7 +19,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import is_trainable, missing_extras, resolve_options
 from ifsl_bench.plugin.space import RATE_NAME
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE, MetaTraining, Side, Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, max_episodes_of_task
@@ -94,7 +94,7 @@ class Job:
     @property
     def supports_kept(self) -> bool:
         """Whether a sequence's sessions are learned from all supports so far."""
-        return protocol_of(self.task).learns_sessions and self.method.keeps_supports(self.options)
+        return protocol_of_task(self.task).learns_sessions and self.method.keeps_supports(self.options)
 
     @property
     def all_values(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(config.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **config.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
-            if reason := protocol_of(task).refusal_reason(task, chosen.method, job.options):
+            if reason := protocol_of_task(task).refusal_reason(task, chosen.method, job.options):
                 raise UserError(f"{job.label} {reason}")
             if job.sees != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
                 raise UserError(f"{job.label} sees {job.sees}, and the data of {task.name} are features")
@@ -242,7 +242,7 @@ def _check_config(config: RunConfig) -> None:
 
 def _check_task(task: Task, training: TrainingChanges, episodes: int, config: RunConfig) -> None:
     """Raise :class:`UserError` for views, episodes or calibration that a task does not have."""
-    spec, most, least = task.pretraining, max_episodes_of_task(task), protocol_of(task).fewest
+    spec, most, least = task.pretraining, max_episodes_of_task(task), protocol_of_task(task).min_test_items
     if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
         raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
     if type(episodes) is not int or not least <= episodes <= most:

@@ -35,9 +35,9 @@ from ifsl_bench.plugin.method import (
     masked_logits,
     naming_errors,
 )
-from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
+from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict_batch
 from ifsl_bench.protocols.loader import Batch
-from ifsl_bench.protocols.sampling.draws import seed_of
+from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.utils.checkpoint import CheckpointFolder
@@ -205,7 +205,7 @@ class MetaTrainer:
         solves = SolveCounts(dict(self.info["solves"]))
         few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else max_busy_threads()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(seed_of("meta-training noise", self.seed, first))
+            torch.manual_seed(derive_seed("meta-training noise", self.seed, first))
             with limit_threads_in_block(few):
                 for step, batch in self._iterate_batches(first, last):
                     loss = self._train_step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
@@ -223,16 +223,16 @@ class MetaTrainer:
         self.method.train()
         for begin in range(first, last, group):
             end = min(begin + group, last)
-            block = self.loader.batch(begin * per_step, (end - begin) * per_step)
+            block = self.loader.load_batch(begin * per_step, (end - begin) * per_step)
             for step in range(begin, end):
-                yield step, block.episode_range((step - begin) * per_step, (step - begin + 1) * per_step)
+                yield step, block.select_episode_range((step - begin) * per_step, (step - begin + 1) * per_step)
 
     def _train_step(self, step: int, batch: Batch, solves: SolveCounts, read: bool) -> float | None:
         """Take one step and count the failures of its solves; return the loss if it is to be read."""
         numbers = read or batch.labels.device.type == "cpu"
         try:
             if self.training.sessions == 1:
-                answers = [(predict(self.method, self.name, batch, numbers), batch.labels)]
+                answers = [(predict_batch(self.method, self.name, batch, numbers), batch.labels)]
             else:
                 answers = list(predict_by_session(self.method, self.name, batch, self.training.sessions, numbers))
         except UserError as error:
@@ -240,7 +240,7 @@ class MetaTrainer:
                 raise self._make_diverged_error(str(error), step) from error
             raise
         losses = [
-            F.cross_entropy(masked_logits(prediction, batch.masked_base).flatten(0, 1), labels.flatten())
+            F.cross_entropy(masked_logits(prediction, batch.masked_base_classes).flatten(0, 1), labels.flatten())
             for prediction, labels in answers
         ]
         loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
@@ -307,7 +307,7 @@ def predict_by_session(
         name: of the method, for errors.
         batch: E episodes of ``sessions`` times the method's ways.
         sessions: their number.
-        numbers: whether the logits are checked too, as of :func:`~ifsl_bench.protocols.episode_loader.predict`.
+        numbers: whether the logits are checked too, as of :func:`~ifsl_bench.protocols.episode_loader.predict_batch`.
 
     Yields:
         After session t: the answers to the queries of the classes met so far, and their labels [E, Q_t].
@@ -326,7 +326,7 @@ def predict_by_session(
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
         count, novel = queries.features.shape[1], t * method.ways
         if numbers:
-            check_prediction(name, prediction, batch.masked_base, count, novel)
+            check_prediction(name, prediction, batch.masked_base_classes, count, novel)
         else:
             check_shapes(name, prediction, episodes, count, classes + novel)
         yield prediction, batch.labels[met].unflatten(0, (episodes, -1))

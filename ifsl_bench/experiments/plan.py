@@ -23,7 +23,7 @@ from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.stored_results import find_cached_result
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.adapting import Adapting
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import result_file_name
 from ifsl_bench.utils.errors import UserError
@@ -267,13 +267,13 @@ def _sessions_to_learn(job: Job) -> str:
     """Count the sessions that a method which sees images learns, one at a time: what its run mostly takes."""
     task, settings = job.task, len(candidates_by_round(job)[0]) if job.searched_names else 0
     validation = len(task.evaluation.validation_halves[0])
-    calibrations = 1 if protocol_of(task).has_calibration(task, job.method) else 0
+    calibrations = 1 if protocol_of_task(task).has_calibration(task, job.method) else 0
     sessions = task.sessions.count if task.sessions else 1
     count = job.episodes + validation * (settings + calibrations)
     tried = f", {settings} settings tried on these" if settings else ""
     return (
         f"learns {count * sessions:,} sessions one at a time, of {job.episodes:,} test and {validation:,} validation "
-        f"{protocol_of(task).drawn}{tried}"
+        f"{protocol_of_task(task).drawn_items_noun}{tried}"
     )
 
 

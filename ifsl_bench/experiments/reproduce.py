@@ -174,7 +174,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     if (stored.fingerprint, stored.novel_fingerprint) != (result.fingerprint, result.novel_fingerprint):
         reasons.append("other data")
     if stored.digest != result.digest:
-        reasons.append(f"other {stored.protocol.drawn}")
+        reasons.append(f"other {stored.protocol.drawn_items_noun}")
     episodes = None if reasons else _count_differing_units(stored, result)
     if not same_method(stored.provenance, result.provenance):
         reasons.append("other code of the method")
@@ -231,7 +231,7 @@ def _format_setting(settings: Mapping[str, Any], key: str) -> str:
 
 def _count_differing_units(a: Result, b: Result) -> int:
     """Count the episodes or sequences in which any count differs."""
-    then, now = a.to_hit_counts().columns(), b.to_hit_counts().columns()
+    then, now = a.to_hit_counts().count_arrays(), b.to_hit_counts().count_arrays()
     differ = [(then[name] != now[name]).reshape(len(a.episodes), -1).any(1) for name in then.keys() & now.keys()]
     return int(np.any(differ, axis=0).sum())
 

@@ -27,10 +27,10 @@ from ifsl_bench.plugin.find_method import searched_options
 from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import accepts_options, default_options, option_grid, search_space, without_defaults
 from ifsl_bench.plugin.space import RATE_NAME, Space
-from ifsl_bench.protocols.calibration import Bias, best_bias, bootstrap_counts
-from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate
+from ifsl_bench.protocols.calibration import Bias, bootstrap_episode_counts, find_best_bias
+from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate_method
 from ifsl_bench.protocols.metrics import HitCounts
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.store.schema import StoredOptionChoice
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine
@@ -202,7 +202,7 @@ def candidates_by_round(
         accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while there is none.
     """
     default = {**default_options(job.method, job.task), RATE_NAME: job.published_schedule.schedule.rate}
-    sessions = protocol_of(job.task).learns_sessions
+    sessions = protocol_of_task(job.task).learns_sessions
     rounds: list[list[Candidate]] = []
     finished: list[list[tuple[Point, float]]] = []
     while settings := draw_next_round(job.method, job.fixed_options, job.trials, default, finished, sessions):
@@ -286,9 +286,9 @@ def find_best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Rep
 def make_trial_record(evaluated: EvaluationResult) -> TrialRecord:
     """Return the trial of a setting whose validation episodes were evaluated; calibrated counts are with its bias."""
     counts, margins = evaluated.counts, evaluated.margins
-    bias = None if margins is None else best_bias(margins)
+    bias = None if margins is None else find_best_bias(margins)
     hits = counts.selection_hits(margins, bias)
-    return TrialRecord(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
+    return TrialRecord(evaluated.accuracy, len(counts), evaluated.n_unconverged_episodes, hits=hits, bias=bias)
 
 
 def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str
     right = [trial.hits if not trial.failure else {} for trial in tried.values()]
     nothing = [-1] * tried[best].episodes  # a failed setting is worse than one without any hits
     joint = np.array([np.add(counts["base_joint"], counts["novel_joint"]) if counts else nothing for counts in right])
-    winners = (bootstrap_counts(tried[best].episodes) @ joint.T).argmax(1)
+    winners = (bootstrap_episode_counts(tried[best].episodes) @ joint.T).argmax(1)
     chosen, wins = list(tried).index(best), np.bincount(winners, minlength=len(tried))
     rivals = [place for place in np.argsort(-wins, kind="stable").tolist() if place != chosen]
     return {
@@ -381,7 +381,7 @@ class TrialStage(Stage):
     def __str__(self) -> str:
         task, steps = self.job.task, f"{self.job.schedule.steps:,} steps, " if self.job.is_meta_trained else ""
         count = len(task.evaluation.validation_halves[0])
-        return f"trial of {self.job}: {steps}{count:,} validation {protocol_of(task).drawn}"
+        return f"trial of {self.job}: {steps}{count:,} validation {protocol_of_task(task).drawn_items_noun}"
 
     def key(self, home: Paths) -> str:
         return f"{training_key(self.job, home)}-{self.job.training.select}"
@@ -419,7 +419,7 @@ class TrialStage(Stage):
                 if tried is None:
                     tried = self._evaluate_trial(work, prepared)
                     write_trial(file, tried, weights, str(job), job.identity)
-                    drawn = protocol_of(job.task).drawn
+                    drawn = protocol_of_task(job.task).drawn_items_noun
                     work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {drawn}")
         return tried
 
@@ -428,7 +428,7 @@ class TrialStage(Stage):
         try:
             method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
             loader = prepared.loader("val", device=work.choose_device("evaluation").device)
-            return make_trial_record(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
+            return make_trial_record(evaluate_method(method, job.name, loader, episodes, work.reporter, str(self)))
         except (Diverged, NonFinite) as error:
             return TrialRecord(0.0, len(episodes), diverged=str(error))
 
@@ -448,7 +448,7 @@ class TrialStage(Stage):
             if bias is None
             else Bias(bias, len(job.task.evaluation.validation_halves[0]), np.empty(0), np.empty(0))
         )
-        return evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
+        return evaluate_method(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
 
 
 @dataclass(frozen=True)
@@ -524,7 +524,7 @@ def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) ->
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
         **(
             {"choice": StoredOptionChoice(**bootstrap_selection(tried, name))}
-            if "choices" in protocol_of(job.task).features
+            if "choices" in protocol_of_task(job.task).figures_and_tables
             else {}
         ),
         "rounds": [len(round_) for round_ in rounds],
@@ -549,10 +549,10 @@ def add_test_hits(job: Job, choice: dict[str, Any], counts: HitCounts, work: Wor
         candidate.job
         for candidate in itertools.chain.from_iterable(candidates_by_round(job, accuracy_lookup(work.home)))
     ]
-    columns = [counts.columns()]
+    columns = [counts.count_arrays()]
     for i, index in enumerate(record.rivals):
         title = f"rival {i + 1} of {len(record.rivals)} of {job}: {len(episodes):,} test episodes"
-        columns.append(TrialStage(jobs[index]).count_test_hits(work, episodes, title).columns())
+        columns.append(TrialStage(jobs[index]).count_test_hits(work, episodes, title).count_arrays())
     hits = {name: [int(column[name][: len(episodes)].sum()) for column in columns] for name in columns[-1]}
     return choice | {"choice": msgspec.structs.replace(record, test_episodes=len(episodes), test_hits=hits)}
 

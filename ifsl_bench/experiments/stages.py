@@ -46,10 +46,10 @@ from ifsl_bench.experiments.trained_models import TrainedModel, is_free_or_same_
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.options import default_options, make_method, remake_method
-from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.sampling.draws import seed_of
-from ifsl_bench.protocols.sampling.episodes import training_sampler
+from ifsl_bench.protocols.loader import evaluate_method
+from ifsl_bench.protocols.registry import protocol_of_task
+from ifsl_bench.protocols.sampling.draws import derive_seed
+from ifsl_bench.protocols.sampling.episodes import make_training_sampler
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
 from ifsl_bench.utils.checkpoint import read_finished_metadata
 from ifsl_bench.utils.errors import CorruptFile
@@ -120,13 +120,13 @@ class DataStage(Stage):
 
         check_supports(self.task, data.supports_unknown)
         for side in self.sides if data.class_starts_by_pool else ():
-            protocol_of(self.task).sampler(
+            protocol_of_task(self.task).make_sampler(
                 self.task, side, 0, starts, classes=lambda pool: data.class_names_by_pool.get(pool, ())
             )
         if self.sessions > 1 and data.class_starts_by_pool:
-            training_sampler(self.task, self.sessions, 0, starts)
+            make_training_sampler(self.task, self.sessions, 0, starts)
         if data.class_names_by_pool.get("novel/test"):
-            protocol_of(self.task).class_order(self.task, data.class_names_by_pool.__getitem__)
+            protocol_of_task(self.task).published_class_order(self.task, data.class_names_by_pool.__getitem__)
 
     def compute(self, work: Workspace) -> None:
         prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
@@ -294,7 +294,7 @@ def make_untrained_method(job: Job, work: Workspace, device: torch.device = CPU_
     """
     base = make_pretrain_stage(job).open_task(work).base
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of("method", job.name, job.seed))
+        torch.manual_seed(derive_seed("method", job.name, job.seed))
         return copy_to_device(make_method(job.method, base, job.task.episode.ways, job.options), base, device)
 
 
@@ -389,7 +389,7 @@ class MetaTrainStage(Stage):
         """
         _, episodes = self.job.task.evaluation.validation_halves
         loader = make_pretrain_stage(self.job).open_task(work).loader("val", device=self.choose_device(work).device)
-        return evaluate(method, self.job.name, loader, episodes, at_once=False).accuracy
+        return evaluate_method(method, self.job.name, loader, episodes, at_once=False).accuracy
 
     def compute(self, work: Workspace) -> TrainedModel:
         job, place, prepared = self.job, self.choose_device(work), make_pretrain_stage(self.job).open_task(work)

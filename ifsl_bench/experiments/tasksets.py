@@ -89,9 +89,9 @@ class EpisodeTasks(Taskset):
     def __getitem__(self, i: int) -> Any:
         drawn, e = self._drawn(i)
         images: SideImages = self.dataset.dataset
-        ways, classes = drawn.classes.shape[1], drawn.hidden.shape[1]
+        ways, classes = drawn.classes.shape[1], drawn.hidden_classes.shape[1]
         beyond = len(images.pools[0]) if len(images.pools) > 1 else 0  # else base queries are of the same pool
-        rows = torch.cat([drawn.support[e], drawn.query[e] + beyond * ~drawn.query_novel[e]])
+        rows = torch.cat([drawn.support[e], drawn.query[e] + beyond * ~drawn.query_is_novel[e]])
         of_query = drawn.query_labels[e]
         of_query = torch.where(of_query >= classes, of_query - classes, of_query + ways)
         of_support = torch.arange(ways).repeat_interleave(drawn.support.shape[1] // ways)
@@ -117,4 +117,4 @@ class EpisodeTasks(Taskset):
     def hidden(self, i: int) -> Tensor:
         """Return the labels of the base classes that are out of play in task i."""
         drawn, e = self._drawn(i)
-        return drawn.hidden[e].nonzero().flatten() + drawn.classes.shape[1]
+        return drawn.hidden_classes[e].nonzero().flatten() + drawn.classes.shape[1]

@@ -40,8 +40,8 @@ from ifsl_bench.plugin.method import Base, BaseNetwork
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL
 from ifsl_bench.protocols.loader import Loader
-from ifsl_bench.protocols.registry import protocol_of
-from ifsl_bench.protocols.sampling.episodes import EpisodeSampler, training_sampler
+from ifsl_bench.protocols.registry import protocol_of_task
+from ifsl_bench.protocols.sampling.episodes import EpisodeSampler, make_training_sampler
 from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, Side, Task
 from ifsl_bench.solvers.numba_code_cache import set_cache_folder
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -284,14 +284,14 @@ class PreparedTask:
         Raises:
             UserError: they cannot be drawn.
         """
-        return protocol_of(self.task).sampler(
+        return protocol_of_task(self.task).make_sampler(
             self.task, side, self.seed, self._class_starts, device, self._class_names, self.class_order
         )
 
     def training_sampler(self, sessions: int, device: torch.device = CPU_DEVICE) -> EpisodeSampler:
         """Return the sampler of training episodes with the novel classes of several sessions.
 
-        See :func:`~ifsl_bench.protocols.sampling.episodes.training_sampler`.
+        See :func:`~ifsl_bench.protocols.sampling.episodes.make_training_sampler`.
 
         Args:
             sessions: whose novel classes and base queries an episode has.
@@ -300,7 +300,7 @@ class PreparedTask:
         Raises:
             UserError: the pools have too few classes or images.
         """
-        return training_sampler(self.task, sessions, self.seed, self._class_starts, device, self._class_names)
+        return make_training_sampler(self.task, sessions, self.seed, self._class_starts, device, self._class_names)
 
     def _class_starts(self, pool: str) -> np.ndarray:
         return self.dataset.pool(pool).starts
@@ -311,7 +311,7 @@ class PreparedTask:
     @cached_property
     def class_order(self) -> np.ndarray | None:
         """The order of novel classes in a published list, [T N] labels of novel/test; None elsewhere."""
-        return protocol_of(self.task).class_order(self.task, self._class_names)
+        return protocol_of_task(self.task).published_class_order(self.task, self._class_names)
 
     def loader(self, side: Side, views: int = 1, device: torch.device = CPU_DEVICE) -> Loader:
         """Return the loader of a side's episodes or sequences.
@@ -327,8 +327,8 @@ class PreparedTask:
             for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT_POOL)
         )
         assert novel is not None
-        protocol = EPISODES_PROTOCOL if side == "train" else protocol_of(task)
-        return protocol.loader(task, sampler, novel, base, support)
+        protocol = EPISODES_PROTOCOL if side == "train" else protocol_of_task(task)
+        return protocol.make_loader(task, sampler, novel, base, support)
 
     def episode_loader(self, side: Side, device: torch.device = CPU_DEVICE, views: int = 1) -> EpisodeLoader:
         """Return the loader of a side's episodes; raise :class:`UserError` where it has sequences of sessions.
@@ -336,7 +336,7 @@ class PreparedTask:
         Args:
             side: of the task.
             device: of the features.
-            views: as of :meth:`loader`.
+            views: as of :meth:`make_loader`.
         """
         loader = self.loader(side, views, device)
         if not isinstance(loader, EpisodeLoader):

@@ -48,10 +48,10 @@ class SessionInfo:
 class Adapting(Method):
     """A method that is given images, and may change any weight of the network.
 
-    A subclass defines :meth:`start`, :meth:`adapt` and :meth:`classify`, and works in sessions and in episodes, which
-    are sessions of their own. What it carries from one session to the next is its *state*: the tensors that it changed
-    or added, in dicts, lists and tuples. All else is forgotten: :meth:`network` returns a new copy of the pretrained
-    network each time. Rows say how many bytes the state has for each novel class.
+    A subclass defines :meth:`first_episode_number`, :meth:`adapt` and :meth:`classify`, and works in sessions and in
+    episodes, which are sessions of their own. What it carries from one session to the next is its *state*: the tensors
+    that it changed or added, in dicts, lists and tuples. All else is forgotten: :meth:`network` returns a new copy of
+    the pretrained network each time. Rows say how many bytes the state has for each novel class.
 
     With ``sees = "maps:-1"`` it is given what the last stage of the network is given, from a cache, in place of images,
     and :meth:`network` has that stage alone: nothing below it is computed, or changes.

@@ -17,7 +17,7 @@ GRID_QUANTILES = 4096  # biases that are tried for resamples of sequences, which
 RESAMPLE_COUNT = 100  # of the validation episodes: the standard deviation over so many is known to 7%
 
 
-def bootstrap_counts(episodes: int) -> np.ndarray:
+def bootstrap_episode_counts(episodes: int) -> np.ndarray:
     """Return how often each of n validation episodes is in each bootstrap resample, [:data:`RESAMPLE_COUNT`, n].
 
     They are the same for all rows of a task, whose validation episodes are the same, so that what the choices of two
@@ -35,14 +35,14 @@ class Margins:
     base: np.ndarray  # [n, Qb] of the base queries
     novel: np.ndarray  # [n, Qn] of the novel queries
 
-    def joint_hits(self, bias: float) -> tuple[np.ndarray, np.ndarray]:
+    def joint_hits_with_bias(self, bias: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the base and novel queries right among all classes, [n] each, with a bias on the novel logits."""
         exact = np.array(
             [bias]
         )  # a number would be rounded to the margins' own precision; before NumPy 2 a float64, too
         return (self.base >= exact).sum(1), (self.novel < exact).sum(1)
 
-    def pairs(self) -> np.ndarray:
+    def doubled_ordered_pairs(self) -> np.ndarray:
         """Return the number of (base, novel) pairs of queries whose base query has the larger margin, times two, [n].
 
         A pair of equal margins counts as half a pair.
@@ -50,10 +50,10 @@ class Margins:
         base, novel = self.base[:, :, None], self.novel[:, None, :]
         return (base > novel).sum((1, 2)) + (base >= novel).sum((1, 2))
 
-    def hits(self, biases: np.ndarray) -> np.ndarray:
+    def hits_by_bias(self, biases: np.ndarray) -> np.ndarray:
         """Return the base and novel queries that are right among all classes with each of [m] ascending biases, [m, 2].
 
-        Counts are over all episodes: the same as sums of :meth:`joint_hits`, in one pass.
+        Counts are over all episodes: the same as sums of :meth:`joint_hits_with_bias`, in one pass.
         """
         if not len(biases):
             return np.empty((0, 2), dtype=np.int64)
@@ -73,7 +73,7 @@ class Margins:
         return values[np.isfinite(values)]
 
 
-def best_bias(margins: Margins) -> float:
+def find_best_bias(margins: Margins) -> float:
     """Return the one bias on the novel logits with the most joint hits over all queries; exact over all biases.
 
     Hits change at the margins alone, so that all biases between two neighbours are as good as one another; neighbouring
@@ -82,11 +82,11 @@ def best_bias(margins: Margins) -> float:
     classes always or with novel classes always, counts up to the lowest or the highest margin: the bias is never
     further out than is needed. Without any margin it is 0.
     """
-    return float(best_biases(margins, np.ones((1, len(margins.base)), dtype=int))[0])
+    return float(find_best_bias_by_resample(margins, np.ones((1, len(margins.base)), dtype=int))[0])
 
 
-def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
-    """Return the bias that :func:`best_bias` finds in each of m samples of n episodes, [m].
+def find_best_bias_by_resample(margins: Margins, times: np.ndarray) -> np.ndarray:
+    """Return the bias that :func:`find_best_bias` finds in each of m samples of n episodes, [m].
 
     Args:
         margins: of the n episodes.
@@ -100,16 +100,16 @@ def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
         # Interval i is (at[i - 1], at[i]]: base queries from at[i] on are right, and novel ones below, up to at[i - 1].
         lost, gained = (np.bincount(p, often[e], len(at)) for p, e in zip(places, episodes, strict=True))
         if (there := np.flatnonzero(lost + gained)).size:
-            biases[sample] = _best_plateau_middle(
+            biases[sample] = _find_best_plateau_middle(
                 at, np.concatenate([[0], np.cumsum(gained - lost)]), there[0], there[-1]
             )
     return biases
 
 
-def best_grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
+def find_best_grid_bias_by_resample(margins: Margins, times: np.ndarray) -> np.ndarray:
     """Return the best bias of each of m samples among :data:`GRID_QUANTILES` quantiles of the margins, [m].
 
-    It works as :func:`best_biases`, in less time where margins are many.
+    It works as :func:`find_best_bias_by_resample`, in less time where margins are many.
 
     Args:
         margins: of the n episodes.
@@ -127,7 +127,7 @@ def best_grid_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
     return np.asarray(at[(times @ right).argmax(1)])
 
 
-def _best_plateau_middle(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int) -> float:
+def _find_best_plateau_middle(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int) -> float:
     """Return the middle of the best plateau.
 
     Args:
@@ -146,7 +146,7 @@ def _best_plateau_middle(at: np.ndarray, hits: np.ndarray, lowest: int, highest:
     return float((low[widest] + high[widest]) / 2)
 
 
-def curve_biases(margins: Margins) -> np.ndarray:
+def choose_curve_biases(margins: Margins) -> np.ndarray:
     """Return biases for the base-novel curve, ascending, at most :data:`MOST_CURVE_POINTS`.
 
     They are quantiles of the margins, to six digits.
@@ -162,22 +162,22 @@ class CalibratedHits:
 
     Attributes:
         bias: added to all novel logits.
-        validation_episodes: how many it was found on.
+        n_validation_episodes: how many it was found on.
         base_joint: [n] base queries right among all classes, with it.
         novel_joint: [n] novel queries right among all classes, with it.
-        curve: [m, 3] a bias, and the base and the novel queries that are right among all classes with it, over all
-            test episodes; ascending in the bias.
-        resampled: [RESAMPLES, 2] the base and the novel queries that are right among all classes, over all test
+        hits_by_curve_bias: [m, 3] a bias, and the base and the novel queries that are right among all classes with it,
+            over all test episodes; ascending in the bias.
+        hits_by_resample: [RESAMPLES, 2] the base and the novel queries that are right among all classes, over all test
             episodes, with the bias that each resample of the validation episodes would have chosen; of sequences
             after each of T sessions, [RESAMPLES, 2, T].
     """
 
     bias: float
-    validation_episodes: int
+    n_validation_episodes: int
     base_joint: np.ndarray
     novel_joint: np.ndarray
-    curve: np.ndarray
-    resampled: np.ndarray
+    hits_by_curve_bias: np.ndarray
+    hits_by_resample: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -185,15 +185,15 @@ class Bias:
     """A bias found on validation episodes."""
 
     value: float  # to be added to all novel logits
-    validation_episodes: int  # how many it was found on
-    points: np.ndarray  # [m] biases for the base-novel curve, ascending
-    resampled: np.ndarray  # [RESAMPLES] the biases that are best on each resample of these episodes
+    n_validation_episodes: int  # how many it was found on
+    curve_biases: np.ndarray  # [m] biases for the base-novel curve, ascending
+    best_bias_by_resample: np.ndarray  # [RESAMPLES] the biases that are best on each resample of these episodes
 
     def apply_to_episodes(self, test: Margins) -> CalibratedHits:
         """Count the hits of test episodes with this bias."""
-        curve = np.concatenate([self.points[:, None], test.hits(self.points)], 1)
-        joint = test.joint_hits(self.value)
-        return CalibratedHits(self.value, self.validation_episodes, *joint, curve, self.resampled_hits(test))
+        curve = np.concatenate([self.curve_biases[:, None], test.hits_by_bias(self.curve_biases)], 1)
+        joint = test.joint_hits_with_bias(self.value)
+        return CalibratedHits(self.value, self.n_validation_episodes, *joint, curve, self.count_hits_by_resample(test))
 
     def apply_to_sequences(self, test: Margins, sessions: int) -> CalibratedHits:
         """Return the resampled hits of sequences after each session; other hits are counted elsewhere.
@@ -204,14 +204,14 @@ class Bias:
         """
         none = np.empty(0, np.int64)
         parts = [part.reshape(len(part), sessions, -1) for part in (test.base, test.novel)]
-        after = [self.resampled_hits(Margins(*(part[:, t] for part in parts))) for t in range(sessions)]
-        return CalibratedHits(self.value, self.validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
+        after = [self.count_hits_by_resample(Margins(*(part[:, t] for part in parts))) for t in range(sessions)]
+        return CalibratedHits(self.value, self.n_validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
 
-    def resampled_hits(self, test: Margins) -> np.ndarray:
+    def count_hits_by_resample(self, test: Margins) -> np.ndarray:
         """Return the base and novel queries right with each of ``resampled``, over all test episodes, [m, 2]."""
-        order = np.argsort(self.resampled)
+        order = np.argsort(self.best_bias_by_resample)
         hits = np.empty((len(order), 2), dtype=np.int64)
-        hits[order] = test.hits(self.resampled[order])
+        hits[order] = test.hits_by_bias(self.best_bias_by_resample[order])
         return hits
 
 
@@ -223,17 +223,22 @@ def find_bias(validation: Margins, sequences: bool = False) -> Bias:
         sequences: whether these are sequences of sessions, which have no curve.
     """
     episodes = len(validation.base)
-    times, value = bootstrap_counts(episodes), best_bias(validation)
+    times, value = bootstrap_episode_counts(episodes), find_best_bias(validation)
     if sequences:
         many = len(validation.finite_margins()) > GRID_QUANTILES
-        return Bias(value, episodes, np.empty(0), (best_grid_biases if many else best_biases)(validation, times))
-    return Bias(value, episodes, curve_biases(validation), best_biases(validation, times))
+        return Bias(
+            value,
+            episodes,
+            np.empty(0),
+            (find_best_grid_bias_by_resample if many else find_best_bias_by_resample)(validation, times),
+        )
+    return Bias(value, episodes, choose_curve_biases(validation), find_best_bias_by_resample(validation, times))
 
 
 def join_calibrated_hits(parts: Sequence[CalibratedHits]) -> CalibratedHits:
     """Join test episodes in several parts, with one bias."""
     base, novel = (np.concatenate([getattr(part, name) for part in parts]) for name in ("base_joint", "novel_joint"))
-    curve = parts[0].curve.copy()
-    curve[:, 1:] = sum(part.curve[:, 1:] for part in parts)
-    resampled = np.sum([part.resampled for part in parts], axis=0)
-    return CalibratedHits(parts[0].bias, parts[0].validation_episodes, base, novel, curve, resampled)
+    curve = parts[0].hits_by_curve_bias.copy()
+    curve[:, 1:] = sum(part.hits_by_curve_bias[:, 1:] for part in parts)
+    resampled = np.sum([part.hits_by_resample for part in parts], axis=0)
+    return CalibratedHits(parts[0].bias, parts[0].n_validation_episodes, base, novel, curve, resampled)

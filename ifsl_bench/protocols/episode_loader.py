@@ -33,7 +33,7 @@ from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, EpisodeSample
 from ifsl_bench.solvers.numba_code_cache import kernels_loaded
 
 
-def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:
+def predict_batch(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:
     """Return the method's checked answer to a batch; see :func:`check_prediction` for what is refused.
 
     Args:
@@ -45,7 +45,7 @@ def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Pr
     episodes, queries = batch.labels.shape
     prediction = ask_method(method, name, batch.support, batch.query)
     if numbers:
-        return check_prediction(name, prediction, batch.masked_base, queries, method.ways)
+        return check_prediction(name, prediction, batch.masked_base_classes, queries, method.ways)
     return check_shapes(name, prediction, episodes, queries, batch.support.hidden.shape[1] + method.ways)
 
 
@@ -62,25 +62,25 @@ class EpisodeLoader(Loader):
     def __init__(self, sampler: EpisodeSampler, novel: FeaturePool, base: FeaturePool | None) -> None:
         self.sampler, self.novel, self.base = sampler, novel, base or novel
         self.joint = base is not None
-        self.ways, self.classes = sampler.shape.ways, sampler.base_classes
+        self.ways, self.n_base_classes = sampler.shape.ways, sampler.base_classes
 
     def with_sampler(self, sampler: EpisodeSampler) -> EpisodeLoader:
         """Return a loader of the same pools with another sampler."""
         return EpisodeLoader(sampler, self.novel, self.base if self.joint else None)
 
     @property
-    def bytes_per_item(self) -> int:
+    def estimated_bytes_per_item(self) -> int:
         """Bytes of an episode: features and logits."""
         shape = self.sampler.shape
         images = shape.base_queries + shape.ways * (shape.novel_queries + self.sampler.shots)
-        return 4 * images * (self.novel.features.shape[1] + 2 * self.classes + self.ways)
+        return 4 * images * (self.novel.features.shape[1] + 2 * self.n_base_classes + self.ways)
 
     @property
     def device(self) -> torch.device:
         return self.novel.features.device
 
-    def episodes(self, count: int) -> Batch:
-        return self.batch(0, count)
+    def load_first_episodes(self, count: int) -> Batch:
+        return self.load_batch(0, count)
 
     def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
         return partial(self._evaluate, name, bias, keep_margins)
@@ -90,63 +90,71 @@ class EpisodeLoader(Loader):
     ) -> EvaluationResult:
         """Evaluate those episodes of a block that are asked for."""
         spec = self.sampler.shape
-        outcome = count_episode_hits(name, predict(method, name, batch, numbers=False), batch, spec.base_queries)
-        if self.tally is not None:
-            self._count_images(self.tally, batch, outcome, asked, bias)
+        outcome = count_episode_hits(name, predict_batch(method, name, batch, numbers=False), batch, spec.base_queries)
+        if self.image_tally is not None:
+            self._tally_image_hits(self.image_tally, batch, outcome, asked, bias)
         arrays = {key: value[asked] for key, value in outcome.counts.items()}
         counts = Counts(**arrays, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
         # A view would keep its batch.
         statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}
-        if outcome.margins is None or outcome.pairs is None:
+        if outcome.margins is None or outcome.doubled_ordered_pairs is None:
             return EvaluationResult(counts, statistics)
         margins = Margins(outcome.margins.base[asked], outcome.margins.novel[asked])
-        counts = replace(counts, pairs=outcome.pairs[asked])
+        counts = replace(counts, pairs=outcome.doubled_ordered_pairs[asked])
         if bias is None:
             return EvaluationResult(counts, statistics, margins if keep_margins else None)
         biased = bias.apply_to_episodes(margins)
         counts = replace(counts, calibrated_base=biased.base_joint, calibrated_novel=biased.novel_joint)
         return EvaluationResult(counts, statistics, None, biased)
 
-    def _count_images(
+    def _tally_image_hits(
         self, tally: ImageTally, batch: Batch, outcome: EpisodeHits, asked: slice, bias: Bias | None
     ) -> None:
         """Count the queries of each image and its hits, apart in even and odd episodes."""
-        assert batch.images is not None
-        rows, novel = (x[asked].cpu().numpy() for x in (batch.images, batch.novel))
-        half = (batch.start + np.arange(len(batch)))[asked, None] % 2
-        joint, alone = (right[asked] for right in outcome.right)
+        assert batch.query_images is not None
+        rows, novel = (x[asked].cpu().numpy() for x in (batch.query_images, batch.query_is_novel))
+        half = (batch.first_episode_number + np.arange(len(batch)))[asked, None] % 2
+        joint, alone = (right[asked] for right in outcome.is_right)
         for name, pool, of_pool in (("base", self.base, ~novel), ("novel", self.novel, novel)):
             places = (half * pool.n_images + rows)[of_pool]
             flags = {"asked": np.ones_like(places, bool), "joint": joint[of_pool], "alone": alone[of_pool]}
             if bias is not None and outcome.margins is not None:
                 margins: np.ndarray = getattr(outcome.margins, name)[asked].reshape(-1)
-                exact = np.array([bias.value])  # see Margins.joint_hits
+                exact = np.array([bias.value])  # see Margins.joint_hits_with_bias
                 flags["calibrated"] = margins < exact if name == "novel" else margins >= exact
             for what, which in flags.items():
                 tally.add_counts_at_places(f"{name} {what}", 2 * pool.n_images, places[which])
 
-    def image_hits(self, biased: bool) -> ImageHits | None:
-        if self.tally is None or not self.tally.sums:
+    def collect_image_hits(self, biased: bool) -> ImageHits | None:
+        if self.image_tally is None or not self.image_tally.sums:
             return None
         pools = {}
         for name, pool in (("base", self.base), ("novel", self.novel)):
-            sums = {key.split()[1]: x.reshape(2, -1) for key, x in self.tally.sums.items() if key.split()[0] == name}
+            sums = {
+                key.split()[1]: x.reshape(2, -1) for key, x in self.image_tally.sums.items() if key.split()[0] == name
+            }
             asked = sums.pop("asked")
             if biased:
                 sums["joint"] = sums["calibrated"]
             if asked.any():
                 pools[name] = PoolHits(np.diff(pool.starts), 1, asked, sums)
-        return ImageHits(pools, has_shares=False).fit_to_result()
+        return ImageHits(pools, right_counts_are_shares=False).group_to_fit_result_file()
 
-    def joint_label_batches(
+    def predict_joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[Tensor, ...]]:
         for block in blocks:
-            drawn, batch = self.sampler.sample(*block), self.batch(*block)
-            answer = masked_logits(predict(method, name, batch), batch.masked_base).argmax(-1)  # [E, Q]
-            yield drawn.index.unsqueeze(1), batch.labels, answer, drawn.classes, torch.ones_like(batch.novel)
+            drawn, batch = self.sampler.sample(*block), self.load_batch(*block)
+            answer = masked_logits(predict_batch(method, name, batch), batch.masked_base_classes).argmax(-1)  # [E, Q]
+            yield (
+                drawn.episode_numbers.unsqueeze(1),
+                batch.labels,
+                answer,
+                drawn.classes,
+                torch.ones_like(batch.query_is_novel),
+            )
 
-    def batch(self, start: int, count: int) -> Batch:
+    def load_batch(self, start: int, count: int) -> Batch:
         """Return episodes ``start`` to ``start + count - 1``.
 
         Args:
@@ -154,42 +162,46 @@ class EpisodeLoader(Loader):
             count: how many episodes.
         """
         drawn = self.sampler.sample(start, count)
-        support, query = self._view_rows(drawn)
+        support, query = self._draw_view_rows(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         # A kernel gathers features in one pass, and gives the same batches.
         by_kernel = kernels_loaded(self.novel.features) and self.novel.features.dtype in KERNEL_DTYPES
-        places = None if by_kernel else self._query_positions(drawn.query_novel)
+        places = None if by_kernel else self._find_query_positions(drawn.query_is_novel)
 
         def gathered(name: str) -> tuple[Tensor, Tensor]:
             """[E, S, ...] and [E, Q, ...], each query from its own pool."""
             if places is None:
-                return self._gather_by_kernel(name, support), self._gather_by_kernel(name, query, drawn.query_novel)
-            return take_rows(getattr(self.novel, name), support), self._gather_queries(query, name, *places)
+                return self._gather_by_kernel(name, support), self._gather_by_kernel(name, query, drawn.query_is_novel)
+            return gather_rows(getattr(self.novel, name), support), self._gather_queries(query, name, *places)
 
         if self.joint:
             support_logits, query_logits = gathered("base_logits")
         else:
             nothing = self.novel.base_logits.new_full((), -torch.inf)
-            support_logits, query_logits = (nothing.expand(*rows.shape, self.classes) for rows in (support, query))
+            support_logits, query_logits = (
+                nothing.expand(*rows.shape, self.n_base_classes) for rows in (support, query)
+            )
         support_features, query_features = gathered("features")
         return Batch(
-            Support(support_features, labels.expand(count, -1), drawn.hidden, support_logits),
+            Support(support_features, labels.expand(count, -1), drawn.hidden_classes, support_logits),
             Query(query_features, query_logits),
             drawn.query_labels,
-            drawn.query_novel,
+            drawn.query_is_novel,
             self.joint,
             drawn.query,
             start,
         )
 
-    def _view_rows(self, drawn: EpisodeIndices) -> tuple[Tensor, Tensor]:
+    def _draw_view_rows(self, drawn: EpisodeIndices) -> tuple[Tensor, Tensor]:
         """Return rows of the banks: each image in an augmented view, drawn for each episode."""
         views = self.novel.n_views
         if views == 1:
             return drawn.support, drawn.query
-        chosen = self.sampler.random_integers(drawn.index, 5, drawn.support.shape[1] + drawn.query.shape[1], views)
+        chosen = self.sampler.draw_integers(
+            drawn.episode_numbers, 5, drawn.support.shape[1] + drawn.query.shape[1], views
+        )
         support, query = chosen.split([drawn.support.shape[1], drawn.query.shape[1]], 1)
-        images = torch.where(drawn.query_novel, self.novel.n_images, self.base.n_images)
+        images = torch.where(drawn.query_is_novel, self.novel.n_images, self.base.n_images)
         return drawn.support + support * self.novel.n_images, drawn.query + query * images
 
     def _gather_by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
@@ -210,14 +222,14 @@ class EpisodeLoader(Loader):
         """Gather queries [E, Q, ...], each from its own pool of the two."""
         ours, theirs = getattr(self.novel, name), getattr(self.base, name)
         if self.novel is self.base:
-            return take_rows(ours, rows)
+            return gather_rows(ours, rows)
         flat = rows.flatten()
         out = ours.new_empty(len(flat), ours.shape[1])
         for pool, at in ((theirs, base_at), (ours, novel_at)):
             out.index_copy_(0, at, pool.index_select(0, flat.index_select(0, at)))
         return out.view(*rows.shape, -1)
 
-    def _query_positions(self, novel: Tensor) -> tuple[Tensor, Tensor]:
+    def _find_query_positions(self, novel: Tensor) -> tuple[Tensor, Tensor]:
         """Return the places of the base and the novel queries among all of a batch, [E * B] and [E * (Q - B)].
 
         Each episode has equally many of either, so nobody has to wait for their number, as with ``nonzero``.
@@ -228,17 +240,17 @@ class EpisodeLoader(Loader):
         return at[:, :base].flatten(), at[:, base:].flatten()
 
 
-def take_images(pool: FeaturePool, rows: Tensor) -> tuple[Tensor, Tensor]:
+def gather_features_and_base_logits(pool: FeaturePool, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return features [E, R, D] and base logits [E, R, K] of images of a pool.
 
     Args:
         pool: of the images.
         rows: [E, R] rows of the images in the pool.
     """
-    return take_rows(pool.features, rows), take_rows(pool.base_logits, rows)
+    return gather_rows(pool.features, rows), gather_rows(pool.base_logits, rows)
 
 
-def take_rows(bank: Tensor, rows: Tensor) -> Tensor:
+def gather_rows(bank: Tensor, rows: Tensor) -> Tensor:
     """Return ``bank[rows]``, [E, R, ...].
 
     Args:
@@ -258,15 +270,15 @@ class EpisodeHits(NamedTuple):
         counts: by the names of ``COUNTS``, int64 [E] each.
         statistics: the method's own numbers, name -> [E].
         margins: of the queries; None where there are no base queries, as are the pairs.
-        pairs: [E], see :meth:`Margins.pairs`.
-        right: bool [2, E, Q], queries that are right among all classes, and among the classes of their kind.
+        doubled_ordered_pairs: [E], see :meth:`Margins.doubled_ordered_pairs`.
+        is_right: bool [2, E, Q], queries that are right among all classes, and among the classes of their kind.
     """
 
     counts: dict[str, np.ndarray]
     statistics: dict[str, np.ndarray]
     margins: Margins | None
-    pairs: np.ndarray | None
-    right: np.ndarray
+    doubled_ordered_pairs: np.ndarray | None
+    is_right: np.ndarray
 
 
 def count_episode_hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> EpisodeHits:
@@ -300,7 +312,7 @@ def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) ->
     from ifsl_bench.solvers.numba_backend import run_kernel
     from ifsl_bench.solvers.numba_episodes import count_hits as count_hits
 
-    inputs = (prediction.logits, batch.masked_base, batch.labels, batch.novel)
+    inputs = (prediction.logits, batch.masked_base_classes, batch.labels, batch.query_is_novel)
     logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)
     episodes, queries = labels.shape
     if (np.count_nonzero(novel, 1) != queries - base_queries).any():  # for the kernel would write elsewhere
@@ -318,18 +330,22 @@ def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> 
     A novel class at -inf stays there with any bias, so that the margin of its queries is then +inf.
     """
     classes = batch.support.hidden.shape[1]
-    logits = masked_logits(prediction, batch.masked_base)  # [E, Q, K + N]
+    logits = masked_logits(prediction, batch.masked_base_classes)  # [E, Q, K + N]
     base, base_at = logits[..., :classes].max(-1)  # [E, Q]
     novel, novel_at = logits[..., classes:].max(-1)
-    alone = torch.where(batch.novel, novel_at + classes, base_at) == batch.labels
-    joint = alone & torch.where(batch.novel, novel > base, base >= novel)
-    counts = [(right & of_side).sum(1) for of_side in (~batch.novel, batch.novel) for right in (joint, alone)]
+    alone = torch.where(batch.query_is_novel, novel_at + classes, base_at) == batch.labels
+    joint = alone & torch.where(batch.query_is_novel, novel > base, base >= novel)
+    counts = [
+        (right & of_side).sum(1)
+        for of_side in (~batch.query_is_novel, batch.query_is_novel)
+        for right in (joint, alone)
+    ]
     margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float().masked_fill(~alone, torch.nan)
     right = torch.stack([joint, alone])
     values = (
-        nonfinite_episodes(prediction, batch.masked_base),
+        nonfinite_episodes(prediction, batch.masked_base_classes),
         margin,
-        batch.novel,
+        batch.query_is_novel,
         right,
         *counts,
         *prediction.statistics.values(),
@@ -337,5 +353,5 @@ def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> 
     bad, margin_values, is_novel, right_values, *rest = copy_to_host(values)
     sides = (margin_values[of_side].reshape(len(margin_values), -1) for of_side in (~is_novel, is_novel))
     margins = Margins(*sides)
-    pairs = margins.pairs() if base_queries else bad
+    pairs = margins.doubled_ordered_pairs() if base_queries else bad
     return [x.astype(np.int64) for x in rest[:4]], rest[4:], margins, pairs, right_values, bad

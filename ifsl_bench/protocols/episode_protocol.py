@@ -9,7 +9,14 @@ import numpy as np
 
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, COUNTS, METRICS, OPTIONAL_COUNTS, Counts
-from ifsl_bench.protocols.protocol import Feature, HitCount, MetricColumn, Protocol, StoredCounts, class_draw_faults
+from ifsl_bench.protocols.protocol import (
+    Feature,
+    HitCount,
+    MetricColumn,
+    Protocol,
+    StoredCounts,
+    find_class_draw_faults,
+)
 from ifsl_bench.protocols.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -17,18 +24,20 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.episode_loader import EpisodeLoader
 
 METRIC_COLUMNS = (
-    MetricColumn("acc", "Acc.", r"Acc. $\uparrow$", short=True, latex_short=True),
-    MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=6),
-    MetricColumn("delta", "Delta", r"$\Delta \uparrow$", short=True, latex_short=True, drop=2),
-    MetricColumn("delta_a", "Delta_a", r"$\Delta_a \uparrow$", short=True, drop=9),
-    MetricColumn("delta_b", "Delta_b", r"$\Delta_b \uparrow$", short=True, drop=9),
+    MetricColumn("acc", "Acc.", r"Acc. $\uparrow$", is_in_short_tables=True, is_in_short_latex_tables=True),
+    MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", is_in_short_tables=True, drop_priority=6),
+    MetricColumn(
+        "delta", "Delta", r"$\Delta \uparrow$", is_in_short_tables=True, is_in_short_latex_tables=True, drop_priority=2
+    ),
+    MetricColumn("delta_a", "Delta_a", r"$\Delta_a \uparrow$", is_in_short_tables=True, drop_priority=9),
+    MetricColumn("delta_b", "Delta_b", r"$\Delta_b \uparrow$", is_in_short_tables=True, drop_priority=9),
     MetricColumn("base_joint", "base joint"),
     MetricColumn("base_alone", "base alone"),
     MetricColumn("novel_joint", "novel joint"),
     MetricColumn("novel_alone", "novel alone"),
     MetricColumn("ausuc", "AUSUC"),
     MetricColumn("calibrated_delta", "cal. Delta"),
-    MetricColumn("harmonic", "harmonic", drop=1),
+    MetricColumn("harmonic", "harmonic", drop_priority=1),
 )
 
 
@@ -60,12 +69,12 @@ class EpisodeCounts(StoredCounts, frozen=True):
         return EPISODES_PROTOCOL if self.base_queries else REGULAR_PROTOCOL
 
     def __len__(self) -> int:
-        return self.length("base_joint")
+        return self.column_length("base_joint")
 
-    def counts(self) -> Counts:
+    def to_hit_counts(self) -> Counts:
         """Return the counts as arrays."""
-        names = [*COUNTS, *(name for name in OPTIONAL_COUNTS if self.length(name))]
-        arrays = {name: self.column(name) for name in names}
+        names = [*COUNTS, *(name for name in OPTIONAL_COUNTS if self.column_length(name))]
+        arrays = {name: self.read_column(name) for name in names}
         return Counts(**arrays, base_queries=self.base_queries, novel_queries=self.novel_queries)
 
 
@@ -77,40 +86,40 @@ class Episodes(Protocol):
     """
 
     name: ClassVar[str] = "episodes"
-    fields = (*METRICS, *BALANCE_METRICS)
-    hidden_fields = BALANCE_METRICS
-    columns = METRIC_COLUMNS
-    stored = EpisodeCounts
+    full_table_metrics = (*METRICS, *BALANCE_METRICS)
+    data_only_metrics = BALANCE_METRICS
+    metric_columns = METRIC_COLUMNS
+    stored_counts_type = EpisodeCounts
 
     def __init__(self, with_base: bool) -> None:
-        self.metrics, self.more_metrics = (METRICS, BALANCE_METRICS) if with_base else (METRICS[:1], ())
+        self.metrics, self.optional_metrics = (METRICS, BALANCE_METRICS) if with_base else (METRICS[:1], ())
         both: tuple[Feature, ...] = ("episode", "choices")
-        self.features = frozenset((*both, "tradeoff") if with_base else both)
+        self.figures_and_tables = frozenset((*both, "tradeoff") if with_base else both)
 
-    def describe(self, task: Task) -> tuple[str, str]:
+    def describe_drawn_items(self, task: Task) -> tuple[str, str]:
         spec, shots = task.episode, f"{task.shots} shot{'s' * (task.shots > 1)}"
         base = f"{spec.base_queries} base queries" if task.has_base else "no base classes"
         return "episode", f"{spec.ways} ways, {shots}; {spec.ways * spec.novel_queries} novel queries, {base}"
 
-    def loader(
+    def make_loader(
         self, task: Task, sampler: Any, novel: FeaturePool, base: FeaturePool | None, support: FeaturePool | None
     ) -> EpisodeLoader:
         from ifsl_bench.protocols.episode_loader import EpisodeLoader
 
         return EpisodeLoader(sampler, novel, base if task.has_base else None)
 
-    def expected_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
+    def expected_counts_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
         spec = task.episode
         shape = {"base_queries": spec.base_queries, "novel_queries": spec.ways * spec.novel_queries}
         return shape, count * spec.ways
 
-    def contradictions(self, counts: Counts, result: Any) -> Iterator[str]:
-        yield from _count_faults(counts)
-        yield from class_draw_faults(result.episodes.column("classes"), len(counts))
+    def find_contradictions(self, counts: Counts, result: Any) -> Iterator[str]:
+        yield from _hit_count_faults(counts)
+        yield from find_class_draw_faults(result.episodes.read_column("classes"), len(counts))
         yield from (f"calibration {reason}" for reason in _calibration_faults(counts, result.calibration))
         if result.choice:
             settings = sum(map(len, result.tuned.values()))
-            reasons = _choice_faults(counts, result.choice, settings, result.includes_bias)
+            reasons = _option_choice_faults(counts, result.choice, settings, result.includes_bias)
             yield from (f"choice {reason}" for reason in reasons)
 
     def resampled_counts(self, counts: Counts, calibration: Any, choice: Any) -> Counts | None:
@@ -131,10 +140,10 @@ class Episodes(Protocol):
             return None
         n = len(counts)
         sums: dict[str, Any] = {}
-        for name, values in counts.columns().items():
+        for name, values in counts.count_arrays().items():
             sums[name] = np.asarray(resampled.get(name) or [values.sum(dtype=np.int64)], dtype=np.float64)
             if choice and name in choice.hits:
-                sums[name] = sums[name] + n * hit_gains(choice, name)[choice.winners]
+                sums[name] = sums[name] + n * mean_hit_gains(choice, name)[choice.winners]
         if calibration and calibration.applied:
             sums |= {"base_joint": sums["calibrated_base"], "novel_joint": sums["calibrated_novel"]}
         if "pairs" in sums:
@@ -146,7 +155,7 @@ class Episodes(Protocol):
 EPISODES_PROTOCOL, REGULAR_PROTOCOL = Episodes(with_base=True), Episodes(with_base=False)
 
 
-def hit_gains(choice: Any, count: str) -> np.ndarray:
+def mean_hit_gains(choice: Any, count: str) -> np.ndarray:
     """Return hits that each setting has more than the chosen one, a mean over episodes: of the test, if tried there.
 
     Args:
@@ -161,7 +170,7 @@ def hit_gains(choice: Any, count: str) -> np.ndarray:
     return differences
 
 
-def _count_faults(counts: Counts) -> Iterator[str]:
+def _hit_count_faults(counts: Counts) -> Iterator[str]:
     """Yield why no method has these counts."""
     n, base, novel = len(counts), counts.base_queries, counts.novel_queries
     if novel < 1:
@@ -231,7 +240,7 @@ def _calibration_faults(counts: Counts, calibration: Any) -> Iterator[str]:
         yield "has more hits than there are alone"
 
 
-def _choice_faults(counts: Counts, choice: Any, settings: int, calibrated: bool) -> Iterator[str]:
+def _option_choice_faults(counts: Counts, choice: Any, settings: int, calibrated: bool) -> Iterator[str]:
     """Yield why one of this number of settings was not chosen like this, for a result with these counts."""
     if max(choice.chosen, *choice.winners, *choice.rivals) >= settings:
         yield f"has a place that none of {settings} settings has"
@@ -241,6 +250,6 @@ def _choice_faults(counts: Counts, choice: Any, settings: int, calibrated: bool)
     if not bool(choice.rivals) <= choice.test_episodes <= len(counts):
         yield f"has {choice.test_episodes:,} test episodes, the result {len(counts):,}"
     for name in choice.test_hits.keys() - ({"base_joint", "novel_joint"} if calibrated else set()):
-        hits = counts.columns().get(name, np.zeros(0, int))[: choice.test_episodes].sum()
+        hits = counts.count_arrays().get(name, np.zeros(0, int))[: choice.test_episodes].sum()
         if choice.test_hits[name][0] != hits:
             yield f"has {choice.test_hits[name][0]:,} test hits {name} of the chosen setting, its counts give {hits:,}"

@@ -26,7 +26,7 @@ class ImageTally:
         self.sums: dict[str, np.ndarray] = {}
         self._lock = Lock()
 
-    def add(self, name: str, values: np.ndarray) -> None:
+    def add_to_sum(self, name: str, values: np.ndarray) -> None:
         """Add an array of whole numbers to a sum.
 
         Args:
@@ -58,30 +58,35 @@ class PoolHits:
     """Hits of the images of a pool, or of groups of neighbouring images of one class.
 
     Attributes:
-        sizes: [C] images of each class.
-        step: images in a group; the last group of a class may have fewer.
+        images_per_class: [C] images of each class.
+        images_per_group: images in a group; the last group of a class may have fewer.
         query_counts: [H, G] how often each group was a query, in each of H parts of the episodes.
         right_counts: name -> [H, G] how often it was right; or, in sessions, the share of its queries in 1 /
             ``SHARE_LEVELS``.
     """
 
-    sizes: np.ndarray
-    step: int
+    images_per_class: np.ndarray
+    images_per_group: int
     query_counts: np.ndarray
     right_counts: dict[str, np.ndarray]
 
     @property
-    def groups(self) -> np.ndarray:
+    def groups_per_class(self) -> np.ndarray:
         """The number of groups of each class, [C]."""
-        return -(-self.sizes // self.step)
+        return -(-self.images_per_class // self.images_per_group)
 
-    def merge_neighbours(self, shares: bool) -> PoolHits:
+    def merge_neighbouring_groups(self, shares: bool) -> PoolHits:
         """Return the hits of pairs of neighbouring groups of each class.
 
         Args:
             shares: whether ``right`` has shares, of which the mean over queries is taken, and not counts.
         """
-        first = np.concatenate([start + np.arange(0, n, 2) for start, n in zip(self.starts, self.groups, strict=True)])
+        first = np.concatenate(
+            [
+                start + np.arange(0, n, 2)
+                for start, n in zip(self.first_group_of_class, self.groups_per_class, strict=True)
+            ]
+        )
         asked = np.add.reduceat(self.query_counts, first, axis=1)
         if not shares:
             right = {name: np.add.reduceat(values, first, axis=1) for name, values in self.right_counts.items()}
@@ -91,12 +96,12 @@ class PoolHits:
                 for name, values in self.right_counts.items()
             }
             right = {name: np.rint(values / np.maximum(asked, 1)).astype(np.int64) for name, values in sums.items()}
-        return PoolHits(self.sizes, 2 * self.step, asked, right)
+        return PoolHits(self.images_per_class, 2 * self.images_per_group, asked, right)
 
     @property
-    def starts(self) -> np.ndarray:
+    def first_group_of_class(self) -> np.ndarray:
         """The first group of each class, [C]."""
-        return np.cumsum(self.groups) - self.groups
+        return np.cumsum(self.groups_per_class) - self.groups_per_class
 
     @property
     def packed_arrays(self) -> dict[str, str]:
@@ -113,16 +118,18 @@ class ImageHits:
 
     Attributes:
         pools: "base" and "novel" -> the images that their queries are drawn from; without base queries the latter.
-        has_shares: whether :attr:`PoolHits.right_counts` has shares.
+        right_counts_are_shares: whether :attr:`PoolHits.right_counts` has shares.
     """
 
     pools: dict[str, PoolHits]
-    has_shares: bool
+    right_counts_are_shares: bool
 
     def right_shares(self, name: str) -> dict[str, np.ndarray]:
         """Return name -> the share of each image's queries that are right, [H, G]; NaN where it has none."""
         pool = self.pools[name]
-        most = np.where(pool.query_counts > 0, SHARE_LEVELS if self.has_shares else pool.query_counts, np.nan)
+        most = np.where(
+            pool.query_counts > 0, SHARE_LEVELS if self.right_counts_are_shares else pool.query_counts, np.nan
+        )
         return {what: right / most for what, right in pool.right_counts.items()}
 
     def group_images(self, name: str, step: int) -> ImageHits:
@@ -133,11 +140,11 @@ class ImageHits:
             step: a power of two.
         """
         pool = self.pools[name]
-        while pool.step < step:
-            pool = pool.merge_neighbours(self.has_shares)
-        return ImageHits({**self.pools, name: pool}, self.has_shares)
+        while pool.images_per_group < step:
+            pool = pool.merge_neighbouring_groups(self.right_counts_are_shares)
+        return ImageHits({**self.pools, name: pool}, self.right_counts_are_shares)
 
-    def fit_to_result(self) -> ImageHits:
+    def group_to_fit_result_file(self) -> ImageHits:
         """Return these hits with images grouped as little as :data:`MOST_CHARACTERS` allow."""
         pools, lengths = dict(self.pools), {}
         while True:
@@ -145,13 +152,13 @@ class ImageHits:
                 if name not in lengths:
                     lengths[name] = sum(map(len, pool.packed_arrays.values()))
             largest = max(lengths, key=lambda name: lengths[name])
-            if sum(lengths.values()) <= MOST_CHARACTERS or pools[largest].groups.max() == 1:
-                return ImageHits(pools, self.has_shares)
-            pools[largest] = pools[largest].merge_neighbours(self.has_shares)
+            if sum(lengths.values()) <= MOST_CHARACTERS or pools[largest].groups_per_class.max() == 1:
+                return ImageHits(pools, self.right_counts_are_shares)
+            pools[largest] = pools[largest].merge_neighbouring_groups(self.right_counts_are_shares)
             del lengths[largest]
 
 
-def session_image_hits(
+def make_session_image_hits(
     sums: Mapping[str, np.ndarray], biased: bool, base_sizes: np.ndarray, novel_sizes: np.ndarray, ways: int
 ) -> ImageHits:
     """Return the shares of the queries of each image that are right, in sequences of T sessions.
@@ -197,4 +204,4 @@ def session_image_hits(
         "base": PoolHits(base_sizes, 1, base_asked[None], base),
         "novel": PoolHits(novel_sizes, 1, novel_asked[-1:], novel),
     }
-    return ImageHits(pools, has_shares=True).fit_to_result()
+    return ImageHits(pools, right_counts_are_shares=True).group_to_fit_result_file()

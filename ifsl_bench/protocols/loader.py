@@ -64,24 +64,24 @@ class EvaluationResult:
     @property
     def accuracy(self) -> float:
         """The mean over episodes, in percent."""
-        return mean_with_interval(self.counts.value("acc")).mean
+        return mean_with_interval(self.counts.metric_by_unit("acc")).mean
 
     @property
-    def unconverged(self) -> int:
+    def n_unconverged_episodes(self) -> int:
         """Episodes whose inner solve did not converge, or ended at NaN."""
         return int(np.count_nonzero(self.statistics.get("solver_unconverged", 0)))
 
-    def remarks(self) -> Iterator[str]:
+    def convergence_remarks(self) -> Iterator[str]:
         """Yield a line where more than ``MOST_UNCONVERGED_SHARE`` of the inner solves did not converge."""
-        if self.unconverged > MOST_UNCONVERGED_SHARE * len(self.counts):
-            yield f"the inner solve of {self.unconverged} of {len(self.counts)} episodes did not converge"
+        if self.n_unconverged_episodes > MOST_UNCONVERGED_SHARE * len(self.counts):
+            yield f"the inner solve of {self.n_unconverged_episodes} of {len(self.counts)} episodes did not converge"
 
     def describe_statistics(self) -> dict[str, dict[str, float]]:
         """Return for each statistic mean, maximum and sum over finite values, and the number of others."""
-        return {name: _summarise_statistic(values) for name, values in self.statistics.items()}
+        return {name: _summarise_finite_values(values) for name, values in self.statistics.items()}
 
 
-def _summarise_statistic(values: np.ndarray) -> dict[str, float]:
+def _summarise_finite_values(values: np.ndarray) -> dict[str, float]:
     finite = values[np.isfinite(values)].astype(np.float64)
     return {
         "mean": float(finite.mean()) if len(finite) else 0.0,
@@ -92,10 +92,10 @@ def _summarise_statistic(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def join_results(parts: Sequence[EvaluationResult]) -> EvaluationResult:
+def join_evaluation_results(parts: Sequence[EvaluationResult]) -> EvaluationResult:
     """Return the findings of ranges that follow one another, as one; none has margins, or all have."""
     first = parts[0]
-    columns = [part.counts.columns() for part in parts]
+    columns = [part.counts.count_arrays() for part in parts]
     counts: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
     statistics: dict[str, list[np.ndarray]] = {}
     for part in parts:
@@ -122,29 +122,29 @@ class Batch:
 
     Attributes:
         labels: [E, Q] joint labels.
-        novel: [E, Q] bool, which queries are of a novel class.
-        joint: whether base classes are in the softmax; not in regular few-shot learning.
-        images: [E, Q] the queries' images in their pools; None for queries that are not counted by image.
-        start: the number of the first episode.
+        query_is_novel: [E, Q] bool, which queries are of a novel class.
+        includes_base_classes: whether base classes are in the softmax; not in regular few-shot learning.
+        query_images: [E, Q] the queries' images in their pools; None for queries that are not counted by image.
+        first_episode_number: the number of the first episode.
     """
 
     support: Support
     query: Query
     labels: Tensor
-    novel: Tensor
-    joint: bool = True
-    images: Tensor | None = None
-    start: int = 0
+    query_is_novel: Tensor
+    includes_base_classes: bool = True
+    query_images: Tensor | None = None
+    first_episode_number: int = 0
 
     @property
-    def masked_base(self) -> Tensor:
+    def masked_base_classes(self) -> Tensor:
         """[E, K] bool, base classes that have no logit: the hidden ones, or all."""
-        return self.support.hidden if self.joint else torch.ones_like(self.support.hidden)
+        return self.support.hidden if self.includes_base_classes else torch.ones_like(self.support.hidden)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def episode_range(self, start: int, stop: int) -> Batch:
+    def select_episode_range(self, start: int, stop: int) -> Batch:
         """Return episodes ``start`` to ``stop - 1`` of the batch.
 
         Args:
@@ -156,8 +156,8 @@ class Batch:
             Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at]),
             Query(q.features[at], q.base_logits[at]),
             self.labels[at],
-            self.novel[at],
-            self.joint,
+            self.query_is_novel[at],
+            self.includes_base_classes,
         )
 
 
@@ -167,21 +167,21 @@ class Loader(ABC):
     Attributes:
         sampler: draws the indices.
         ways: novel classes of an episode or a session.
-        classes: base classes.
-        novel_classes: of an episode or sequence, in all.
+        n_base_classes: base classes.
+        n_novel_classes: of an episode or sequence, in all.
         device: of the features.
         cpu_block_bytes: on the CPU, where more at once are no faster: features and logits of a block.
-        tally: adds up the hits of each test image while evaluators run; None where they are not counted.
+        image_tally: adds up the hits of each test image while evaluators run; None where they are not counted.
     """
 
     cpu_block_bytes: ClassVar[int] = EPISODE_BLOCK_BYTES
-    tally: ImageTally | None = None
+    image_tally: ImageTally | None = None
     sampler: Any
     ways: int
-    classes: int
+    n_base_classes: int
 
     @property
-    def novel_classes(self) -> int:
+    def n_novel_classes(self) -> int:
         """Novel classes of an episode or sequence, in all."""
         return self.ways
 
@@ -192,11 +192,11 @@ class Loader(ABC):
 
     @property
     @abstractmethod
-    def bytes_per_item(self) -> int:
+    def estimated_bytes_per_item(self) -> int:
         """Bytes, roughly, of an episode or sequence: features and logits."""
 
     @abstractmethod
-    def batch(self, start: int, count: int) -> Any:
+    def load_batch(self, start: int, count: int) -> Any:
         """Return episodes or sequences ``start`` to ``start + count - 1``.
 
         Args:
@@ -205,7 +205,7 @@ class Loader(ABC):
         """
 
     @abstractmethod
-    def episodes(self, count: int) -> Batch:
+    def load_first_episodes(self, count: int) -> Batch:
         """Return the first episodes, or session 1 of the first sequences as episodes, to check a contract on."""
 
     @abstractmethod
@@ -219,8 +219,8 @@ class Loader(ABC):
             keep_margins: of the queries.
         """
 
-    def image_hits(self, biased: bool) -> ImageHits | None:
-        """Return the hits of the test images of all episodes so far, from :attr:`tally`.
+    def collect_image_hits(self, biased: bool) -> ImageHits | None:
+        """Return the hits of the test images of all episodes so far, from :attr:`image_tally`.
 
         Args:
             biased: whether the bias is part of the row, so that hits with it are its hits.
@@ -231,7 +231,7 @@ class Loader(ABC):
         return None
 
     @abstractmethod
-    def joint_label_batches(
+    def predict_joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield answers of a method among all classes; of sequences, those after the last session.
@@ -250,7 +250,7 @@ class Loader(ABC):
 # -- the loop over blocks
 
 
-def batch_size(loader: Loader, method: Method) -> int:
+def choose_block_size(loader: Loader, method: Method) -> int:
     """Return the number of episodes in a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
 
     A method's last digits may depend on the number of episodes in a product of matrices. So blocks are of few sizes,
@@ -261,7 +261,7 @@ def batch_size(loader: Loader, method: Method) -> int:
         method: to evaluate.
     """
     free = free_memory(loader.device)
-    each = loader.bytes_per_item + method.class_bytes * loader.novel_classes
+    each = loader.estimated_bytes_per_item + method.class_bytes * loader.n_novel_classes
     most = (
         min(MOST_EPISODES_ON_CPU, loader.cpu_block_bytes // each)
         if free is None
@@ -272,7 +272,7 @@ def batch_size(loader: Loader, method: Method) -> int:
 
 @torch.no_grad()
 @limit_evaluation_threads()
-def evaluate(
+def evaluate_method(
     method: Method,
     name: str,
     loader: Loader,
@@ -305,7 +305,7 @@ def evaluate(
         called: the name of the accuracy so far, for the reporter.
     """
     method.eval()
-    whole, size = episodes.stop if whole is None else whole, batch_size(loader, method)
+    whole, size = episodes.stop if whole is None else whole, choose_block_size(loader, method)
     first = episodes.start - episodes.start % size
     blocks = [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
     parts: list[EvaluationResult] = []
@@ -324,7 +324,7 @@ def evaluate(
             right, done = right + answer.accuracy * len(answer.counts), done + len(answer.counts)
             mean = right / done  # where a block ends within an order, not yet that over orders
             if done == len(episodes):
-                parts = [join_results(parts)]
+                parts = [join_evaluation_results(parts)]
                 mean = parts[0].accuracy
             stage.advance(len(answer.counts), **{called: mean})
     return parts[0]
@@ -344,12 +344,12 @@ def _evaluate_blocks(
     do not depend on how many there are.
     """
     cpu = loader.device.type == "cpu"
-    copies = _copies_for_threads(method, min(most_parallel_blocks(type(method)), len(blocks)) if cpu and at_once else 1)
+    copies = _copies_for_threads(method, min(max_parallel_blocks(type(method)), len(blocks)) if cpu and at_once else 1)
     several, queue = len(copies), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with limit_threads_in_block(1, max_busy_threads()) if cpu else nullcontext():
             for start, count in blocks:
-                yield answered(method, start, loader.batch(start, count))
+                yield answered(method, start, loader.load_batch(start, count))
         return
     for replica in copies:
         queue.put(replica)
@@ -358,7 +358,7 @@ def _evaluate_blocks(
     def take(start: int, count: int) -> EvaluationResult:
         replica = queue.get()
         try:
-            return answered(replica, start, loader.batch(start, count))
+            return answered(replica, start, loader.load_batch(start, count))
         finally:
             queue.put(replica)
 
@@ -384,16 +384,16 @@ def _copies_for_threads(method: Method, count: int) -> list[Method]:
         return [method]
 
 
-def most_parallel_blocks(kind: type[Method]) -> int:
+def max_parallel_blocks(kind: type[Method]) -> int:
     """Return the number of blocks of a method's episodes that a CPU computes at once, at most."""
     return max(1, min(max_busy_threads(), MOST_THREADS)) if kind.may_run_in_threads() else 1
 
 
-def block_bytes(kind: type[Method], in_sessions: bool) -> int:
+def estimate_block_bytes(kind: type[Method], in_sessions: bool) -> int:
     """Estimate the bytes that a method's blocks take on a CPU while they are evaluated.
 
     Args:
         kind: the method's class.
         in_sessions: whether the blocks are of sequences of sessions, not of episodes.
     """
-    return most_parallel_blocks(kind) * PEAK_FACTOR * (SEQUENCE_BLOCK_BYTES if in_sessions else EPISODE_BLOCK_BYTES)
+    return max_parallel_blocks(kind) * PEAK_FACTOR * (SEQUENCE_BLOCK_BYTES if in_sessions else EPISODE_BLOCK_BYTES)

@@ -27,9 +27,9 @@ class HitCounts(ABC):
     A subclass is a frozen dataclass whose columns are arrays [n, ...].
     """
 
-    quantile: float = Z95  # in place of 1.96, for 95% intervals over its units
+    interval_quantile: float = Z95  # in place of 1.96, for 95% intervals over its units
     supports: int = 1  # support sets of each order
-    bytes_per_class: float | None = None  # of the state that a method carries on, for each novel class
+    state_bytes_per_class: float | None = None  # of the state that a method carries on, for each novel class
 
     @abstractmethod
     def __len__(self) -> int:
@@ -41,38 +41,39 @@ class HitCounts(ABC):
         """The metrics that follow from these counts."""
 
     @abstractmethod
-    def value(self, metric: str) -> np.ndarray:
+    def metric_by_unit(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` for each unit of intervals, [units], in percent."""
 
     @abstractmethod
-    def columns(self) -> dict[str, np.ndarray]:
+    def count_arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of counts by name, [n, ...], without those that are missing."""
 
-    def column(self, name: str) -> np.ndarray:
-        """Return a count, int64 [n, ...]: arrays of :meth:`compact` counts are of few bytes, and would overflow."""
+    def count_array(self, name: str) -> np.ndarray:
+        """Return a count, int64 [n, ...]; arrays of :meth:`to_smallest_dtypes` have few bytes and would overflow."""
         return np.asarray(getattr(self, name), dtype=np.int64)
 
     @property
-    def unit_count(self) -> int:
+    def n_interval_units(self) -> int:
         """How many units intervals are over: episodes, or orders of sequences."""
         return len(self)
 
-    def per_episode(self) -> dict[str, np.ndarray]:
+    def metrics_by_unit(self) -> dict[str, np.ndarray]:
         """Return each metric for each unit of intervals, [units], in percent."""
-        return {name: self.value(name) for name in self.metrics}
+        return {name: self.metric_by_unit(name) for name in self.metrics}
 
-    def summary(self) -> dict[str, Estimate]:
+    def summarise_metrics(self) -> dict[str, Estimate]:
         """Return each metric's mean and 95% interval over the units."""
-        return summarise(self.per_episode(), self.quantile)
+        return summarise_by_metric(self.metrics_by_unit(), self.interval_quantile)
 
-    def compact(self: HitCountsT) -> HitCountsT:
+    def to_smallest_dtypes(self: HitCountsT) -> HitCountsT:
         """Return the counts in as few bytes as they need, for many results at once."""
         small: dict[str, Any] = {
-            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
+            name: values.astype(np.min_scalar_type(values.max(initial=0)))
+            for name, values in self.count_arrays().items()
         }
         return replace(self, **small)  # type: ignore[type-var]
 
-    def calibrated(self: HitCountsT) -> HitCountsT:
+    def use_calibrated_counts(self: HitCountsT) -> HitCountsT:
         """Return the counts with the bias as the plain ones; raises :class:`KeyError` where there is no bias."""
         raise KeyError("calibrated_acc")
 
@@ -83,12 +84,12 @@ class HitCounts(ABC):
             margins: of the validation queries, if there are base classes.
             bias: the best one on the novel logits, if there are margins.
         """
-        return {name: values.tolist() for name, values in self.columns().items()}
+        return {name: values.tolist() for name, values in self.count_arrays().items()}
 
-    def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
+    def image_weights_of_metric(self, metric: str) -> dict[str, dict[str, float]] | None:
         """Return the weights with which the mean of a metric is a sum of shares of right queries.
 
-        The harmonic mean is made linear, see :func:`spread_harmonic_mean`.
+        The harmonic mean is made linear, see :func:`harmonic_mean_by_episode`.
 
         Args:
             metric: its name.
@@ -99,7 +100,7 @@ class HitCounts(ABC):
         """
         return None
 
-    def image_totals(self) -> dict[str, dict[str, int | None]]:
+    def total_image_hits(self) -> dict[str, dict[str, int | None]]:
         """Return what the hits of single images add up to; see :class:`~.image_counts.ImageHits`.
 
         Returns:
@@ -107,27 +108,27 @@ class HitCounts(ABC):
         """
         return {}
 
-    def table(self) -> dict[str, Any]:
+    def to_table_columns(self) -> dict[str, Any]:
         """Return columns with a value for each episode, or for each sequence and session, for data frames."""
-        return {"episode": np.arange(len(self)), **self.columns(), "acc": self.value("acc")}
+        return {"episode": np.arange(len(self)), **self.count_arrays(), "acc": self.metric_by_unit("acc")}
 
-    def value_by_sequence(self, metric: str) -> np.ndarray:
+    def metric_by_sequence(self, metric: str) -> np.ndarray:
         """Return a metric for each episode or sequence, [n], in percent."""
-        return self.value(metric)
+        return self.metric_by_unit(metric)
 
     def accuracy_triangle(self) -> np.ndarray:
         """Return, in sessions, accuracies after session t on the classes of session g, [n, T + 1, T + 1]."""
         raise NotImplementedError
 
-    def lazy_counts(self: HitCountsT) -> HitCountsT:
+    def base_only_counts(self: HitCountsT) -> HitCountsT:
         """Return, in sessions, the counts of the model that never answers with a novel class."""
         raise NotImplementedError
 
-    def after(self, metric: str) -> np.ndarray:
+    def metric_after_sessions(self, metric: str) -> np.ndarray:
         """Return a metric after each of T + 1 sessions, [n, T + 1], in percent; [n, 0] in episodes."""
         return np.empty((len(self), 0))
 
-    def mean_by_order(self, values: np.ndarray) -> np.ndarray:
+    def average_within_units(self, values: np.ndarray) -> np.ndarray:
         """Return values [n, ...] averaged within each unit of intervals, [units, ...]."""
         return values
 
@@ -167,45 +168,48 @@ class Counts(HitCounts):
         }
         return (*METRICS, *(name for name in BALANCE_METRICS if there[name]))
 
-    def value(self, metric: str) -> np.ndarray:
+    def metric_by_unit(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` in each episode, [n], in percent.
 
         ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel alone, Delta their
         mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts. ``harmonic`` is as
-        :func:`spread_harmonic_mean` has it; ``ausuc`` is the area under the base-novel curve (Chao et al. 2016).
+        :func:`harmonic_mean_by_episode` has it; ``ausuc`` is the area under the base-novel curve (Chao et al. 2016).
         """
-        return 100 * self._share(metric)
+        return 100 * self._metric_share(metric)
 
-    def _share(self, metric: str) -> np.ndarray:
+    def _metric_share(self, metric: str) -> np.ndarray:
         """Return the metric as a share of the queries, [n]."""
         base, novel = self.base_queries, self.novel_queries
         if metric == "acc":
-            return (self.column("base_joint") + self.column("novel_joint")) / (base + novel)
+            return (self.count_array("base_joint") + self.count_array("novel_joint")) / (base + novel)
         if metric in COUNTS:
-            return self.column(metric) / (base if metric.startswith("base") else novel)
+            return self.count_array(metric) / (base if metric.startswith("base") else novel)
         if metric == "delta_a":
-            return self._share("base_joint") - self._share("base_alone")
+            return self._metric_share("base_joint") - self._metric_share("base_alone")
         if metric == "delta_b":
-            return self._share("novel_joint") - self._share("novel_alone")
+            return self._metric_share("novel_joint") - self._metric_share("novel_alone")
         if metric == "delta":
-            return (self._share("delta_a") + self._share("delta_b")) / 2
+            return (self._metric_share("delta_a") + self._metric_share("delta_b")) / 2
         if metric == "harmonic":
-            return spread_harmonic_mean(self._share("base_joint"), self._share("novel_joint"))
+            return harmonic_mean_by_episode(self._metric_share("base_joint"), self._metric_share("novel_joint"))
         if metric == "ausuc":
-            return self.column("pairs") / (2 * base * novel)
-        hits = self.column("calibrated_base"), self.column("calibrated_novel")
+            return self.count_array("pairs") / (2 * base * novel)
+        hits = self.count_array("calibrated_base"), self.count_array("calibrated_novel")
         if metric == "calibrated_acc":
             return (hits[0] + hits[1]) / (base + novel)
         if metric == "calibrated_delta":
-            lost = (hits[0] - self.column("base_alone")) / base, (hits[1] - self.column("novel_alone")) / novel
+            lost = (
+                (hits[0] - self.count_array("base_alone")) / base,
+                (hits[1] - self.count_array("novel_alone")) / novel,
+            )
             return (lost[0] + lost[1]) / 2
         raise KeyError(metric)
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def count_arrays(self) -> dict[str, np.ndarray]:
         """Return the counts by name, [n], for all that there are."""
         return {name: values for name in (*COUNTS, *OPTIONAL_COUNTS) if (values := getattr(self, name)) is not None}
 
-    def calibrated(self) -> Counts:
+    def use_calibrated_counts(self) -> Counts:
         if self.calibrated_base is None or self.calibrated_novel is None:
             raise KeyError("calibrated_acc")
         return replace(self, base_joint=self.calibrated_base, novel_joint=self.calibrated_novel)
@@ -213,11 +217,11 @@ class Counts(HitCounts):
     def selection_hits(self, margins: Margins | None, bias: float | None) -> dict[str, list[int]]:
         counts = self
         if margins is not None and bias is not None:
-            base, novel = margins.joint_hits(bias)
+            base, novel = margins.joint_hits_with_bias(bias)
             counts = replace(self, calibrated_base=base, calibrated_novel=novel)
-        return {name: values.tolist() for name, values in counts.columns().items()}
+        return {name: values.tolist() for name, values in counts.count_arrays().items()}
 
-    def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
+    def image_weights_of_metric(self, metric: str) -> dict[str, dict[str, float]] | None:
         queries = self.base_queries + self.novel_queries
         base, novel = self.base_queries / queries, self.novel_queries / queries
         if not self.base_queries:
@@ -225,7 +229,9 @@ class Counts(HitCounts):
         if metric in COUNTS:
             pool, what = metric.split("_")
             return {pool: {what: 1.0}}
-        by_base, by_novel = harmonic_slopes(self._share("base_joint").mean(), self._share("novel_joint").mean())
+        by_base, by_novel = harmonic_mean_derivatives(
+            self._metric_share("base_joint").mean(), self._metric_share("novel_joint").mean()
+        )
         lost = {"joint": 1.0, "alone": -1.0}, {"joint": 0.5, "alone": -0.5}, {"calibrated": 0.5, "alone": -0.5}
         weights: dict[str, dict[str, dict[str, float]]] = {
             "acc": {"base": {"joint": base}, "novel": {"joint": novel}},
@@ -238,16 +244,18 @@ class Counts(HitCounts):
         }
         return weights.get(metric)
 
-    def image_totals(self) -> dict[str, dict[str, int | None]]:
+    def total_image_hits(self) -> dict[str, dict[str, int | None]]:
         totals: dict[str, dict[str, int | None]] = {}
         for pool, queries in (("base", self.base_queries), ("novel", self.novel_queries)):
             columns = {"joint": f"{pool}_joint", "alone": f"{pool}_alone", "calibrated": f"calibrated_{pool}"}
-            sums = {what: int(self.column(name).sum()) for what, name in columns.items() if name in self.columns()}
+            sums = {
+                what: int(self.count_array(name).sum()) for what, name in columns.items() if name in self.count_arrays()
+            }
             if queries:
                 totals[pool] = {"asked": len(self) * queries, **sums}
         return totals
 
-    def table(self) -> dict[str, Any]:
+    def to_table_columns(self) -> dict[str, Any]:
         """Return a row for each episode: counts of right queries, and ``acc``, percent of all queries.
 
         ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the
@@ -255,12 +263,12 @@ class Counts(HitCounts):
         validation. What is missing is NaN.
         """
         queries = {"base_queries": self.base_queries, "novel_queries": self.novel_queries}
-        counts = {name: self.columns().get(name, np.nan) for name in (*COUNTS, *OPTIONAL_COUNTS)}
-        values = {"episode": np.arange(len(self)), **queries, **counts, "acc": self.value("acc")}
+        counts = {name: self.count_arrays().get(name, np.nan) for name in (*COUNTS, *OPTIONAL_COUNTS)}
+        values = {"episode": np.arange(len(self)), **queries, **counts, "acc": self.metric_by_unit("acc")}
         return {name: np.broadcast_to(value, len(self)) for name, value in values.items()}
 
 
-def spread_harmonic_mean(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
+def harmonic_mean_by_episode(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
     """Return the harmonic mean of two means, spread over the episodes: [n], in the values' unit.
 
     An episode's own harmonic mean may be 0/0. So it is made linear at the means B and N (the delta method): an
@@ -274,11 +282,11 @@ def spread_harmonic_mean(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
     b, n = float(base.mean()), float(novel.mean())
     if b + n == 0:
         return np.zeros(len(base))
-    by_base, by_novel = harmonic_slopes(b, n)
+    by_base, by_novel = harmonic_mean_derivatives(b, n)
     return 2 * b * n / (b + n) + by_base * (base - b) + by_novel * (novel - n)
 
 
-def harmonic_slopes(base: float, novel: float) -> tuple[float, float]:
+def harmonic_mean_derivatives(base: float, novel: float) -> tuple[float, float]:
     """Return dH/dB and dH/dN of the harmonic mean H of B and N; 0 where both are 0.
 
     Args:
@@ -309,7 +317,7 @@ def mean_with_interval(values: np.ndarray, choices: float = 0.0, quantile: float
     return Estimate(float(np.mean(values)), quantile * math.sqrt(variance + choices))
 
 
-def summarise(per_episode: Mapping[str, np.ndarray], quantile: float = Z95) -> dict[str, Estimate]:
+def summarise_by_metric(per_episode: Mapping[str, np.ndarray], quantile: float = Z95) -> dict[str, Estimate]:
     """Return every metric's mean and interval over episodes, or over the orders of sequences.
 
     Args:

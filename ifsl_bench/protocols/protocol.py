@@ -76,11 +76,11 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return ""
 
     @abstractmethod
-    def counts(self) -> HitCounts:
+    def to_hit_counts(self) -> HitCounts:
         """Return the counts as arrays; raises :class:`ValueError` where a column has other than equally many."""
 
     @classmethod
-    def of(
+    def from_hit_counts(
         cls: type[StoredCountsT],
         counts: HitCounts,
         classes: ClassDraws | np.ndarray,
@@ -94,7 +94,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             more: further fields.
         """
         drawn = classes.to_array() if isinstance(classes, ClassDraws) else classes
-        columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
+        columns = {name: values.reshape(-1) for name, values in (counts.count_arrays() | {"classes": drawn}).items()}
         many = sum(map(len, columns.values())) > MOST_READABLE_NUMBERS
         entries: dict[str, Any] = {
             name: pack_array(values) if many else values.tolist() for name, values in columns.items()
@@ -103,14 +103,14 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             entries["classes"] = str(classes)
         return cls(**{name: getattr(counts, name) for name in cls.SHAPE_FIELDS}, **entries, **(more or {}))
 
-    def length(self, name: str) -> int:
+    def column_length(self, name: str) -> int:
         """Return the number of numbers in a column."""
         column = getattr(self, name)
         if isinstance(column, str):
-            return len(ClassDraws.parse(column)) if _is_drawn(name, column) else read_packed_length(column)
+            return len(ClassDraws.parse(column)) if _is_drawn_text(name, column) else read_packed_length(column)
         return len(column)
 
-    def column(self, name: str) -> np.ndarray:
+    def read_column(self, name: str) -> np.ndarray:
         """Return the numbers of a column, int64.
 
         Raises:
@@ -119,7 +119,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         column = getattr(self, name)
         if isinstance(column, str):
-            if _is_drawn(name, column):
+            if _is_drawn_text(name, column):
                 return ClassDraws.parse(column).to_array().reshape(-1)
             return unpack_array(
                 column, MOST_STORED_NUMBERS if name in self.LONG_COLUMNS else MOST_EPISODES, COUNT_KINDS
@@ -128,10 +128,10 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def drawn_classes(self) -> np.ndarray:
         """Return the novel classes of each episode or order, int64 [n, N]."""
-        return self.column("classes").reshape(self.counts().unit_count, -1)
+        return self.read_column("classes").reshape(self.to_hit_counts().n_interval_units, -1)
 
     @property
-    def shape(self) -> dict[str, int]:
+    def shape_values(self) -> dict[str, int]:
         """What all episodes have in common."""
         return {name: getattr(self, name) for name in self.SHAPE_FIELDS}
 
@@ -143,12 +143,13 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             names: of the columns.
         """
         return all(
-            getattr(self, name) == getattr(columns, name) or np.array_equal(self.column(name), columns.column(name))
+            getattr(self, name) == getattr(columns, name)
+            or np.array_equal(self.read_column(name), columns.read_column(name))
             for name in names
         )
 
 
-def _is_drawn(name: str, column: str) -> bool:
+def _is_drawn_text(name: str, column: str) -> bool:
     return name == "classes" and column.startswith("drawn")
 
 
@@ -162,56 +163,78 @@ class MetricColumn:
     Attributes:
         name: of the metric.
         title: its heading in all formats but LaTeX in the layout of papers.
-        latex: its heading there; "" where it has no such column.
-        short: whether tables without ``--full`` have it.
-        latex_short: the same for LaTeX in the layout of papers.
-        drop: the place in the order in which a narrow terminal leaves columns out, the highest first; 0: it stays.
+        latex_title: its heading there; "" where it has no such column.
+        is_in_short_tables: whether tables without ``--full`` have it.
+        is_in_short_latex_tables: the same for LaTeX in the layout of papers.
+        drop_priority: the place in the order in which a narrow terminal leaves columns out, the highest first; 0: it
+            stays.
     """
 
     name: str
     title: str
-    latex: str = ""
-    short: bool = False
-    latex_short: bool = False
-    drop: int = 0
+    latex_title: str = ""
+    is_in_short_tables: bool = False
+    is_in_short_latex_tables: bool = False
+    drop_priority: int = 0
 
 
-@accept_old_names(curve_sessions="sessions_in_tables")
+@accept_old_names(
+    curve_sessions="sessions_in_tables",
+    drawn="drawn_items_noun",
+    units="interval_units_noun",
+    more_metrics="optional_metrics",
+    fields="full_table_metrics",
+    hidden_fields="data_only_metrics",
+    columns="metric_columns",
+    stored="stored_counts_type",
+    features="figures_and_tables",
+    fewest="min_test_items",
+    one_task_a_table="has_latex_table_per_task",
+    published_apart="has_separate_published_table",
+    describe="describe_drawn_items",
+    sampler="make_sampler",
+    loader="make_loader",
+    class_order="published_class_order",
+    check_contract="check_protocol_contract",
+    expected_shape="expected_counts_shape",
+    contradictions="find_contradictions",
+)
 class Protocol(ABC):
-    """A way to measure methods on a task; every task has one, see :func:`~ifsl_bench.protocols.registry.protocol_of`.
+    """A way to measure methods on a task; each has one, :func:`~ifsl_bench.protocols.registry.protocol_of_task`.
 
     Every protocol has a metric called ``acc``, which rows are ranked by and options are chosen by.
 
     Attributes:
         name: of the protocol, in messages and in the ``protocol`` of task files.
-        drawn: what a stream draws, in words and in the plural.
-        units: what intervals are over, in words and in the plural.
+        drawn_items_noun: what a stream draws, in words and in the plural.
+        interval_units_noun: what intervals are over, in words and in the plural.
         metrics: of every result.
-        more_metrics: metrics of the results that have the counts for them.
-        fields: metrics that full tables have, for readers as far as some row has them.
-        hidden_fields: metrics that all tables for programs have.
-        columns: of the metrics, in the order in which tables have them.
-        stored: the form of its counts in result files.
-        features: figures and tables that apply to its results, see :data:`Feature`.
-        fewest: test episodes, or sequences, of a result.
+        optional_metrics: metrics of the results that have the counts for them.
+        full_table_metrics: metrics that full tables have, for readers as far as some row has them.
+        data_only_metrics: metrics that all tables for programs have.
+        metric_columns: of the metrics, in the order in which tables have them.
+        stored_counts_type: the form of its counts in result files.
+        figures_and_tables: figures and tables that apply to its results, see :data:`Feature`.
+        min_test_items: test episodes, or sequences, of a result.
         learns_sessions: whether methods learn sessions one after the other.
-        one_task_a_table: whether each task has a LaTeX table of its own.
-        published_apart: whether published rows have a table of their own, since nobody measured on the same terms.
+        has_latex_table_per_task: whether each task has a LaTeX table of its own.
+        has_separate_published_table: whether published rows have a table of their own, since nobody measured on the
+            same terms.
     """
 
     name: ClassVar[str]
-    drawn: ClassVar[str] = "episodes"
-    units: ClassVar[str] = "episodes"
+    drawn_items_noun: ClassVar[str] = "episodes"
+    interval_units_noun: ClassVar[str] = "episodes"
     metrics: tuple[str, ...]
-    more_metrics: tuple[str, ...] = ()
-    fields: tuple[str, ...]
-    hidden_fields: tuple[str, ...] = ()
-    columns: tuple[MetricColumn, ...]
-    features: frozenset[Feature] = frozenset()
-    fewest: ClassVar[int] = 2
+    optional_metrics: tuple[str, ...] = ()
+    full_table_metrics: tuple[str, ...]
+    data_only_metrics: tuple[str, ...] = ()
+    metric_columns: tuple[MetricColumn, ...]
+    figures_and_tables: frozenset[Feature] = frozenset()
+    min_test_items: ClassVar[int] = 2
     learns_sessions: ClassVar[bool] = False
-    one_task_a_table: ClassVar[bool] = False
-    published_apart: ClassVar[bool] = False
+    has_latex_table_per_task: ClassVar[bool] = False
+    has_separate_published_table: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -219,14 +242,14 @@ class Protocol(ABC):
 
     @property
     @abstractmethod
-    def stored(self) -> type[StoredCounts]:
+    def stored_counts_type(self) -> type[StoredCounts]:
         """The form of its counts in result files."""
 
     # -- words
 
     def format_count(self, number: int) -> str:
         """Return a number of what a stream draws, in words: "400 sequences", "1 sequence"."""
-        return f"{number:,} {self.drawn if number != 1 else self.drawn[:-1]}"
+        return f"{number:,} {self.drawn_items_noun if number != 1 else self.drawn_items_noun[:-1]}"
 
     def shows_metric(self, metric: str, row_metrics: Collection[str]) -> bool:
         """Return whether readers are shown a metric.
@@ -235,14 +258,14 @@ class Protocol(ABC):
             metric: its name.
             row_metrics: the metrics that some row has.
         """
-        return metric in self.metrics or (metric in self.more_metrics and metric in row_metrics)
+        return metric in self.metrics or (metric in self.optional_metrics and metric in row_metrics)
 
-    def column(self, metric: str) -> MetricColumn:
+    def metric_column(self, metric: str) -> MetricColumn:
         """Return the column of a metric."""
-        return next(column for column in self.columns if column.name == metric)
+        return next(column for column in self.metric_columns if column.name == metric)
 
     @abstractmethod
-    def describe(self, task: Task) -> tuple[str, str]:
+    def describe_drawn_items(self, task: Task) -> tuple[str, str]:
         """Return a heading and a text on what a task draws, for ``ifsl-bench tasks NAME``."""
 
     def sessions_in_tables(self, task: Task) -> range:
@@ -258,12 +281,12 @@ class Protocol(ABC):
             what: a sentence that names the tasks with this figure or table.
             join: text between the error and that sentence.
         """
-        if feature not in self.features:
+        if feature not in self.figures_and_tables:
             raise UserError(f"{name} is in {self.name}{join}{what}")
 
     # -- draw and load
 
-    def sampler(
+    def make_sampler(
         self,
         task: Task,
         side: Side,
@@ -273,7 +296,7 @@ class Protocol(ABC):
         classes: Callable[[str], Sequence[str]] = lambda pool: (),
         order: np.ndarray | None = None,
     ) -> EpisodeSampler | SequenceSampler:
-        """Return the sampler of a task's side, see :func:`.sampling.episodes.task_side_sampler`.
+        """Return the sampler of a task's side, see :func:`.sampling.episodes.make_side_sampler`.
 
         Args:
             task: of this protocol.
@@ -284,11 +307,11 @@ class Protocol(ABC):
             classes: of a pool by name, what errors call its classes.
             order: [T N] labels of novel/test, as a published list orders them.
         """
-        from ifsl_bench.protocols.sampling.episodes import task_side_sampler
+        from ifsl_bench.protocols.sampling.episodes import make_side_sampler
 
-        return task_side_sampler(task, side, seed, starts, device, classes, order)
+        return make_side_sampler(task, side, seed, starts, device, classes, order)
 
-    def class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
+    def published_class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
         """Return the order of the novel classes in a published list, [T N] labels; None where they are drawn.
 
         Args:
@@ -301,7 +324,7 @@ class Protocol(ABC):
         return None
 
     @abstractmethod
-    def loader(
+    def make_loader(
         self, task: Task, sampler: Any, novel: FeaturePool, base: FeaturePool | None, support: FeaturePool | None
     ) -> Loader:
         """Return the loader that makes batches of what a sampler draws, has a method answer them, and counts.
@@ -326,7 +349,7 @@ class Protocol(ABC):
         """
         return None
 
-    def check_contract(self, name: str, method: Method, loader: Loader, count: int) -> None:  # noqa: B027
+    def check_protocol_contract(self, name: str, method: Method, loader: Loader, count: int) -> None:  # noqa: B027
         """Check what the protocol asks of a method beyond the contract of single episodes.
 
         Args:
@@ -363,10 +386,10 @@ class Protocol(ABC):
             supports_kept: whether the method was asked with the supports of all sessions so far.
             every_image: whether it was even given all training images of their classes.
         """
-        return self.stored.of(counts, classes)
+        return self.stored_counts_type.from_hit_counts(counts, classes)
 
     @abstractmethod
-    def expected_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
+    def expected_counts_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
         """Return the fields that the stored counts of a result on a task must have.
 
         Args:
@@ -377,14 +400,14 @@ class Protocol(ABC):
             Field of the stored counts -> its value; and how many novel classes they list.
         """
 
-    def contradictions(self, counts: Any, result: Any) -> Iterator[str]:
+    def find_contradictions(self, counts: Any, result: Any) -> Iterator[str]:
         """Yield why no method has these counts, calibration and choice; the first reason counts.
 
         Args:
             counts: of the result, as arrays.
             result: its record, see :class:`ifsl_bench.store.schema.Result`.
         """
-        yield from class_draw_faults(result.episodes.column("classes"), counts.unit_count)
+        yield from find_class_draw_faults(result.episodes.read_column("classes"), counts.n_interval_units)
 
     def resampled_counts(self, counts: Any, calibration: Any, choice: Any) -> HitCounts | None:
         """Return the counts over all test episodes that each resample of the validation episodes would have led to.
@@ -399,7 +422,7 @@ class Protocol(ABC):
         """
         return None
 
-    def resampled_metric(self, metric: str, biased: bool) -> str | None:
+    def metric_of_resampled_counts(self, metric: str, biased: bool) -> str | None:
         """Return the metric of :meth:`resampled_counts` counts that a metric of a row follows.
 
         Args:
@@ -412,7 +435,7 @@ class Protocol(ABC):
         return metric
 
 
-def class_draw_faults(classes: np.ndarray, episodes: int) -> Iterator[str]:
+def find_class_draw_faults(classes: np.ndarray, episodes: int) -> Iterator[str]:
     """Yield why these are not the novel classes of a number of episodes or orders.
 
     Args:

@@ -22,12 +22,12 @@ def register_protocol(protocol: Protocol) -> None:
     _registered[protocol.name] = protocol
 
 
-def protocols() -> tuple[Protocol, ...]:
+def registered_protocols() -> tuple[Protocol, ...]:
     """Return all protocols, the package's own first."""
     return tuple(_registered.values())
 
 
-def protocol_of(task: Task) -> Protocol:
+def protocol_of_task(task: Task) -> Protocol:
     """Return the protocol of a task: the one it names; else sessions, or episodes with or without base classes.
 
     Raises:
@@ -41,25 +41,27 @@ def protocol_of(task: Task) -> Protocol:
     return _registered[name]
 
 
-def stored_counts_type(fields: object) -> type[StoredCounts]:
+def stored_counts_type_of_fields(fields: object) -> type[StoredCounts]:
     """Return the form of the counts that a result file has, by the names of their fields.
 
     Args:
         fields: the content of ``episodes``; anything, if the file is damaged.
     """
     names = fields.keys() if isinstance(fields, Mapping) else ()
-    forms = [protocol.stored for protocol in _registered.values()]
+    forms = [protocol.stored_counts_type for protocol in _registered.values()]
     return next((form for form in reversed(forms) if form.MARKER_FIELD in names), forms[0])
 
 
-def metric_titles() -> dict[str, str]:
+def title_by_metric() -> dict[str, str]:
     """Return the heading of each metric of any protocol; of one of several protocols, the heading of the first."""
-    columns = [column for protocol in reversed(protocols()) for column in protocol.columns]
+    columns = [column for protocol in reversed(registered_protocols()) for column in protocol.metric_columns]
     return {column.name: column.title for column in columns}
 
 
-def metric_names() -> tuple[str, ...]:
+def all_metric_names() -> tuple[str, ...]:
     """Return the metrics of all protocols, each once."""
     return tuple(
-        dict.fromkeys(name for protocol in protocols() for name in (*protocol.metrics, *protocol.more_metrics))
+        dict.fromkeys(
+            name for protocol in registered_protocols() for name in (*protocol.metrics, *protocol.optional_metrics)
+        )
     )

@@ -30,11 +30,11 @@ from ifsl_bench.plugin.method import (
 )
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.calibration import Bias, Margins
-from ifsl_bench.protocols.episode_loader import take_images, take_rows
-from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, session_image_hits
+from ifsl_bench.protocols.episode_loader import gather_features_and_base_logits, gather_rows
+from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, make_session_image_hits
 from ifsl_bench.protocols.loader import SEQUENCE_BLOCK_BYTES, Batch, BatchEvaluator, EvaluationResult, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
-from ifsl_bench.protocols.session_metrics import SessionCounts, triangle_indices
+from ifsl_bench.protocols.session_metrics import SessionCounts, session_and_group_indices
 from ifsl_bench.solvers.tree import concatenate_trees, leaves, rebuild, tree_map
 
 FIRST_SESSION_BASE_QUERIES, FIRST_SESSION_NOVEL_QUERIES = (
@@ -48,58 +48,58 @@ class SequenceBatch:
     """E sequences of T sessions: a method sees supports and queries; the labels stay with the harness.
 
     Attributes:
-        pool: of the novel queries.
+        novel_pool: of the novel queries.
         support_pool: of the supports.
         support_rows: [E, T, S] rows of each session's supports in their pool.
-        labels: [S], of a session's supports.
-        base: base queries, [1, B, D], the same for all sequences.
+        support_labels: [S], of a session's supports.
+        base_queries: base queries, [1, B, D], the same for all sequences.
         base_labels: [B].
-        base_is_present: [E, B] bool; queries of hidden classes do not count.
+        base_query_is_counted: [E, B] bool; queries of hidden classes do not count.
         novel_rows: [E, T N q] rows of the queries of the novel classes, in the order of the classes.
-        novel_is_present: [E, T N q] bool; false beyond the last query of a class that has fewer than others.
-        hidden: [E, K] bool.
+        novel_query_is_counted: [E, T N q] bool; false beyond the last query of a class that has fewer than others.
+        hidden_classes: [E, K] bool.
     """
 
-    pool: FeaturePool
+    novel_pool: FeaturePool
     support_pool: FeaturePool
     support_rows: Tensor
-    labels: Tensor
-    base: Query
+    support_labels: Tensor
+    base_queries: Query
     base_labels: Tensor
-    base_is_present: Tensor
+    base_query_is_counted: Tensor
     novel_rows: Tensor
-    novel_is_present: Tensor
-    hidden: Tensor
+    novel_query_is_counted: Tensor
+    hidden_classes: Tensor
 
     @cached_property
-    def novel(self) -> Query:
+    def novel_queries(self) -> Query:
         """Queries of the novel classes, [E, T N q, D]."""
-        return Query(*take_images(self.pool, self.novel_rows))
+        return Query(*gather_features_and_base_logits(self.novel_pool, self.novel_rows))
 
     @cached_property
-    def supports(self) -> list[Support]:
+    def supports_by_session(self) -> list[Support]:
         """The support sets of sessions 1 to T."""
-        return [self._gather_support(rows, self.hidden) for rows in self.support_rows.unbind(1)]
+        return [self._gather_support(rows, self.hidden_classes) for rows in self.support_rows.unbind(1)]
 
     def sessions_as_episodes(self) -> Support:
         """Return the sessions of all sequences as E T episodes, the sessions of a sequence one after the other."""
         sessions = self.support_rows.shape[1]
-        return self._gather_support(self.support_rows.flatten(0, 1), self.hidden.repeat_interleave(sessions, 0))
+        return self._gather_support(self.support_rows.flatten(0, 1), self.hidden_classes.repeat_interleave(sessions, 0))
 
     def _gather_support(self, rows: Tensor, hidden: Tensor) -> Support:
-        features, base_logits = take_images(self.support_pool, rows)
-        return Support(features, self.labels.expand(len(rows), -1), hidden, base_logits)
+        features, base_logits = gather_features_and_base_logits(self.support_pool, rows)
+        return Support(features, self.support_labels.expand(len(rows), -1), hidden, base_logits)
 
     def __len__(self) -> int:
-        return len(self.hidden)
+        return len(self.hidden_classes)
 
-    def joined_supports(self, sessions: int) -> Support:
+    def join_supports(self, sessions: int) -> Support:
         """Return the supports of the first ``sessions`` sessions, as one episode of all their classes."""
-        parts = self.supports[:sessions]
+        parts = self.supports_by_session[:sessions]
         labels = [part.labels + index * (int(part.labels.max()) + 1) for index, part in enumerate(parts)]
         columns = [[p.features for p in parts], labels, [p.base_logits for p in parts]]
         features, joint, base_logits = (torch.cat(column, 1) for column in columns)
-        return Support(features, joint, self.hidden, base_logits)
+        return Support(features, joint, self.hidden_classes, base_logits)
 
     def all_training_images(self, at: int) -> Support:
         """Return all training images of the novel classes of one sequence, as the supports of one episode.
@@ -108,29 +108,34 @@ class SequenceBatch:
         the same pool.
         """
         starts = torch.from_numpy(self.support_pool.starts).to(self.support_rows.device)
-        shots = int((self.labels == 0).sum())
+        shots = int((self.support_labels == 0).sum())
         first = self.support_rows[at].flatten()[::shots].contiguous()  # one image of each class
         classes = torch.searchsorted(starts, first, right=True) - 1
         bounds = self.support_pool.starts.tolist()
         rows = [torch.arange(bounds[c], bounds[c + 1], device=starts.device) for c in classes.tolist()]
-        if self.support_pool is self.pool:
-            queries = self.novel_rows[at][self.novel_is_present[at]]
+        if self.support_pool is self.novel_pool:
+            queries = self.novel_rows[at][self.novel_query_is_counted[at]]
             rows = [of[~torch.isin(of, queries)] for of in rows]
         counts = torch.tensor(list(map(len, rows)), device=starts.device)
         labels = torch.arange(len(rows), device=starts.device).repeat_interleave(counts)
-        features, base_logits = take_images(self.support_pool, torch.cat(rows)[None])
-        return Support(features, labels[None], self.hidden[at : at + 1], base_logits)
+        features, base_logits = gather_features_and_base_logits(self.support_pool, torch.cat(rows)[None])
+        return Support(features, labels[None], self.hidden_classes[at : at + 1], base_logits)
 
-    def queries(self, sessions: int) -> Query:
+    def queries_after_sessions(self, sessions: int) -> Query:
         """Return the base queries, then the queries of the novel classes of the first t sessions: [E, B + t N q, D]."""
-        base, novel = self.base.features.shape[1], self.novel_rows.shape[1]
+        base, novel = self.base_queries.features.shape[1], self.novel_rows.shape[1]
         count = base + novel * sessions // self.support_rows.shape[1]
-        return Query(self._queries.features[:, :count], self._queries.base_logits[:, :count])
+        return Query(
+            self._queries_of_all_sessions.features[:, :count], self._queries_of_all_sessions.base_logits[:, :count]
+        )
 
     @cached_property
-    def _queries(self) -> Query:
+    def _queries_of_all_sessions(self) -> Query:
         """Queries of all sessions; a session's are the first of them, so that none is copied twice."""
-        pairs = ((self.base.features, self.novel.features), (self.base.base_logits, self.novel.base_logits))
+        pairs = (
+            (self.base_queries.features, self.novel_queries.features),
+            (self.base_queries.base_logits, self.novel_queries.base_logits),
+        )
         return Query(*(torch.cat([b.expand(len(self), -1, -1), n], 1) for b, n in pairs))
 
 
@@ -148,14 +153,14 @@ class SequenceLoader(Loader):
         self, sampler: SequenceSampler, novel: FeaturePool, base: FeaturePool, support: FeaturePool | None = None
     ) -> None:
         self.sampler, self.novel, self.support = sampler, novel, support or novel
-        self.ways, self.classes = sampler.shape.ways, sampler.base_classes
+        self.ways, self.n_base_classes = sampler.shape.ways, sampler.base_classes
         rows = sampler.base_query
         self.base = Query(base.features[rows].unsqueeze(0), base.base_logits[rows].unsqueeze(0))
 
     cpu_block_bytes: ClassVar[int] = SEQUENCE_BLOCK_BYTES
 
     @property
-    def novel_classes(self) -> int:
+    def n_novel_classes(self) -> int:
         return self.sampler.shape.classes
 
     @property
@@ -170,32 +175,40 @@ class SequenceLoader(Loader):
     def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
         return partial(SessionEvaluator(method, name, self).evaluate, bias=bias, keep_margins=keep_margins)
 
-    def image_hits(self, biased: bool) -> ImageHits | None:
-        if self.tally is None or not self.tally.sums:
+    def collect_image_hits(self, biased: bool) -> ImageHits | None:
+        if self.image_tally is None or not self.image_tally.sums:
             return None
-        base_sizes = np.bincount(self.sampler.base_labels.cpu().numpy(), minlength=self.classes)
-        return session_image_hits(self.tally.sums, biased, base_sizes, np.diff(self.novel.starts), self.ways)
+        base_sizes = np.bincount(self.sampler.base_labels.cpu().numpy(), minlength=self.n_base_classes)
+        return make_session_image_hits(self.image_tally.sums, biased, base_sizes, np.diff(self.novel.starts), self.ways)
 
-    def joint_label_batches(
+    def predict_joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[Tensor, ...]]:
         evaluator, spec = SessionEvaluator(method, name, self), self.sampler.shape
         for block in blocks:
-            batch, drawn = self.batch(*block), self.sampler.sample(*block)
-            answer = evaluator.last_joint_labels(method, batch)
+            batch, drawn = self.load_batch(*block), self.sampler.sample(*block)
+            answer = evaluator.predict_last_joint_labels(method, batch)
             novel = torch.arange(spec.classes, device=answer.device).repeat_interleave(self.sampler.queries)
-            labels = torch.cat([batch.base_labels, self.classes + novel]).expand_as(answer)
-            order = (drawn.index // spec.supports).unsqueeze(1)
-            yield order, labels, answer, drawn.classes, torch.cat([batch.base_is_present, batch.novel_is_present], 1)
+            labels = torch.cat([batch.base_labels, self.n_base_classes + novel]).expand_as(answer)
+            order = (drawn.sequence_numbers // spec.supports).unsqueeze(1)
+            yield (
+                order,
+                labels,
+                answer,
+                drawn.classes,
+                torch.cat([batch.base_query_is_counted, batch.novel_query_is_counted], 1),
+            )
 
     @property
-    def bytes_per_item(self) -> int:
+    def estimated_bytes_per_item(self) -> int:
         """Bytes, roughly, of a sequence: queries with their logits, of which there are some copies."""
         shape, width = self.sampler.shape, self.novel.features.shape[1]
         novel = shape.classes * self.sampler.queries
-        return 4 * (novel * (width + 2 * self.classes) + 2 * (novel + len(self.sampler.base_query)) * shape.classes)
+        return 4 * (
+            novel * (width + 2 * self.n_base_classes) + 2 * (novel + len(self.sampler.base_query)) * shape.classes
+        )
 
-    def batch(self, start: int, count: int) -> SequenceBatch:
+    def load_batch(self, start: int, count: int) -> SequenceBatch:
         """Return sequences ``start`` to ``start + count - 1``.
 
         Args:
@@ -212,24 +225,27 @@ class SequenceLoader(Loader):
             torch.arange(self.ways, device=device).repeat_interleave(self.sampler.shots),
             self.base,
             self.sampler.base_labels,
-            ~drawn.hidden[:, self.sampler.base_labels],
+            ~drawn.hidden_classes[:, self.sampler.base_labels],
             query.clamp_min(0),
             query >= 0,
-            drawn.hidden,
+            drawn.hidden_classes,
         )
 
-    def episodes(self, count: int) -> Batch:
+    def load_first_episodes(self, count: int) -> Batch:
         """Return session 1 of the first sequences as episodes, with a few of its queries."""
-        batch = self.batch(0, count)
+        batch = self.load_batch(0, count)
         of_class = min(FIRST_SESSION_NOVEL_QUERIES, self.sampler.queries)
-        novel = torch.arange(self.ways * self.sampler.queries, device=batch.hidden.device)
+        novel = torch.arange(self.ways * self.sampler.queries, device=batch.hidden_classes.device)
         novel = novel.view(self.ways, -1)[:, :of_class].flatten()
         base = torch.linspace(0, len(batch.base_labels) - 1, FIRST_SESSION_BASE_QUERIES).long().to(novel.device)
-        pairs = ((batch.base.features, batch.novel.features), (batch.base.base_logits, batch.novel.base_logits))
+        pairs = (
+            (batch.base_queries.features, batch.novel_queries.features),
+            (batch.base_queries.base_logits, batch.novel_queries.base_logits),
+        )
         query = Query(*(torch.cat([b[:, base].expand(count, -1, -1), n[:, novel]], 1) for b, n in pairs))
-        ways = torch.arange(self.ways, device=novel.device).repeat_interleave(of_class) + self.classes
+        ways = torch.arange(self.ways, device=novel.device).repeat_interleave(of_class) + self.n_base_classes
         labels = torch.cat([batch.base_labels[base], ways]).expand(count, -1)
-        return Batch(batch.supports[0], query, labels, labels >= self.classes)
+        return Batch(batch.supports_by_session[0], query, labels, labels >= self.n_base_classes)
 
 
 UNCONVERGED_STATISTIC = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
@@ -245,32 +261,38 @@ class SequenceAnswers(NamedTuple):
     far. Novel queries are by the session g that brings their class, M of each; after a session t < g they do not count.
 
     Attributes:
-        first: [E, B] bool, base queries that are right in session 0.
-        base: [E, T, B] margins of base queries after sessions 1 to T.
-        base_right: [E, T, B] or [E, 1, B] bool, whether they are right among the base classes.
-        base_is_present: [E, B] bool; base queries of hidden classes do not count.
-        novel: [E, T, T, M] margins of novel queries, by t and g.
-        novel_right: [E, T, T, M] bool, whether they are right among the novel classes met so far.
-        novel_is_present: [E, T, M] bool; false beyond the last query of a class that has fewer than others.
+        base_right_before_sessions: [E, B] bool, base queries that are right in session 0.
+        base_margins: [E, T, B] margins of base queries after sessions 1 to T.
+        base_is_right_alone: [E, T, B] or [E, 1, B] bool, whether they are right among the base classes.
+        base_query_is_counted: [E, B] bool; base queries of hidden classes do not count.
+        novel_margins: [E, T, T, M] margins of novel queries, by t and g.
+        novel_is_right_alone: [E, T, T, M] bool, whether they are right among the novel classes met so far.
+        novel_query_is_counted: [E, T, M] bool; false beyond the last query of a class that has fewer than others.
     """
 
-    first: Tensor
-    base: Tensor
-    base_right: Tensor
-    base_is_present: Tensor
-    novel: Tensor
-    novel_right: Tensor
-    novel_is_present: Tensor
+    base_right_before_sessions: Tensor
+    base_margins: Tensor
+    base_is_right_alone: Tensor
+    base_query_is_counted: Tensor
+    novel_margins: Tensor
+    novel_is_right_alone: Tensor
+    novel_query_is_counted: Tensor
 
-    def margins(self) -> Margins:
+    def to_margins(self) -> Margins:
         """Return margins that a bias on novel logits may move, after sessions 1 to T: [E, T B] and [E, T T M]."""
-        base = self.base.masked_fill(~(self.base_right & self.base_is_present.unsqueeze(1)), torch.nan)
-        counted = self.novel_right & self.novel_is_present.unsqueeze(1) & _is_met(self.novel).unsqueeze(-1)
-        novel = self.novel.masked_fill(~counted, torch.nan)
+        base = self.base_margins.masked_fill(
+            ~(self.base_is_right_alone & self.base_query_is_counted.unsqueeze(1)), torch.nan
+        )
+        counted = (
+            self.novel_is_right_alone
+            & self.novel_query_is_counted.unsqueeze(1)
+            & _session_is_learned(self.novel_margins).unsqueeze(-1)
+        )
+        novel = self.novel_margins.masked_fill(~counted, torch.nan)
         return Margins(*(part.flatten(1).cpu().numpy() for part in (base, novel)))
 
 
-def _is_met(novel: Tensor) -> Tensor:
+def _session_is_learned(novel: Tensor) -> Tensor:
     """Return which sessions' classes have been met, [t, g] bool, of margins [E, t, g, M]."""
     return torch.ones(novel.shape[1:3], dtype=torch.bool, device=novel.device).tril()
 
@@ -285,24 +307,30 @@ def count_session_hits(answers: SequenceAnswers, base_classes: int, ways: int, b
         bias: added to all novel logits.
     """
     limit = _round_up_to_single(bias)
-    base_taken = (answers.base >= limit) & answers.base_is_present.unsqueeze(1)  # [E, t, B], answered with a base class
-    novel_is_present = answers.novel_is_present.unsqueeze(1)
-    novel_taken = (answers.novel >= limit) & novel_is_present  # [E, t, g, M]
-    right = (answers.novel < limit) & answers.novel_right & novel_is_present
-    sessions = answers.novel.shape[1]
-    square = answers.base.new_zeros(len(answers.base), sessions + 1, sessions + 1, dtype=torch.int64)  # [E, t, g]
-    square[:, 0, 0] = (answers.first & answers.base_is_present).sum(1)
-    square[:, 1:, 0] = (base_taken & answers.base_right).sum(2)
+    base_taken = (answers.base_margins >= limit) & answers.base_query_is_counted.unsqueeze(
+        1
+    )  # [E, t, B], answered with a base class
+    novel_is_present = answers.novel_query_is_counted.unsqueeze(1)
+    novel_taken = (answers.novel_margins >= limit) & novel_is_present  # [E, t, g, M]
+    right = (answers.novel_margins < limit) & answers.novel_is_right_alone & novel_is_present
+    sessions = answers.novel_margins.shape[1]
+    square = answers.base_margins.new_zeros(
+        len(answers.base_margins), sessions + 1, sessions + 1, dtype=torch.int64
+    )  # [E, t, g]
+    square[:, 0, 0] = (answers.base_right_before_sessions & answers.base_query_is_counted).sum(1)
+    square[:, 1:, 0] = (base_taken & answers.base_is_right_alone).sum(2)
     square[:, 1:, 1:] = right.sum(3)
-    there = [answers.base_is_present.sum(1, keepdim=True), answers.novel_is_present.sum(2)]
+    there = [answers.base_query_is_counted.sum(1, keepdim=True), answers.novel_query_is_counted.sum(2)]
     queries = torch.cat(there, 1)  # [E, T + 1]
 
     counts = {
-        "hits": square[:, *triangle_indices(sessions)],
-        "novel_as_base": (novel_taken.sum(3) * _is_met(answers.novel)).sum(2),
+        "hits": square[:, *session_and_group_indices(sessions)],
+        "novel_as_base": (novel_taken.sum(3) * _session_is_learned(answers.novel_margins)).sum(2),
         "base_as_novel": queries[:, :1] - base_taken.sum(2),
         "queries": queries,
-        "novel_alone": (answers.novel_right & novel_is_present & _is_met(answers.novel).unsqueeze(-1)).sum((2, 3)),
+        "novel_alone": (
+            answers.novel_is_right_alone & novel_is_present & _session_is_learned(answers.novel_margins).unsqueeze(-1)
+        ).sum((2, 3)),
     }
     widths = [part.shape[1] for part in counts.values()]
     columns = np.split(torch.cat([*counts.values()], 1).cpu().numpy(), np.cumsum(widths)[:-1], 1)  # waited for once
@@ -311,7 +339,7 @@ def count_session_hits(answers: SequenceAnswers, base_classes: int, ways: int, b
         **named,
         base_classes=base_classes,
         ways=ways,
-    ).compact()
+    ).to_smallest_dtypes()
 
 
 def _round_up_to_single(bias: float) -> float:
@@ -321,7 +349,7 @@ def _round_up_to_single(bias: float) -> float:
 
 
 @dataclass(frozen=True)
-class AnsweredSequences:
+class SequenceEvaluation:
     """The answers to E sequences.
 
     Attributes:
@@ -348,7 +376,7 @@ class SessionEvaluator:
     def __init__(self, method: Method, name: str, loader: SequenceLoader, supports_kept: bool | None = None) -> None:
         self.name, self.loader = name, loader
         self.supports_kept = loader.keeps_supports(method) if supports_kept is None else supports_kept
-        self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
+        self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.n_base_classes
         pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
         with naming_errors(name, method, loader.base, pool, method.base):
             self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
@@ -371,38 +399,40 @@ class SessionEvaluator:
             bias: on the novel logits, to count hits with it too.
             keep_margins: of the queries, where there is no bias.
         """
-        answered = self.answer_sessions(method, batch)
+        answered = self.predict_all_sessions(method, batch)
         answers = SequenceAnswers(*(part[asked] for part in answered.answers))
         statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
         supports = self.loader.sampler.shape.supports
-        tally = self.loader.tally
+        tally = self.loader.image_tally
         if tally is not None:
-            self._count_images(tally, answers, batch.novel_rows[asked], bias)
+            self._tally_image_hits(tally, answers, batch.novel_rows[asked], bias)
         counts = count_session_hits(answers, self.classes, self.ways)
         counts = replace(counts, state_bytes=answered.state_bytes, supports=supports)
         if bias is None:
-            return EvaluationResult(counts, statistics, answers.margins() if keep_margins else None)
-        counts = counts.with_bias(count_session_hits(answers, self.classes, self.ways, bias.value))
-        return EvaluationResult(counts, statistics, None, bias.apply_to_sequences(answers.margins(), self.sessions))
+            return EvaluationResult(counts, statistics, answers.to_margins() if keep_margins else None)
+        counts = counts.with_calibrated_counts_of(count_session_hits(answers, self.classes, self.ways, bias.value))
+        return EvaluationResult(counts, statistics, None, bias.apply_to_sequences(answers.to_margins(), self.sessions))
 
-    def _count_images(self, tally: ImageTally, answers: SequenceAnswers, rows: Tensor, bias: Bias | None) -> None:
+    def _tally_image_hits(self, tally: ImageTally, answers: SequenceAnswers, rows: Tensor, bias: Bias | None) -> None:
         """Count the queries of each image and its hits after each session; ``rows`` [E, T N q] are the novel ones."""
-        images, there = self.loader.novel.n_images, answers.novel_is_present  # [E, T, M]
+        images, there = self.loader.novel.n_images, answers.novel_query_is_counted  # [E, T, M]
         session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
-        tally.add("base asked", answers.base_is_present.sum(0).cpu().numpy())
+        tally.add_to_sum("base asked", answers.base_query_is_counted.sum(0).cpu().numpy())
         tally.add_counts_at_places("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
-        counted = _is_met(answers.novel).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
+        counted = _session_is_learned(answers.novel_margins).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
         for kind, value in [("", 0.0), *([("calibrated ", bias.value)] if bias else [])]:
             limit = _round_up_to_single(value)
-            base = (answers.base >= limit) & answers.base_right
-            base = torch.cat([answers.first.unsqueeze(1), base], 1) & answers.base_is_present.unsqueeze(1)
-            tally.add(f"{kind}base", base.sum(0, dtype=torch.int32).cpu().numpy())  # [T + 1, B]
-            right = ((answers.novel < limit) & answers.novel_right & counted).flatten(2)  # [E, T, T M]
+            base = (answers.base_margins >= limit) & answers.base_is_right_alone
+            base = torch.cat(
+                [answers.base_right_before_sessions.unsqueeze(1), base], 1
+            ) & answers.base_query_is_counted.unsqueeze(1)
+            tally.add_to_sum(f"{kind}base", base.sum(0, dtype=torch.int32).cpu().numpy())  # [T + 1, B]
+            right = ((answers.novel_margins < limit) & answers.novel_is_right_alone & counted).flatten(2)  # [E, T, T M]
             sums = rows.new_zeros(images, self.sessions, dtype=torch.int32)
             sums.index_add_(0, rows.flatten(), right.mT.flatten(0, 1).int())
-            tally.add(f"{kind}novel", sums.mT.cpu().numpy())  # [T, images]
+            tally.add_to_sum(f"{kind}novel", sums.mT.cpu().numpy())  # [T, images]
 
-    def answer_sessions(self, method: Method, batch: SequenceBatch) -> AnsweredSequences:
+    def predict_all_sessions(self, method: Method, batch: SequenceBatch) -> SequenceEvaluation:
         """Return the method's answers after all sessions of a batch of sequences.
 
         Args:
@@ -414,10 +444,10 @@ class SessionEvaluator:
             NonFinite: logits that are NaN or +inf.
         """
         if isinstance(method, AdditiveClassifier) and not self.supports_kept and not method.uses_all_images:
-            return self._answer_additive(method, batch)
-        return self._answer_by_session(method, batch)
+            return self._predict_with_additive_classifier(method, batch)
+        return self._predict_session_by_session(method, batch)
 
-    def last_joint_labels(self, method: Method, batch: SequenceBatch) -> Tensor:
+    def predict_last_joint_labels(self, method: Method, batch: SequenceBatch) -> Tensor:
         """Return the joint labels that are answered after the last session, [E, B + T N q]: base queries first.
 
         Args:
@@ -425,31 +455,33 @@ class SessionEvaluator:
             batch: of sequences.
 
         Raises:
-            UserError, NonFinite: as :meth:`answer_sessions`.
+            UserError, NonFinite: as :meth:`predict_all_sessions`.
         """
         ((prediction, _),) = self._predictions_by_session(method, batch, self.sessions)
-        bad = int(nonfinite_episodes(prediction, batch.hidden).sum())
+        bad = int(nonfinite_episodes(prediction, batch.hidden_classes).sum())
         check_finite(self.name, bad, len(batch), "sequences of a batch")
-        return masked_logits(prediction, batch.hidden).argmax(-1)
+        return masked_logits(prediction, batch.hidden_classes).argmax(-1)
 
     def _best_base_logits(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return the best base logits [E, B] before any session, and whether these are of the queries' own classes."""
         if not self.loader.sampler.hide:
             value, at = self._base.max(-1)
             return value.expand(len(batch), -1), (at == batch.base_labels).expand(len(batch), -1)
-        value, at = self._base.expand(len(batch), -1, -1).masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
+        value, at = (
+            self._base.expand(len(batch), -1, -1).masked_fill(batch.hidden_classes.unsqueeze(1), -torch.inf).max(-1)
+        )
         return value, at == batch.base_labels
 
     def _best_base_logits_of_novel(self, batch: SequenceBatch) -> Tensor:
         """Return the best base logits of the novel queries, [E, T N q]."""
         if not self.loader.sampler.hide:
             return self._best[batch.novel_rows]
-        logits = take_rows(self._novel, batch.novel_rows)
-        return logits.masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
+        logits = gather_rows(self._novel, batch.novel_rows)
+        return logits.masked_fill(batch.hidden_classes.unsqueeze(1), -torch.inf).max(-1).values
 
-    def _answer_additive(self, method: AdditiveClassifier, batch: SequenceBatch) -> AnsweredSequences:
+    def _predict_with_additive_classifier(self, method: AdditiveClassifier, batch: SequenceBatch) -> SequenceEvaluation:
         count, sessions = len(batch), self.sessions
-        supports = batch.supports if method.uses_earlier_logits else [batch.sessions_as_episodes()]
+        supports = batch.supports_by_session if method.uses_earlier_logits else [batch.sessions_as_episodes()]
         with naming_errors(self.name, method, *supports, self._queries, self._pool, method.base):
             learned = _learn_sessions(method, supports, (count, sessions))
             states = [session.state for session in learned]
@@ -467,14 +499,14 @@ class SessionEvaluator:
         self._check_finite((base[:, 0], highest[:, 0]), count)  # and lose a -inf
         answers = SequenceAnswers(
             base_right,
-            _single_margins(first.unsqueeze(1), base),
+            _margins_in_single_precision(first.unsqueeze(1), base),
             base_right.unsqueeze(1),
-            batch.base_is_present,
-            _single_margins(novel_base.unsqueeze(1), highest),
+            batch.base_query_is_counted,
+            _margins_in_single_precision(novel_base.unsqueeze(1), highest),
             right & (value.movedim(0, 1).unsqueeze(1) == highest),
-            batch.novel_is_present.unflatten(1, (sessions, -1)),
+            batch.novel_query_is_counted.unflatten(1, (sessions, -1)),
         )
-        return AnsweredSequences(
+        return SequenceEvaluation(
             answers,
             _join_statistics([session.statistics for session in learned]),
             _state_bytes_per_sequence(states, count),
@@ -489,7 +521,7 @@ class SessionEvaluator:
             parts = (self._queries.features, self._queries.base_logits)
             base, novel = (
                 Query(*(part.expand(count, -1, -1) for part in parts)),
-                self._transformed_queries(batch.novel_rows),
+                self._transform_query_rows(batch.novel_rows),
             )
             best = torch.stack([method.class_logits(state, base).amax(-1) for state in states], 1)
             return torch.stack([method.class_logits(state, novel).mT for state in states], 1), best
@@ -501,13 +533,13 @@ class SessionEvaluator:
             of_base = method.class_logits(flat, Query(*parts))[0].mT  # [E T N, few]
             best_of_base.append(of_base.unflatten(0, (count, *classes)).amax(2))
         for part in (slice(at, at + each) for at in range(0, count, each)):
-            state, novel = tree_map(itemgetter(part), every), self._transformed_queries(batch.novel_rows[part])
+            state, novel = tree_map(itemgetter(part), every), self._transform_query_rows(batch.novel_rows[part])
             of_novel.append(method.class_logits(state, novel).mT)
         return torch.cat(of_novel).unflatten(1, classes), torch.cat(best_of_base, -1)
 
-    def _transformed_queries(self, rows: Tensor) -> Query:
+    def _transform_query_rows(self, rows: Tensor) -> Query:
         """Return the novel queries [E, R] as the method transforms them."""
-        return Query(take_rows(self._pool.features[0], rows), take_rows(self._pool.base_logits[0], rows))
+        return Query(gather_rows(self._pool.features[0], rows), gather_rows(self._pool.base_logits[0], rows))
 
     def _predictions_by_session(
         self, method: Method, batch: SequenceBatch, first: int = 1
@@ -517,7 +549,7 @@ class SessionEvaluator:
         step_by_step = whole is None and not self.supports_kept
         state: State = None
         for t in range(1, self.sessions + 1):
-            support, query = batch.supports[t - 1], batch.queries(t)
+            support, query = batch.supports_by_session[t - 1], batch.queries_after_sessions(t)
             queries, classes = query.features.shape[1], self.classes + t * self.ways
             with naming_errors(self.name, method, support, query, method.base):
                 if step_by_step:
@@ -528,26 +560,26 @@ class SessionEvaluator:
                 if whole is not None:
                     prediction = Prediction(whole.logits[:, :queries, :classes], whole.statistics)
                 elif self.supports_kept:
-                    prediction = with_ways(method, t * self.ways)(batch.joined_supports(t), query)
+                    prediction = with_ways(method, t * self.ways)(batch.join_supports(t), query)
                 else:
                     answer = call_method(Prediction, method.answer, state, query)
                     prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
             yield check_shapes(self.name, prediction, len(batch), queries, classes), state
 
-    def _answer_by_session(self, method: Method, batch: SequenceBatch) -> AnsweredSequences:
-        count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
+    def _predict_session_by_session(self, method: Method, batch: SequenceBatch) -> SequenceEvaluation:
+        count, sessions, each = len(batch), self.sessions, batch.novel_queries.features.shape[1] // self.sessions
         base, base_right, novel, novel_right = [], [], [], []
         statistics: list[Mapping[str, Tensor]] = []
-        own = torch.arange(sessions * self.ways, device=batch.hidden.device)
+        own = torch.arange(sessions * self.ways, device=batch.hidden_classes.device)
         own = own.repeat_interleave(self.loader.sampler.queries)
         for t, answered in enumerate(self._predictions_by_session(method, batch), 1):
             prediction, state = answered
             logits = prediction.logits
             statistics.append(prediction.statistics)
-            best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
+            best, at = logits[..., : self.classes].masked_fill(batch.hidden_classes.unsqueeze(1), -torch.inf).max(-1)
             best_novel, novel_at = logits[..., self.classes :].max(-1)
             self._check_finite((best, best_novel), count, f" after session {t}")
-            margin, split = _single_margins(best, best_novel), self._base.shape[0]
+            margin, split = _margins_in_single_precision(best, best_novel), self._base.shape[0]
             base.append(margin[:, :split])
             base_right.append(at[:, :split] == batch.base_labels)
             later = (0, (sessions - t) * each)
@@ -559,24 +591,24 @@ class SessionEvaluator:
             self._best_base_logits(batch)[1] if says else base_right[0],
             torch.stack(base, 1),
             torch.stack(base_right, 1),
-            batch.base_is_present,
+            batch.base_query_is_counted,
             torch.stack(novel, 1).unflatten(-1, (sessions, -1)),
             torch.stack(novel_right, 1).unflatten(-1, (sessions, -1)),
-            batch.novel_is_present.unflatten(1, (sessions, -1)),
+            batch.novel_query_is_counted.unflatten(1, (sessions, -1)),
         )
         if method.uses_all_images:
-            return AnsweredSequences(
+            return SequenceEvaluation(
                 answers,
                 _join_statistics(statistics),
-                _state_bytes_per_sequence(_supports_as_state(batch.all_training_images(0)), 1),
+                _state_bytes_per_sequence(_keep_supports_as_state(batch.all_training_images(0)), 1),
             )
         if self.supports_kept:
-            state = _supports_as_state(batch.joined_supports(sessions))
-        return AnsweredSequences(answers, _join_statistics(statistics), _state_bytes_per_sequence(state, count))
+            state = _keep_supports_as_state(batch.join_supports(sessions))
+        return SequenceEvaluation(answers, _join_statistics(statistics), _state_bytes_per_sequence(state, count))
 
     def _predict_from_all_images(self, method: Method, batch: SequenceBatch) -> Prediction:
         """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
-        query, every = batch.queries(self.sessions), []
+        query, every = batch.queries_after_sessions(self.sessions), []
         with naming_errors(self.name, method, query, method.base):
             for at in range(len(batch)):
                 of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
@@ -597,7 +629,7 @@ def _running_maximum(best: Tensor) -> Tensor:
     return best
 
 
-def _single_margins(base: Tensor, novel: Tensor) -> Tensor:
+def _margins_in_single_precision(base: Tensor, novel: Tensor) -> Tensor:
     """Return margins in single precision; +inf where all novel classes are at -inf, wherever base classes are."""
     return torch.where(novel == -torch.inf, torch.inf, base - novel).float()
 
@@ -644,7 +676,7 @@ def _learn_sessions(
     return learned
 
 
-def _supports_as_state(support: Support) -> State:
+def _keep_supports_as_state(support: Support) -> State:
     return support.features, support.labels
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.protocols.calibration import Margins
-from ifsl_bench.protocols.metrics import HitCounts, harmonic_slopes, spread_harmonic_mean
+from ifsl_bench.protocols.metrics import HitCounts, harmonic_mean_by_episode, harmonic_mean_derivatives
 
 SEQUENCE_COUNTS = ("hits", "novel_as_base", "base_as_novel", "queries")
 ALONE_COUNT = "novel_alone"  # that older results lack
@@ -31,8 +31,8 @@ METRICS_AFTER_SESSION = ("acc", "base", "novel", "harmonic", "gacc", "learned", 
 SUMMARY_METRICS = ("first", "last", "pd", "gain", *METRICS_AFTER_SESSION)
 
 
-def triangle_indices(sessions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (t, g) of each column of :attr:`SessionCounts.hits`, of T sessions: t = 0..T, g = 0..t."""
+def session_and_group_indices(sessions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (t, g) of each column of :attr:`SessionCounts.hits_by_bias`, of T sessions: t = 0..T, g = 0..t."""
     return np.tril_indices(sessions + 1)
 
 
@@ -42,7 +42,7 @@ class SessionCounts(HitCounts):
 
     Attributes:
         hits: [n, (T + 1) (T + 2) / 2] right queries after session t of the classes of session g <= t, in the order of
-            :func:`triangle_indices`: (0, 0), (1, 0), (1, 1), (2, 0), ...
+            :func:`session_and_group_indices`: (0, 0), (1, 0), (1, 1), (2, 0), ...
         novel_as_base: [n, T] novel queries answered with a base class, after sessions 1 to T.
         base_as_novel: [n, T] base queries answered with a novel class.
         queries: [n, T + 1] queries of the classes of each session.
@@ -73,19 +73,19 @@ class SessionCounts(HitCounts):
         return len(self.hits)
 
     @property
-    def orders(self) -> int:
+    def n_orders(self) -> int:
         return -(-len(self) // self.supports)
 
     @property
-    def unit_count(self) -> int:
-        return self.orders
+    def n_interval_units(self) -> int:
+        return self.n_orders
 
     @property
-    def quantile(self) -> float:  # type: ignore[override]
+    def interval_quantile(self) -> float:  # type: ignore[override]
         """The quantile of Student's distribution for 95% intervals over the means of few orders; NaN for one."""
         from scipy.special import stdtrit
 
-        return float(stdtrit(self.orders - 1, 0.975)) if self.orders > 1 else math.nan
+        return float(stdtrit(self.n_orders - 1, 0.975)) if self.n_orders > 1 else math.nan
 
     @property
     def sessions(self) -> int:
@@ -93,20 +93,20 @@ class SessionCounts(HitCounts):
         return self.queries.shape[1] - 1
 
     @property
-    def bytes_per_class(self) -> float | None:  # type: ignore[override]
+    def state_bytes_per_class(self) -> float | None:  # type: ignore[override]
         """Bytes of the state for each novel class."""
         return None if self.state_bytes is None else self.state_bytes / (self.sessions * self.ways)
 
     @property
-    def groups(self) -> np.ndarray:
-        """The group of classes of each column of :attr:`hits`, g of (t, g)."""
-        return triangle_indices(self.sessions)[1]
+    def session_of_column(self) -> np.ndarray:
+        """The group of classes of each column of :attr:`hits_by_bias`, g of (t, g)."""
+        return session_and_group_indices(self.sessions)[1]
 
     @cached_property
     def _hit_matrix(self) -> np.ndarray:
         """[n, T + 1, T + 1] hits after session t of the classes of session g; 0 for g > t."""
         square = np.zeros((len(self), self.sessions + 1, self.sessions + 1), np.int64)
-        square[(slice(None), *triangle_indices(self.sessions))] = self.hits
+        square[(slice(None), *session_and_group_indices(self.sessions))] = self.hits
         return square
 
     def accuracy_triangle(self) -> np.ndarray:
@@ -118,13 +118,13 @@ class SessionCounts(HitCounts):
         share[:, ~np.tri(self.sessions + 1, dtype=bool)] = np.nan
         return share
 
-    def after(self, metric: str) -> np.ndarray:
+    def metric_after_sessions(self, metric: str) -> np.ndarray:
         """Return one of :data:`METRICS_AFTER_SESSION` in each sequence after each session, [n, T + 1], in percent."""
         return _METRIC_AFTER_SESSION[metric](self)
 
     @cached_property
-    def _value_cache(self) -> dict[str, np.ndarray]:
-        """Answers that :meth:`value` has given: comparisons ask again and again."""
+    def _metric_cache(self) -> dict[str, np.ndarray]:
+        """Answers that :meth:`metric_by_unit` has given: comparisons ask again and again."""
         return {}
 
     @property
@@ -132,46 +132,46 @@ class SessionCounts(HitCounts):
         there = {"calibrated_acc": self.calibrated_hits is not None, ALONE_COUNT: self.novel_alone is not None}
         return ("acc", *SESSION_METRICS, *(name for name, is_there in there.items() if is_there))
 
-    def value(self, metric: str) -> np.ndarray:
+    def metric_by_unit(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
 
         Orders are the units that intervals are over: sequences of one order have their classes in common.
         """
-        if metric not in self._value_cache:
-            self._value_cache[metric] = self.mean_by_order(self.value_by_sequence(metric))
-        return self._value_cache[metric]
+        if metric not in self._metric_cache:
+            self._metric_cache[metric] = self.average_within_units(self.metric_by_sequence(metric))
+        return self._metric_cache[metric]
 
-    def mean_by_order(self, values: np.ndarray) -> np.ndarray:
+    def average_within_units(self, values: np.ndarray) -> np.ndarray:
         """Return the mean over the sequences of each order, [orders, ...], of values [n, ...]."""
         first = np.arange(0, len(self), self.supports)
         sizes = np.diff(np.append(first, len(values)))
         return np.asarray(np.add.reduceat(values, first) / sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
-    def value_by_sequence(self, metric: str) -> np.ndarray:
+    def metric_by_sequence(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` in each sequence, [n], in percent.
 
         ``first`` and ``last`` are A_0 and A_T, ``acc`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
         2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T. ``gain`` is the ``acc`` above
-        the ``acc`` of :meth:`lazy_counts`.
+        the ``acc`` of :meth:`base_only_counts`.
         """
         if metric == "calibrated_acc":
-            return self.calibrated().value_by_sequence("acc")
+            return self.use_calibrated_counts().metric_by_sequence("acc")
         if metric == "gain":
-            return self.value_by_sequence("acc") - self.lazy_counts().value_by_sequence("acc")
+            return self.metric_by_sequence("acc") - self.base_only_counts().metric_by_sequence("acc")
         if metric in ("first", "last", "acc", "pd"):
-            acc = self.after("acc")
+            acc = self.metric_after_sessions("acc")
             return {"first": acc[:, 0], "last": acc[:, -1], "acc": acc.mean(1), "pd": acc[:, 0] - acc[:, -1]}[metric]
-        after = self.after(metric)
+        after = self.metric_after_sessions(metric)
         if metric == "gacc":
             return np.asarray(after.mean(1))
         return np.asarray(after[:, 1:].mean(1) if metric == "learned" else after[:, -1])
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def count_arrays(self) -> dict[str, np.ndarray]:
         """Return the name of a count -> its values in each sequence, [n, ...], for all that there are."""
         names = (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS, ALONE_COUNT)
         return {name: values for name in names if (values := getattr(self, name)) is not None}
 
-    def calibrated(self) -> SessionCounts:
+    def use_calibrated_counts(self) -> SessionCounts:
         """Return the counts with the bias in place of the plain ones.
 
         Raises:
@@ -181,24 +181,26 @@ class SessionCounts(HitCounts):
             raise KeyError("calibrated_acc")
         return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED_COUNTS})
 
-    def with_bias(self, biased: SessionCounts) -> SessionCounts:
+    def with_calibrated_counts_of(self, biased: SessionCounts) -> SessionCounts:
         """Return these counts, with the counts of ``biased`` as the calibrated ones."""
         return replace(self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED_COUNTS})
 
-    def lazy_counts(self) -> SessionCounts:
+    def base_only_counts(self) -> SessionCounts:
         """Return the counts of a model that is the same in session 0 and never answers with a novel class."""
         first = self.hits[:, :1].astype(np.int64)
         novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
         none: dict[str, Any] = dict.fromkeys((*CALIBRATED_COUNTS, ALONE_COUNT))
-        hits, as_novel = np.where(self.groups == 0, first, 0), np.zeros_like(novel)
+        hits, as_novel = np.where(self.session_of_column == 0, first, 0), np.zeros_like(novel)
         return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
     def selection_hits(self, margins: Margins | None, bias: float | None) -> dict[str, list[int]]:
         return {"hits": self.hits.sum(1, dtype=np.int64).tolist()}
 
-    def image_weights(self, metric: str) -> dict[str, dict[str, float]] | None:
+    def image_weights_of_metric(self, metric: str) -> dict[str, dict[str, float]] | None:
         if metric == "harmonic":
-            slopes = harmonic_slopes(*(float(self.after(name)[:, -1].mean()) for name in ("base", "novel")))
+            slopes = harmonic_mean_derivatives(
+                *(float(self.metric_after_sessions(name)[:, -1].mean()) for name in ("base", "novel"))
+            )
             return {"base": {"last": slopes[0]}, "novel": {"last": slopes[1]}}
         queries, session = self.queries.mean(0).cumsum(), np.arange(1, self.sessions + 1)
         base = queries[0] / queries  # the share of base queries among all, after each session
@@ -217,7 +219,7 @@ class SessionCounts(HitCounts):
         }
         return weights.get(metric)
 
-    def image_totals(self) -> dict[str, dict[str, int | None]]:
+    def total_image_hits(self) -> dict[str, dict[str, int | None]]:
         hits, queries = self._hit_matrix.sum(0), self.queries.sum(0, dtype=np.int64)
         more = {"acc": None, "gacc": None, **({} if self.calibrated_hits is None else {"calibrated": None})}
         base, novel = int(hits[-1, 0]), int(hits[-1, 1:].sum())
@@ -226,27 +228,27 @@ class SessionCounts(HitCounts):
             "novel": {"asked": int(queries[1:].sum()), "last": novel, **more},
         }
 
-    def table(self) -> dict[str, Any]:
+    def to_table_columns(self) -> dict[str, Any]:
         """Return a row for each sequence and session t, with all that is measured after it, in percent.
 
         ``of_0`` to ``of_T`` are the accuracy on the classes of each session so far, NaN for later ones.
         """
         sequence, session = np.divmod(np.arange(len(self) * (self.sessions + 1)), self.sessions + 1)
         columns: dict[str, Any] = {"sequence": sequence, "order": sequence // self.supports, "session": session}
-        columns |= {name: self.after(name).reshape(-1) for name in METRICS_AFTER_SESSION}
+        columns |= {name: self.metric_after_sessions(name).reshape(-1) for name in METRICS_AFTER_SESSION}
         return columns | {
             f"of_{group}": self.accuracy_triangle()[:, :, group].reshape(-1) for group in range(self.sessions + 1)
         }
 
 
-def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def _hit_percentages(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """Return 100 hits / queries; NaN where there are no queries."""
     return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
 
 
 def _novel_accuracy(counts: SessionCounts) -> np.ndarray:
     """Return the accuracy over all novel queries of the classes met so far, each query alike."""
-    return _percent(counts._hit_matrix[:, :, 1:].sum(2), _novel_queries(counts))
+    return _hit_percentages(counts._hit_matrix[:, :, 1:].sum(2), _novel_queries(counts))
 
 
 def _novel_queries(counts: SessionCounts) -> np.ndarray:
@@ -257,8 +259,8 @@ def _novel_queries(counts: SessionCounts) -> np.ndarray:
 
 def _harmonic_accuracy(counts: SessionCounts) -> np.ndarray:
     """Return the harmonic mean of mean base and novel accuracy, by :func:`~.metrics.spread_harmonic_mean`."""
-    base, novel = counts.after("base"), counts.after("novel")
-    columns = [np.full(len(counts), np.nan), *map(spread_harmonic_mean, base.T[1:], novel.T[1:])]
+    base, novel = counts.metric_after_sessions("base"), counts.metric_after_sessions("novel")
+    columns = [np.full(len(counts), np.nan), *map(harmonic_mean_by_episode, base.T[1:], novel.T[1:])]
     return np.stack(columns, 1)
 
 
@@ -280,24 +282,24 @@ def _generalized_accuracy(counts: SessionCounts) -> np.ndarray:
 def _novel_as_base_share(counts: SessionCounts) -> np.ndarray:
     """Return the share of the novel queries met so far that go to base classes."""
     taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
-    return _percent(taken, _novel_queries(counts))
+    return _hit_percentages(taken, _novel_queries(counts))
 
 
 def _novel_alone_share(counts: SessionCounts) -> np.ndarray:
     """Return the share of the novel queries met so far that are right among the novel classes met so far."""
     assert counts.novel_alone is not None
     right = np.pad(counts.novel_alone.astype(np.int64), ((0, 0), (1, 0)))
-    return _percent(right, _novel_queries(counts))
+    return _hit_percentages(right, _novel_queries(counts))
 
 
 def _base_as_novel_share(counts: SessionCounts) -> np.ndarray:
     """Return the share of base queries that go to novel classes; 0 after session 0."""
     taken = np.pad(counts.base_as_novel.astype(np.int64), ((0, 0), (1, 0)))
-    return _percent(taken, np.repeat(counts.queries[:, :1].astype(np.int64), counts.sessions + 1, 1))
+    return _hit_percentages(taken, np.repeat(counts.queries[:, :1].astype(np.int64), counts.sessions + 1, 1))
 
 
 _METRIC_AFTER_SESSION: dict[str, Callable[[SessionCounts], np.ndarray]] = {
-    "acc": lambda counts: _percent(counts._hit_matrix.sum(2), counts.queries.astype(np.int64).cumsum(1)),
+    "acc": lambda counts: _hit_percentages(counts._hit_matrix.sum(2), counts.queries.astype(np.int64).cumsum(1)),
     "base": lambda counts: counts.accuracy_triangle()[:, :, 0],
     "novel": _novel_accuracy,
     "harmonic": _harmonic_accuracy,

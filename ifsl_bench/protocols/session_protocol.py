@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT, Bias, Margins, find_bias
-from ifsl_bench.protocols.protocol import Feature, HitCount, MetricColumn, Protocol, StoredCounts, class_draw_faults
+from ifsl_bench.protocols.protocol import (
+    Feature,
+    HitCount,
+    MetricColumn,
+    Protocol,
+    StoredCounts,
+    find_class_draw_faults,
+)
 from ifsl_bench.protocols.session_metrics import (
     ALONE_COUNT,
     CALIBRATED_COUNTS,
     SEQUENCE_COUNTS,
     SESSION_METRICS,
     SessionCounts,
-    triangle_indices,
+    session_and_group_indices,
 )
 from ifsl_bench.protocols.tasks.task import Task
 
@@ -25,16 +32,28 @@ if TYPE_CHECKING:
     from ifsl_bench.protocols.sequence_loader import SequenceLoader
 
 METRIC_COLUMNS = (
-    MetricColumn("acc", "Avg.", r"Avg. $\uparrow$", short=True, latex_short=True),
-    MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", short=True, drop=2),
-    MetricColumn("gacc", "gAcc", r"gAcc $\uparrow$", short=True, drop=1),  # the average is mostly of base queries
-    MetricColumn("first", "A_0", r"$A_0 \uparrow$", short=True, latex_short=True, drop=9),
-    MetricColumn("last", "A_T", r"$A_T \uparrow$", short=True, latex_short=True, drop=5),
-    MetricColumn("pd", "PD", r"PD $\downarrow$", short=True, latex_short=True, drop=10),  # the less the better
-    MetricColumn("gain", "gain", r"gain $\uparrow$", short=True, latex_short=True, drop=4),
-    MetricColumn("base", "base", r"base $\uparrow$", short=True, drop=3),  # one without the other misleads
-    MetricColumn("novel", "novel", r"novel $\uparrow$", short=True, drop=3),
-    MetricColumn("harmonic", "harmonic", r"harmonic $\uparrow$", short=True, drop=1),
+    MetricColumn("acc", "Avg.", r"Avg. $\uparrow$", is_in_short_tables=True, is_in_short_latex_tables=True),
+    MetricColumn("calibrated_acc", "cal. Acc.", r"cal. Acc. $\uparrow$", is_in_short_tables=True, drop_priority=2),
+    MetricColumn(
+        "gacc", "gAcc", r"gAcc $\uparrow$", is_in_short_tables=True, drop_priority=1
+    ),  # the average is mostly of base queries
+    MetricColumn(
+        "first", "A_0", r"$A_0 \uparrow$", is_in_short_tables=True, is_in_short_latex_tables=True, drop_priority=9
+    ),
+    MetricColumn(
+        "last", "A_T", r"$A_T \uparrow$", is_in_short_tables=True, is_in_short_latex_tables=True, drop_priority=5
+    ),
+    MetricColumn(
+        "pd", "PD", r"PD $\downarrow$", is_in_short_tables=True, is_in_short_latex_tables=True, drop_priority=10
+    ),  # the less the better
+    MetricColumn(
+        "gain", "gain", r"gain $\uparrow$", is_in_short_tables=True, is_in_short_latex_tables=True, drop_priority=4
+    ),
+    MetricColumn(
+        "base", "base", r"base $\uparrow$", is_in_short_tables=True, drop_priority=3
+    ),  # one without the other misleads
+    MetricColumn("novel", "novel", r"novel $\uparrow$", is_in_short_tables=True, drop_priority=3),
+    MetricColumn("harmonic", "harmonic", r"harmonic $\uparrow$", is_in_short_tables=True, drop_priority=1),
     MetricColumn("learned", "just learned"),
     MetricColumn("novel_as_base", "novel as base"),
     MetricColumn("base_as_novel", "base as novel"),
@@ -86,14 +105,14 @@ class SequenceCounts(StoredCounts, frozen=True):
         return "all images" if self.every_image else "supports" if self.supports_kept else ""
 
     def __len__(self) -> int:
-        return self.length("novel_as_base") // max(1, self.sessions)
+        return self.column_length("novel_as_base") // max(1, self.sessions)
 
-    def counts(self) -> SessionCounts:
+    def to_hit_counts(self) -> SessionCounts:
         """Return the counts as arrays; raises :class:`ValueError` where a column has other than equally many."""
         arrays: dict[str, Any] = {
-            name: self.column(name).reshape(len(self), -1)
+            name: self.read_column(name).reshape(len(self), -1)
             for name in (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS, ALONE_COUNT)
-            if self.length(name)
+            if self.column_length(name)
         }
         shape = {name: getattr(self, name) for name in ("base_classes", "ways", "state_bytes", "supports")}
         return SessionCounts(**arrays, **shape)
@@ -103,20 +122,20 @@ class Sessions(Protocol):
     """Sequences of sessions after a base session; intervals are over orders of the novel classes."""
 
     name: ClassVar[str] = "sessions"
-    drawn: ClassVar[str] = "sequences"
-    units: ClassVar[str] = "orders"
+    drawn_items_noun: ClassVar[str] = "sequences"
+    interval_units_noun: ClassVar[str] = "orders"
     metrics = ("acc", *SESSION_METRICS)
-    more_metrics = ("calibrated_acc", ALONE_COUNT)
-    fields = hidden_fields = ("acc", "calibrated_acc", *SESSION_METRICS)
-    columns = METRIC_COLUMNS
-    stored = SequenceCounts
-    features: frozenset[Feature] = frozenset(("sessions", "forgetting", "variance", "lazy"))
-    fewest: ClassVar[int] = 1  # a published list is one
+    optional_metrics = ("calibrated_acc", ALONE_COUNT)
+    full_table_metrics = data_only_metrics = ("acc", "calibrated_acc", *SESSION_METRICS)
+    metric_columns = METRIC_COLUMNS
+    stored_counts_type = SequenceCounts
+    figures_and_tables: frozenset[Feature] = frozenset(("sessions", "forgetting", "variance", "lazy"))
+    min_test_items: ClassVar[int] = 1  # a published list is one
     learns_sessions: ClassVar[bool] = True
-    one_task_a_table: ClassVar[bool] = True  # it fills the width
-    published_apart: ClassVar[bool] = True
+    has_latex_table_per_task: ClassVar[bool] = True  # it fills the width
+    has_separate_published_table: ClassVar[bool] = True
 
-    def describe(self, task: Task) -> tuple[str, str]:
+    def describe_drawn_items(self, task: Task) -> tuple[str, str]:
         spec = task.sessions
         assert spec is not None
         drawn = "the order and supports of the published list"
@@ -130,14 +149,14 @@ class Sessions(Protocol):
         assert task.sessions is not None
         return range(task.sessions.count + 1)
 
-    def class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
+    def published_class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
         if not (task.sessions and task.sessions.published):
             return None
         from ifsl_bench.data.published_splits import novel_class_order
 
         return novel_class_order(task.novel_data, classes("novel/test"))
 
-    def loader(
+    def make_loader(
         self, task: Task, sampler: Any, novel: FeaturePool, base: FeaturePool | None, support: FeaturePool | None
     ) -> SequenceLoader:
         from ifsl_bench.protocols.sequence_loader import SequenceLoader
@@ -159,12 +178,12 @@ class Sessions(Protocol):
         )
         return f'{kept}, and {task.name} is for methods that keep none (memory = "none" in its [sessions])'
 
-    def check_contract(self, name: str, method: Method, loader: Any, count: int) -> None:
+    def check_protocol_contract(self, name: str, method: Method, loader: Any, count: int) -> None:
         if loader.keeps_supports(method) or loader.sampler.shape.count < 2:
             return
         from ifsl_bench.plugin.session_contract import check_sessions
 
-        batch = loader.batch(0, count)
+        batch = loader.load_batch(0, count)
         check_sessions(name, method, batch.supports, loader.episodes(count).query)
 
     def has_calibration(self, task: Task, method: type[Method]) -> bool:
@@ -181,17 +200,17 @@ class Sessions(Protocol):
 
     def to_stored_counts(self, counts: Any, classes: Any, supports_kept: bool, every_image: bool) -> SequenceCounts:
         more = {"state_bytes": counts.state_bytes, "supports_kept": supports_kept, "every_image": every_image}
-        return SequenceCounts.of(counts, classes, more)
+        return SequenceCounts.from_hit_counts(counts, classes, more)
 
-    def expected_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
+    def expected_counts_shape(self, task: Task, count: int) -> tuple[dict[str, int], int]:
         spec = task.sessions
         assert spec is not None
         shape = {"sessions": spec.count, "ways": spec.ways, "supports": spec.supports}
         return shape, -(-count // spec.supports) * spec.classes
 
-    def contradictions(self, counts: SessionCounts, result: Any) -> Iterator[str]:
-        yield from _count_faults(counts)
-        yield from class_draw_faults(result.episodes.column("classes"), counts.orders)
+    def find_contradictions(self, counts: SessionCounts, result: Any) -> Iterator[str]:
+        yield from _hit_count_faults(counts)
+        yield from find_class_draw_faults(result.episodes.read_column("classes"), counts.n_orders)
         if (result.calibration is None) != (counts.calibrated_hits is None):
             yield "calibration and episodes.calibrated_hits are not both there"
         if result.calibration:
@@ -209,7 +228,7 @@ class Sessions(Protocol):
         """
         if calibration is None or not calibration.resampled_base:
             return None
-        sessions, (_, group) = counts.sessions, triangle_indices(counts.sessions)
+        sessions, (_, group) = counts.sessions, session_and_group_indices(counts.sessions)
         both = calibration.resampled_base, calibration.resampled_novel
         base, novel = (np.reshape(hits, (RESAMPLE_COUNT, sessions)) for hits in both)
         hits = np.zeros((RESAMPLE_COUNT, len(group)), np.int64)
@@ -218,7 +237,7 @@ class Sessions(Protocol):
         queries = np.tile(counts.queries.sum(0, dtype=np.int64), (RESAMPLE_COUNT, 1))
         return SessionCounts(hits, np.zeros_like(base), np.zeros_like(base), queries, counts.base_classes, counts.ways)
 
-    def resampled_metric(self, metric: str, biased: bool) -> str | None:
+    def metric_of_resampled_counts(self, metric: str, biased: bool) -> str | None:
         moved = "acc" if metric == "calibrated_acc" else metric if biased else None
         return moved if moved in BIAS_METRICS else None
 
@@ -226,11 +245,11 @@ class Sessions(Protocol):
 SESSIONS_PROTOCOL = Sessions()
 
 
-def _count_faults(counts: SessionCounts) -> Iterator[str]:
+def _hit_count_faults(counts: SessionCounts) -> Iterator[str]:
     """Yield why no method has these counts."""
     sessions, n = counts.sessions, len(counts)
     widths = {"hits": (sessions + 1) * (sessions + 2) // 2, "queries": sessions + 1}
-    for name, values in counts.columns().items():
+    for name, values in counts.count_arrays().items():
         width = widths.get(name.removeprefix("calibrated_"), sessions)
         if sessions < 1 or n < 1 or values.shape != (n, width):
             yield f"episodes.{name} has {values.size} entries, {n} sequences of {sessions} sessions need {n * width}"
@@ -238,16 +257,16 @@ def _count_faults(counts: SessionCounts) -> Iterator[str]:
         yield "the sequences have no classes, no support sets, or a session without queries"
     queries = counts.queries.astype(np.int64)
     limits = {
-        "hits": queries[:, counts.groups],
+        "hits": queries[:, counts.session_of_column],
         "novel_as_base": queries[:, 1:].cumsum(1),
         "base_as_novel": queries[:, :1],
     }
-    for part in (counts, *([counts.calibrated()] if counts.calibrated_hits is not None else [])):
+    for part in (counts, *([counts.use_calibrated_counts()] if counts.calibrated_hits is not None else [])):
         for name, most in limits.items():
             if ((values := getattr(part, name)) < 0).any() or (values > most).any():
                 yield f"episodes.{name} has more than there are queries, or a negative number"
     if counts.novel_alone is not None and counts.novel_alone.shape == (n, sessions):
-        session, group = triangle_indices(sessions)
+        session, group = session_and_group_indices(sessions)
         novel = np.stack([counts.hits[:, (session == t) & (group > 0)].sum(1) for t in range(1, sessions + 1)], 1)
         if (counts.novel_alone < novel).any() or (counts.novel_alone > novel + counts.novel_as_base).any():
             yield "episodes.novel_alone is less than the novel hits, or more than these and novel_as_base"

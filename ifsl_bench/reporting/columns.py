@@ -13,7 +13,7 @@ from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY, display_name_of_label
 from ifsl_bench.protocols.metrics import METRICS, Estimate, PairedDifference
 from ifsl_bench.protocols.protocol import Protocol
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.table import Column
@@ -76,7 +76,9 @@ def list_table_rows(task_results: TaskResults, in_rank_order: bool = False) -> l
     else:
         comparable = [_measured_table_row(task_results, row, True) for row in task_results.rows]
     others = [_measured_table_row(task_results, row, False) for row in task_results.incomparable_rows]
-    papers = [] if protocol_of(task_results.task).published_apart else published_table_rows(task_results)
+    papers = (
+        [] if protocol_of_task(task_results.task).has_separate_published_table else published_table_rows(task_results)
+    )
     return [*comparable, *_base_only_table_rows(task_results), *others, *papers]
 
 
@@ -172,9 +174,13 @@ def task_columns(
         row_metrics: the metrics that some row has. Readers are not shown what no row has; programs get it always.
         recipes: whether some row is of another recipe than the task's own, so that costs of training differ.
     """
-    protocol = protocol_of(task)
-    shown = protocol.fields if full else [column.name for column in protocol.columns if column.short]
-    hidden = [name for name in protocol.hidden_fields if name not in shown]
+    protocol = protocol_of_task(task)
+    shown = (
+        protocol.full_table_metrics
+        if full
+        else [column.name for column in protocol.metric_columns if column.is_in_short_tables]
+    )
+    hidden = [name for name in protocol.data_only_metrics if name not in shown]
     if full:
         hidden += [name for name in shown if name in ENDS]
     metrics = [
@@ -213,7 +219,7 @@ def fact_columns(task: Task, full: bool, recipes: bool = False) -> list[Column[T
         recipes: whether some row is of another recipe than the task's own.
     """
     return [
-        *([STATE] if protocol_of(task).learns_sessions else []),
+        *([STATE] if protocol_of_task(task).learns_sessions else []),
         Column("seeds", lambda entry: str(entry.n_seeds or ""), lambda entry: {"seeds": entry.n_seeds}),
         Column(
             "sd of seeds",
@@ -242,11 +248,13 @@ def paper_columns(
         row_metrics: the metrics that some row has.
         recipes: whether some row is of another recipe than the task's own.
     """
-    protocol = protocol_of(task)
+    protocol = protocol_of_task(task)
     names = [
         column.name
-        for column in protocol.columns
-        if column.latex and (full or column.latex_short) and protocol.shows_metric(column.name, row_metrics)
+        for column in protocol.metric_columns
+        if column.latex_title
+        and (full or column.is_in_short_latex_tables)
+        and protocol.shows_metric(column.name, row_metrics)
     ]
     curve = protocol.sessions_in_tables(task)
     columns = [_metric_column(name, task, True) for name in names if not (curve and name in ENDS)]
@@ -260,7 +268,7 @@ def paper_columns(
 
 def metric_name_column(protocol: Protocol) -> Column[str]:
     """Return the column with the name of a metric."""
-    return Column("metric", lambda name: protocol.column(name).title, lambda name: {"metric": name})
+    return Column("metric", lambda name: protocol.metric_column(name).title, lambda name: {"metric": name})
 
 
 def format_plus_minus(value: Estimate | PairedDifference | RowDifference, sign: str = "") -> str:
@@ -286,7 +294,7 @@ def round_or_none(value: float, digits: int = 4) -> float | None:
 
 def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> Column[TableRow]:
     """Return the column of a metric in percent; for programs alone unless ``shown``."""
-    column = protocol_of(task).column(name)
+    column = protocol_of_task(task).metric_column(name)
 
     def text(entry: TableRow) -> str:
         if name not in entry.values:
@@ -317,9 +325,9 @@ def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> 
         text,
         fields,
         bold,
-        drop_priority=column.drop,
+        drop_priority=column.drop_priority,
         name=name,
-        latex_heading=column.latex,
+        latex_heading=column.latex_title,
         latex=latex,
     )
 

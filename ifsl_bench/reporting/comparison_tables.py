@@ -28,7 +28,7 @@ from ifsl_bench.analysis.session_variance import (
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.metrics import Estimate, PairedDifference
-from ifsl_bench.protocols.registry import metric_titles, protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.text_format import format_p_value, format_seeds
@@ -132,7 +132,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
 def _explain_image_interval(comparison: Comparison) -> list[str]:
     """Return what explains the interval over images, and in which numbers test images are held fixed."""
     inside = [name for name in comparison.episode_differences if name in comparison.image_intervals]
-    outside = ", ".join(metric_titles()[name] for name in comparison.episode_differences if name not in inside)
+    outside = ", ".join(title_by_metric()[name] for name in comparison.episode_differences if name not in inside)
     if not inside:
         return ["Test images are held fixed: not both results record the hits of single images."]
     note = "over images: over other test images of the same classes; trained models held fixed."
@@ -153,7 +153,7 @@ def _explain_class_interval(comparison: Comparison) -> list[str]:
         if over.interval and not comparison.class_effect_sds[name]
     ]
     if none:
-        metrics = ", ".join(metric_titles()[name] for name in none)
+        metrics = ", ".join(title_by_metric()[name] for name in none)
         note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
     if comparison.n_units > MANY:
         note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
@@ -291,7 +291,7 @@ def variance_tables(task_results: TaskResults, metric: str = "acc") -> list[Tabl
         UserError: the task is in episodes, has one order, or no row has the metric.
     """
     rows = split_variance_of_rows(task_results, metric)
-    heading = protocol_of(task_results.task).column(metric).title
+    heading = protocol_of_task(task_results.task).metric_column(metric).title
     names = dict(zip((row.a for row in rows), unique_names([row.a for row in rows]), strict=True))
     notes = [*VARIANCE_NOTES]
     if any(row.a.has_one_pretraining for row in rows):

@@ -28,9 +28,11 @@ def _fixed_factor_notes(row: SeedAggregate) -> list[str]:
     if row.has_single_unit:
         return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
     notes = [PERCENT.format(row.units)]
-    if "sessions" in row.protocol.features and any(map(row.includes_bias, row.results)):
-        unmoved = [name for name in METRICS_AFTER_SESSION if row.protocol.resampled_metric(name, biased=True) is None]
-        titles = [row.protocol.column(name).title for name in unmoved]
+    if "sessions" in row.protocol.figures_and_tables and any(map(row.includes_bias, row.results)):
+        unmoved = [
+            name for name in METRICS_AFTER_SESSION if row.protocol.metric_of_resampled_counts(name, biased=True) is None
+        ]
+        titles = [row.protocol.metric_column(name).title for name in unmoved]
         which = "Intervals" if row.lacks_bias_resamples else f"Those of {', '.join(titles[:-1])} and {titles[-1]}"
         notes.append(f"{which} hold the bias on novel logits fixed, too.")
     return notes
@@ -71,7 +73,7 @@ def seed_table(row: SeedAggregate) -> Table[str]:
 
 def session_tables(row: SeedAggregate) -> list[Table[int]]:
     """Return tables, in sessions, of every metric after each: plain, and with one bias where one was chosen."""
-    if "sessions" not in row.protocol.features:
+    if "sessions" not in row.protocol.figures_and_tables:
         return []
     tables = [_session_table(row, "after each session", "")]
     if "calibrated_acc" in row.metric_names:
@@ -90,7 +92,7 @@ def _session_table(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
                 f"{prefix}{name}_interval": round_or_none(values[t].interval),
             }
 
-        heading = "Acc." if name == "acc" else row.protocol.column(name).title
+        heading = "Acc." if name == "acc" else row.protocol.metric_column(name).title
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else format_plus_minus(values[t]), fields)
 
     columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, METRICS_AFTER_SESSION)]
@@ -143,7 +145,7 @@ def _collect_facts(result: Result) -> dict[str, list[str]]:
     facts = {
         "method": f"{result.label}, options {format_options(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
-        result.protocol.drawn: f"{len(result.episodes):,}",
+        result.protocol.drawn_items_noun: f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {accuracies or 'no accuracy'}",
@@ -201,11 +203,11 @@ def _format_percent(value: object) -> str:
 
 def _describe_calibration(result: Result, calibration: StoredCalibration) -> str:
     protocol = result.protocol
-    found_on = f"{calibration.validation_episodes:,} validation {protocol.drawn}"
+    found_on = f"{calibration.validation_episodes:,} validation {protocol.drawn_items_noun}"
     text = f"bias {calibration.bias:g} on the novel logits, found on {found_on}"
     resampled = protocol.resampled_counts(result.to_hit_counts(), calibration, None)
-    moved = protocol.resampled_metric("calibrated_acc", biased=False)
+    moved = protocol.metric_of_resampled_counts("calibrated_acc", biased=False)
     if resampled is not None and moved is not None:
-        spread = float(resampled.value(moved).std(ddof=1))
+        spread = float(resampled.metric_by_unit(moved).std(ddof=1))
         text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
     return f"{text}; part of the row" if calibration.applied else text

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.protocols.registry import metric_titles
+from ifsl_bench.protocols.registry import title_by_metric
 from ifsl_bench.reporting.table import Table, render_tables, table_from_dicts
 from ifsl_bench.store.data_frames import (
     EPISODE_COLUMNS,
@@ -134,7 +134,7 @@ class Results(UserList[Result]):
         for result in self:
             names = [name for name in ("acc", "calibrated_acc", "delta") if name in result.summary]
             row = {"task": result.task, "method": result.label, "seed": str(result.seed)}
-            row |= {metric_titles()[name]: format_metric(result.summary[name]) for name in names}
+            row |= {title_by_metric()[name]: format_metric(result.summary[name]) for name in names}
             rows.append(row | {"episodes": f"{len(result.episodes):,}"})
         more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
         return _html_table(table_from_dicts(rows), MOST_HTML) + more

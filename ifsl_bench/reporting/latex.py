@@ -11,7 +11,7 @@ from ifsl_bench.analysis.ranking import Ranking, common_setting
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import paper_label
 from ifsl_bench.plugin.display_names import Paper, read_papers
-from ifsl_bench.protocols.registry import metric_titles, protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.columns import TableRow, list_remarks, list_table_rows, paper_columns, published_table_rows
@@ -60,7 +60,7 @@ def paper_tables(results_of_tasks: Sequence[TaskResults], full: bool = False, ra
 
 def _table_key(task: Task) -> str:
     """Return what tasks of one table have in common: all but the shots, and these too where a variant has others."""
-    if protocol_of(task).one_task_a_table:
+    if protocol_of_task(task).has_latex_table_per_task:
         return task.name
     definition = {k: v for k, v in task.definition().items() if k not in ("name", "shots")}
     plain, change = split_task_name(task.name)
@@ -69,11 +69,11 @@ def _table_key(task: Task) -> str:
 
 def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool) -> str:
     task = results_of_tasks[0].task
-    protocol = protocol_of(task)
+    protocol = protocol_of_task(task)
     measured = [row for task_results in results_of_tasks for row in task_results.measured_rows]
     recipes = any(row.has_other_recipe for row in measured)
     columns = paper_columns(
-        task, full, rank, [name for name in metric_titles() if select_rows_with_metric(measured, name)], recipes
+        task, full, rank, [name for name in title_by_metric() if select_rows_with_metric(measured, name)], recipes
     )
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
@@ -83,7 +83,7 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
     for task_results in results_of_tasks:
         entries = [
             *list_table_rows(task_results, rank),
-            *(published_table_rows(task_results) if protocol.published_apart else []),
+            *(published_table_rows(task_results) if protocol.has_separate_published_table else []),
         ]
         bold |= _find_bold_cells(task_results, entries, names)
         for entry in entries:
@@ -136,7 +136,7 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
 def _table_comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
     """Return the comments below the table: what is bold, then the notes on all tasks, then those on some tasks."""
     task = results_of_tasks[0].task
-    protocol = protocol_of(task)
+    protocol = protocol_of_task(task)
     of_each = [
         [*table_notes(task_results, "their ± too", names), *rank_notes(task_results, to_best=False)]
         for task_results in results_of_tasks
@@ -146,10 +146,12 @@ def _table_comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str
         for task_results, own in zip(results_of_tasks, of_each, strict=True)
         for note in own
     ]
-    notes += [WARNING] if protocol.published_apart and results_of_tasks[0].published_rows else []
-    notes += [RANKS.format(protocol.column("acc").title)] if rank else []
+    notes += [WARNING] if protocol.has_separate_published_table and results_of_tasks[0].published_rows else []
+    notes += [RANKS.format(protocol.metric_column("acc").title)] if rank else []
     return [
-        (BOLD.partition(";")[0] + "." if protocol.published_apart else BOLD).format(protocol.units),
+        (BOLD.partition(";")[0] + "." if protocol.has_separate_published_table else BOLD).format(
+            protocol.interval_units_noun
+        ),
         *_note_hidden_best_rows(results_of_tasks, bold),
         *([ARROWS] if {"delta", "delta_a", "delta_b"}.intersection(names) else []),
         *map(escape_controls, dict.fromkeys(notes)),
@@ -231,7 +233,7 @@ def _find_bold_cells(task_results: TaskResults, entries: Sequence[TableRow], nam
         ranking = Ranking(select_rows_with_metric(task_results.comparable_rows, name), name, task_results.setting)
         tops = {place.row for place in ranking.ranked_rows if place.may_be_best}
         bold |= {(entry, name) for entry in entries if entry.measured_row in tops}
-        apart = protocol_of(task_results.task).published_apart
+        apart = protocol_of_task(task_results.task).has_separate_published_table
         published = [e for e in entries if e.kind == "published" and name in e.values and not apart]
         for source in {entry.source for entry in published}:
             values = {entry: entry.values[name].mean for entry in published if entry.source == source}

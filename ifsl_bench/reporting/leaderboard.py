@@ -10,7 +10,7 @@ from pathlib import Path
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, note_solve_failures
 from ifsl_bench.analysis.task_results import TaskResults, append_lost_remarks, load_variant_results, no_results_error
 from ifsl_bench.plugin.display_names import display_name_of_label
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.columns import TableRow, list_table_rows, round_or_none, task_columns
 from ifsl_bench.reporting.notes import explain_calibration, rank_notes, recipe_notes, table_notes
 from ifsl_bench.reporting.table import Column, Table
@@ -124,8 +124,10 @@ def leaderboard_tables(
     """
     shown = add_variants(results_of_tasks, results, labels)
     ranked = [task_results.task for task_results in shown if len(task_results.comparable_rows) > 1]
-    names = join_or(protocol_of(task).column("acc").title for task in ranked)
-    closing = RULE.format(names, join_or(protocol_of(task).units for task in ranked)) if ranked else ""
+    names = join_or(protocol_of_task(task).metric_column("acc").title for task in ranked)
+    closing = (
+        RULE.format(names, join_or(protocol_of_task(task).interval_units_noun for task in ranked)) if ranked else ""
+    )
     return [table for task_results in shown for table in task_tables(task_results, full, ranked=True)], closing
 
 
@@ -158,7 +160,7 @@ def short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Tab
         )
         notes += [*recipe_notes(task_results), *(f"{remark}." for remark in task_results.left_out_remarks)]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
-    units = join_or(protocol_of(task_results.task).units for task_results in results_of_tasks)
+    units = join_or(protocol_of_task(task_results.task).interval_units_noun for task_results in results_of_tasks)
     closing = (
         f"Measured: mean ± 95% interval over {units}, averaged over seeds, in percent; rows that are not tuned. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
@@ -212,7 +214,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
 
     def metric(name: str) -> Column[PublishedRow]:
         return Column(
-            protocol_of(task_results.task).column(name).title,
+            protocol_of_task(task_results.task).metric_column(name).title,
             lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
             lambda row: {name: round_or_none(row.values[name]) if name in row.values else None},
             drop_priority=PUBLISHED_DROP.get(name, 0),
@@ -244,7 +246,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
         Column(fields=lambda row: fixed),
         Column("method", lambda row: row.label, lambda row: {"method": row.label}, min_fold_width=14),
         first,
-        *map(after, protocol_of(task_results.task).sessions_in_tables(task_results.task)),
+        *map(after, protocol_of_task(task_results.task).sessions_in_tables(task_results.task)),
         *others,
         Column(
             "kind",

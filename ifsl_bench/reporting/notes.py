@@ -18,7 +18,7 @@ from ifsl_bench.analysis.aggregate import (
 from ifsl_bench.analysis.ranking import Ranking, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import owning_entry_points
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import escape_controls
@@ -39,12 +39,12 @@ HIDDEN = "validation sequences have hidden base classes in place of novel ones"
 
 def explain_calibration(task: Task) -> str:
     """Return what explains calibrated numbers."""
-    return f"cal.: with one bias on all novel logits, found on validation {protocol_of(task).drawn}."
+    return f"cal.: with one bias on all novel logits, found on validation {protocol_of_task(task).drawn_items_noun}."
 
 
 def _describe_evaluated_classes(result: Result) -> str:
-    if "sessions" in result.protocol.features:
-        orders, sequences = result.to_hit_counts().unit_count, len(result.episodes)
+    if "sessions" in result.protocol.figures_and_tables:
+        orders, sequences = result.to_hit_counts().n_interval_units, len(result.episodes)
         if orders == 1:
             return "one order of the novel classes, so there are no intervals"
         return f"mean ± 95% interval over {orders:,} orders of the novel classes ({sequences:,} sequences)"
@@ -71,7 +71,7 @@ def table_notes(
         *_anomaly_notes(task_results),
         *_incomparable_notes(task_results),
     ]
-    if task_results.published_rows and not protocol_of(task_results.task).published_apart:
+    if task_results.published_rows and not protocol_of_task(task_results.task).has_separate_published_table:
         notes.append(
             f"Published: as printed, {interval_note}, whose kind is unknown; not used in any significance test."
         )
@@ -85,17 +85,17 @@ def table_notes(
 
 def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> list[str]:
     """Return what is measured, over how many episodes, and what intervals hold fixed."""
-    notes, protocol = [], protocol_of(task_results.task)
+    notes, protocol = [], protocol_of_task(task_results.task)
     measured = task_results.measured_rows
     single = bool(task_results.rows) and task_results.rows[0].has_single_unit
     if task_results.rows:
         first = task_results.rows[0].results[0]
         notes.append(f"Measured: {_describe_evaluated_classes(first)}, averaged over seeds, in percent.")
-        if "sessions" in first.protocol.features:
+        if "sessions" in first.protocol.figures_and_tables:
             notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
         if not single:
             fixed = "the trained models, the test images and the novel classes"
-            if "sessions" in first.protocol.features:
+            if "sessions" in first.protocol.figures_and_tables:
                 fixed = describe_fixed_factors(task_results.rows, "the trained models", "the test images")
             notes.append(f"Intervals hold fixed {fixed}.")
         if task_results.task.hides_base_classes("val"):
@@ -104,8 +104,10 @@ def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> lis
     labels = zip(measured, unique_names(measured), strict=True)
     if many := [label for row, label in labels if len(row.results[0].episodes) > usual]:
         notes.append(
-            f"Over more {protocol.drawn} than the task's {usual:,}: {', '.join(many)}. More of them make the interval "
-            f"over {protocol.units} narrower, not the one over classes that `ifsl-bench compare` shows: the novel "
+            f"Over more {protocol.drawn_items_noun} than the task's {usual:,}: {', '.join(many)}. More of them make "
+            "the interval "
+            f"over {protocol.interval_units_noun} narrower, not the one over classes that `ifsl-bench compare` "
+            "shows: the novel "
             "classes are the same."
         )
     if any(row.has_one_pretraining for row in task_results.rows) and not single:
@@ -117,7 +119,7 @@ def _choice_notes(task_results: TaskResults) -> list[str]:
     """Return how the options of rows were chosen."""
     measured = task_results.measured_rows
     labels = dict(zip(measured, unique_names(measured), strict=True))
-    tried_on = f"validation {protocol_of(task_results.task).drawn}"
+    tried_on = f"validation {protocol_of_task(task_results.task).drawn_items_noun}"
     tuned = {row.setting: row.results[0].n_trials for row in task_results.rows if row.results[0].n_trials}
     notes = [
         f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
@@ -265,7 +267,8 @@ def rank_notes(task_results: TaskResults, to_best: bool = True) -> list[str]:
     if few and to_best:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
-            f"over {protocol_of(task_results.task).units} alone, of these trained models and not of the methods."
+            f"over {protocol_of_task(task_results.task).interval_units_noun} alone, of these trained models and not "
+            "of the methods."
         )
     return notes
 
@@ -305,7 +308,7 @@ def describe_standing(task_results: TaskResults, label: str) -> list[str]:
     (place,) = (place for place in task_results.ranked_rows if place.row is mine)
     places = [place for place in task_results.ranked_rows if place.row is not mine]
     if not places:
-        return [f"{label} is the only measured row on these {protocol_of(task_results.task).drawn}."]
+        return [f"{label} is the only measured row on these {protocol_of_task(task_results.task).drawn_items_noun}."]
     rank = (
         f"provisional ({place.provisional_reason})"
         if place.is_provisional

@@ -17,7 +17,7 @@ from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import recipe_in_print
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.protocol import Protocol
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.columns import UNKNOWN, format_plus_minus, recipe_facts, round_or_none
 from ifsl_bench.reporting.leaderboard import SHARED
 from ifsl_bench.reporting.table import Column, Table
@@ -75,7 +75,7 @@ def grid_tables(task_results: TaskResults, metric: str = "acc") -> list[Table[An
 
 def grid_table(grid: RecipeGrid) -> Table[str]:
     """Return the grid for readers: recipes by classifiers, and what the recipes cost."""
-    protocol = protocol_of(grid.task_results.task)
+    protocol = protocol_of_task(grid.task_results.task)
     estimates = {cell: row.summarise_metrics()[grid.metric] for cell, row in grid.cells.items()}
     leading = {(recipe, order.under) for order in grid.orders if order.of == RECIPES for recipe in _leading(order)}
 
@@ -108,18 +108,19 @@ def grid_table(grid: RecipeGrid) -> Table[str]:
         cost("at test", "passes_at_test", "g", 1),
         cost("seconds", "pretraining_seconds", ",.0f", 2),
     ]
-    title = f"{grid.task_results.task_name}, {protocol.column(grid.metric).title}: {GRID}"
+    title = f"{grid.task_results.task_name}, {protocol.metric_column(grid.metric).title}: {GRID}"
     return Table(columns, grid.recipes, title, _grid_notes(grid, protocol), keeps_all_columns=True)
 
 
 def _grid_notes(grid: RecipeGrid, protocol: Protocol) -> list[str]:
     rows = list(grid.cells.values())
     notes = [
-        f"Means ± 95% intervals over {protocol.units}, averaged over seeds; intervals hold the trained models fixed."
+        f"Means ± 95% intervals over {protocol.interval_units_noun}, averaged over seeds; intervals hold the trained "
+        "models fixed."
     ]
-    if "sessions" in protocol.features:
+    if "sessions" in protocol.figures_and_tables:
         notes[0] = (
-            f"Means ± 95% intervals over {protocol.units}, averaged over seeds. Intervals hold fixed "
+            f"Means ± 95% intervals over {protocol.interval_units_noun}, averaged over seeds. Intervals hold fixed "
             f"{describe_fixed_factors(rows, 'the trained models', 'the test images')}."
         )
     by_seeds: dict[tuple[int, ...], list[str]] = {}
@@ -145,8 +146,8 @@ def _grid_notes(grid: RecipeGrid, protocol: Protocol) -> list[str]:
 
 def errors_table(grid: RecipeGrid) -> Table[GridCell]:
     """Return a row for each cell: where its errors are, and, for programs, all metrics and what it costs."""
-    protocol = protocol_of(grid.task_results.task)
-    kind = "sessions" if "sessions" in protocol.features else "episodes"
+    protocol = protocol_of_task(grid.task_results.task)
+    kind = "sessions" if "sessions" in protocol.figures_and_tables else "episodes"
     cells = [GridCell(recipe, name, grid.cells[recipe, name])
              for recipe in grid.recipes for name in grid.classifiers if (recipe, name) in grid.cells]  # fmt: skip
     values: dict[GridCell, Mapping[str, Estimate]] = {cell: cell.row.summarise_metrics() for cell in cells}
@@ -171,7 +172,7 @@ def errors_table(grid: RecipeGrid) -> Table[GridCell]:
         Column(
             "classifier", lambda cell: cell.classifier, lambda cell: {"classifier": cell.classifier}, min_fold_width=10
         ),
-        *(column(name, protocol.column(name).title) for name in shown),
+        *(column(name, protocol.metric_column(name).title) for name in shown),
         *(column(name, None) for name in others),
         Column(
             "seeds",
@@ -191,7 +192,7 @@ def errors_table(grid: RecipeGrid) -> Table[GridCell]:
 
 def order_table(grid: RecipeGrid) -> Table[CellOrder]:
     """Return the order of recipes under each classifier, and of classifiers under each recipe."""
-    protocol = protocol_of(grid.task_results.task)
+    protocol = protocol_of_task(grid.task_results.task)
 
     def named(order: CellOrder, name: str) -> str:
         return recipe_in_print(name) if order.of == RECIPES else name
@@ -229,7 +230,8 @@ def order_table(grid: RecipeGrid) -> Table[CellOrder]:
     ]
     notes = [
         "From the highest mean; in parentheses the places that each can have, for all of a line at once with 95% "
-        "confidence (over " + f"{protocol.units}, seeds, and test images where results record them). No two of a group "
+        "confidence (over "
+        + f"{protocol.interval_units_noun}, seeds, and test images where results record them). No two of a group "
         "of the last column are told apart.",
     ]
     means = [[float(row.metric_by_seed(grid.metric).mean()) for row in order.rows] for order in grid.orders]
@@ -253,8 +255,8 @@ def share_tables(grid: RecipeGrid) -> list[Table[SourceRow]]:
 
 
 def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
-    protocol = protocol_of(grid.task_results.task)
-    unit = protocol.units.removesuffix("s")
+    protocol = protocol_of_task(grid.task_results.task)
+    unit = protocol.interval_units_noun.removesuffix("s")
     total = "a single one"
     rows = [SourceRow(split, source) for source in (*(s for s in GRID_SOURCES if s in split.shares), total)]
 
@@ -312,14 +314,14 @@ def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
         part("by both", BOTH),
     ]
     cells = f"{format_count(len(split.recipes), 'recipe')} x {format_count(len(split.classifiers), 'classifier')}"
-    heading = protocol.column(grid.metric).title
+    heading = protocol.metric_column(grid.metric).title
     title = f"{grid.task_results.task_name}: what {heading} varies with; {cells}, {format_seeds(split.seeds)}"
     return Table(columns, rows, title, _share_notes(grid, split, protocol))
 
 
 def _share_notes(grid: RecipeGrid, split: GridSplit, protocol: Protocol) -> list[str]:
     drawn = "one order of the classes, one support set and one seed"
-    if "sessions" not in protocol.features:
+    if "sessions" not in protocol.figures_and_tables:
         drawn = "one episode and one seed, which varies more than a mean over episodes"
     notes = [
         f"Standard deviations in points, and shares of the variance of a single value: of a cell of this grid, each "

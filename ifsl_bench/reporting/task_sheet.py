@@ -8,7 +8,7 @@ from ifsl_bench.analysis.task_results import TaskResults, load_task_results
 from ifsl_bench.backbones.contract import is_frozen, pretraining_corpora
 from ifsl_bench.data.preparing.catalogue import availability
 from ifsl_bench.data.preparing.metadata import task_metadata
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN
@@ -41,7 +41,7 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
         yield "novel data", f"{task.novel_from}: {availability(folders, task.novel_from)}"
     if task.has_base:
         yield "base", _describe_base_classes(task, folders)
-    yield protocol_of(task).describe(task)
+    yield protocol_of_task(task).describe_drawn_items(task)
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
     yield "backbone", _describe_backbone(task)
     yield (
@@ -54,7 +54,8 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
     hidden = f"; {HIDDEN}" if task.hides_base_classes("val") else ""
     yield (
         "evaluation",
-        f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {protocol_of(task).drawn}{hidden}",
+        f"{counts.episodes:,} test and {counts.validation_episodes:,} validation "
+        f"{protocol_of_task(task).drawn_items_noun}{hidden}",
     )
     yield "definition", task.hash
     yield "digest", task.digest or ""

@@ -17,7 +17,7 @@ import numpy as np
 
 from ifsl_bench._version import __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks
@@ -209,9 +209,9 @@ def _novel_class_faults(result: Result, task: Task, home: Paths) -> Iterator[str
     if find_results_of_other_episodes(task, [result]):
         return
     with unverified_on_error("classes"):
-        draws = _make_sampler_of_result(result, task, home).class_draws(count)
+        draws = _make_sampler_of_result(result, task, home).novel_class_draws(count)
         drawn = draws.to_array() if isinstance(draws, ClassDraws) else draws
-    if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
+    if not np.array_equal(result.episodes.read_column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 
@@ -224,7 +224,7 @@ def _make_sampler_of_result(
 
     _has_partial_data(result, task, home)
     dataset = open_data(task, home, Reporter())
-    protocol = protocol_of(task)
+    protocol = protocol_of_task(task)
 
     def starts(pool: str) -> np.ndarray:
         return dataset.pool(pool).starts
@@ -232,8 +232,8 @@ def _make_sampler_of_result(
     def classes(pool: str) -> Sequence[str]:
         return dataset.pool(pool).classes
 
-    order = protocol.class_order(task, classes)
-    return protocol.sampler(task, side, result.seed, starts, classes=classes, order=order)
+    order = protocol.published_class_order(task, classes)
+    return protocol.make_sampler(task, side, result.seed, starts, classes=classes, order=order)
 
 
 def _has_partial_data(result: Result, task: Task, home: Paths) -> bool:

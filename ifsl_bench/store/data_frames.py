@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
-from ifsl_bench.protocols.registry import metric_names
+from ifsl_bench.protocols.registry import all_metric_names
 from ifsl_bench.utils.errors import MissingDependencyError, escape_controls
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def format_result_line(result: Result) -> str:
     """Return a result in a line: its method and task, and its accuracy."""
     subject = f"{result.label} on {result.task}, seed {result.seed}"
     return escape_controls(
-        f"{subject}: Acc. {format_metric(result.summary['acc'])}% of {len(result.episodes):,} {result.protocol.drawn}"
+        f"{subject}: Acc. {format_metric(result.summary['acc'])}% of {len(result.episodes):,} "
+        f"{result.protocol.drawn_items_noun}"
     )
 
 
@@ -111,7 +112,7 @@ def result_to_row(result: Result) -> dict[str, Any]:
         "episodes": len(result.episodes),
         **{
             f"{name}{end}": summary.get(name, {}).get(part)
-            for name in metric_names()
+            for name in all_metric_names()
             for part, end in SUFFIX_OF_PART.items()
         },
         **{name: result.cost.get(name) for name in COST_COLUMNS},
@@ -126,7 +127,7 @@ def result_to_row(result: Result) -> dict[str, Any]:
 
 def result_column_names() -> list[str]:
     """Return the columns of :func:`result_to_row`, with the metrics of all protocols that are registered now."""
-    metrics = [f"{name}{end}" for name in metric_names() for end in SUFFIX_OF_PART.values()]
+    metrics = [f"{name}{end}" for name in all_metric_names() for end in SUFFIX_OF_PART.values()]
     return [
         "task",
         "method",
@@ -146,7 +147,7 @@ def result_column_names() -> list[str]:
 
 def make_episodes_frame(result: Result) -> pandas.DataFrame:
     """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
-    columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.to_hit_counts().table()}
+    columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.to_hit_counts().to_table_columns()}
     return import_pandas_or_explain().DataFrame(columns)
 
 
@@ -161,16 +162,16 @@ def make_images_frame(result: Result) -> pandas.DataFrame:
         return import_pandas_or_explain().DataFrame()
     hits, frames = result.images.to_image_hits(), []
     for name, pool in hits.pools.items():
-        label = np.repeat(np.arange(len(pool.sizes)), pool.groups)
-        place = (np.arange(len(label)) - pool.starts[label]) * pool.step
+        label = np.repeat(np.arange(len(pool.images_per_class)), pool.groups_per_class)
+        place = (np.arange(len(label)) - pool.first_group_of_class[label]) * pool.images_per_group
         of_pool = {
             "task": result.task,
             "method": result.label,
             "seed": result.seed,
             "pool": name,
             "class": label,
-            "image": (np.cumsum(pool.sizes) - pool.sizes)[label] + place,
-            "images": np.minimum(pool.step, pool.sizes[label] - place),
+            "image": (np.cumsum(pool.images_per_class) - pool.images_per_class)[label] + place,
+            "images": np.minimum(pool.images_per_group, pool.images_per_class[label] - place),
         }
         for half, asked in enumerate(pool.query_counts):
             of_half = {what: 100 * share[half] for what, share in hits.right_shares(name).items()}

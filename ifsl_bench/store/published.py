@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ifsl_bench.protocols.metrics import spread_harmonic_mean
+from ifsl_bench.protocols.metrics import harmonic_mean_by_episode
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.files import read_json
@@ -88,7 +88,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         values["gain"] = values["acc"] - lazy.mean()
         if self.base and self.novel and self.base[-1] is not None and self.novel[-1] is not None:
             base, novel = np.array([self.base[-1]]), np.array([self.novel[-1]])
-            values |= {"base": base[0], "novel": novel[0], "harmonic": spread_harmonic_mean(base, novel)[0]}
+            values |= {"base": base[0], "novel": novel[0], "harmonic": harmonic_mean_by_episode(base, novel)[0]}
         return {name: float(value) for name, value in values.items()}
 
 

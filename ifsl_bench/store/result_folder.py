@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import max_episodes_of_task
 from ifsl_bench.store.schema import Result, parse_result, read_result, result_path
@@ -165,7 +165,7 @@ def _reason_episodes_do_not_fit(task: Task, result: Result) -> str | None:
     episodes, count = result.episodes, len(result.episodes)
     if count > (most := max_episodes_of_task(task)):
         return f"it has {count:,} episodes; this task allows at most {most:,}"
-    shape, listed = protocol_of(task).expected_shape(task, count)
+    shape, listed = protocol_of_task(task).expected_counts_shape(task, count)
     for name, expected in shape.items():
         if (number := getattr(episodes, name, None)) != expected:
             return f"episodes.{name} is {number}, episodes of the task have {expected}"
@@ -175,7 +175,7 @@ def _reason_episodes_do_not_fit(task: Task, result: Result) -> str | None:
     )
     if used not in (None, half):
         return f"calibration.validation_episodes is {used}, the task has {half} for it"
-    if (named := episodes.length("classes")) and named != listed:
+    if (named := episodes.column_length("classes")) and named != listed:
         return f"episodes.classes has {named:,} entries, {count:,} episodes have {listed:,}"
     return None
 
@@ -202,7 +202,7 @@ def reason_not_to_pair(a: Result, b: Result) -> str | None:
         return f"the episodes differ (digest {a.digest[:12]} and {b.digest[:12]}{count})"
     if n != m:
         return f"both say that their episodes are those of digest {a.digest[:12]}, and have {n} and {m} of them"
-    for name, value in a.episodes.shape.items():
+    for name, value in a.episodes.shape_values.items():
         if value != getattr(b.episodes, name):
             return f"the episodes differ ({name} {value} and {getattr(b.episodes, name)})"
     if not a.episodes.has_same_numbers(b.episodes, a.episodes.DRAWN_COLUMNS):

@@ -29,7 +29,7 @@ from ifsl_bench.protocols.calibration import RESAMPLE_COUNT, CalibratedHits
 from ifsl_bench.protocols.image_counts import SHARE_LEVELS, ImageHits, PoolHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts
 from ifsl_bench.protocols.protocol import MOST_STORED_NUMBERS, HitCount, Protocol, StoredCounts
-from ifsl_bench.protocols.registry import stored_counts_type
+from ifsl_bench.protocols.registry import stored_counts_type_of_fields
 from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
@@ -92,16 +92,16 @@ class StoredCalibration(ResultSection, frozen=True):
             calibrated: the bias, its curve and its resamples.
             applied: whether the bias is part of the row.
         """
-        bias, base, novel = calibrated.curve.T
+        bias, base, novel = calibrated.hits_by_curve_bias.T
         return cls(
             bias=calibrated.bias,
-            validation_episodes=calibrated.validation_episodes,
+            validation_episodes=calibrated.n_validation_episodes,
             curve=StoredBiasCurve(
                 bias=bias.tolist(), base_joint=base.astype(int).tolist(), novel_joint=novel.astype(int).tolist()
             ),
             applied=applied,
-            resampled_base=calibrated.resampled[:, 0].ravel().tolist(),
-            resampled_novel=calibrated.resampled[:, 1].ravel().tolist(),
+            resampled_base=calibrated.hits_by_resample[:, 0].ravel().tolist(),
+            resampled_novel=calibrated.hits_by_resample[:, 1].ravel().tolist(),
         )
 
 
@@ -168,9 +168,12 @@ class StoredImageHits(ResultSection, frozen=True):
         for name, pool in hits.pools.items():
             texts = pool.packed_arrays
             pools[name] = StoredPoolHits(
-                sizes=pack_array(pool.sizes), step=pool.step, asked=texts.pop("asked"), right=texts
+                sizes=pack_array(pool.images_per_class),
+                step=pool.images_per_group,
+                asked=texts.pop("asked"),
+                right=texts,
             )
-        return cls(shares=hits.has_shares, pools=pools)  # type: ignore[arg-type]
+        return cls(shares=hits.right_counts_are_shares, pools=pools)  # type: ignore[arg-type]
 
     def to_image_hits(self) -> ImageHits:
         """Return the hits as arrays.
@@ -293,7 +296,7 @@ class Result(ResultSection, frozen=True):
 
     def to_hit_counts(self) -> HitCounts:
         """Return the counts as arrays."""
-        return self.episodes.counts()
+        return self.episodes.to_hit_counts()
 
     def drawn_novel_classes(self) -> np.ndarray:
         """Return the novel classes of each episode or order, int64 [n, N]."""
@@ -483,7 +486,7 @@ def rename_replaced_result(root: Path, result: Result) -> Path | None:
     with contextlib.suppress(CorruptFile):
         old, new = read_result(path).episodes, result.episodes
         recorded = [name for name in new.COLUMNS if len(getattr(old, name))]  # a newer version may count more
-        if old.shape == new.shape and old.has_same_numbers(new, recorded):
+        if old.shape_values == new.shape_values and old.has_same_numbers(new, recorded):
             return None
     return quarantine(path, "old")
 
@@ -515,7 +518,7 @@ def find_first_contradiction(result: Result) -> str | None:
 def _find_contradictions(result: Result) -> Iterator[str]:
     try:
         counts = result.to_hit_counts()
-        result.episodes.column("classes")
+        result.episodes.read_column("classes")
     except ValueError:
         yield "columns differ in length"
         return
@@ -528,10 +531,12 @@ def _find_contradictions(result: Result) -> Iterator[str]:
     for kind, total in SOLVES_OF.items():
         if solves.get(kind, 0) > solves.get(total, 0):
             yield f"training.solves has {kind} in more episodes than the {total}"
-    yield from result.protocol.contradictions(counts, result)
+    yield from result.protocol.find_contradictions(counts, result)
     if result.images:
-        yield from (f"images: {reason}" for reason in _image_hit_contradictions(result.images, counts.image_totals()))
-    expected = round_summary(counts.summary())
+        yield from (
+            f"images: {reason}" for reason in _image_hit_contradictions(result.images, counts.total_image_hits())
+        )
+    expected = round_summary(counts.summarise_metrics())
     for name in dict.fromkeys((*expected, *result.summary)):
         of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
         for part in dict.fromkeys((*of_counts, *of_file)):
@@ -563,7 +568,9 @@ def _image_hit_contradictions(images: StoredImageHits, totals: Mapping[str, Mapp
             shares = images.shares and what != "asked"
             values = pool.query_counts if what == "asked" else pool.right_counts[what]
             found = float((values * pool.query_counts).sum()) / SHARE_LEVELS if shares else int(values.sum())
-            rounded = float(pool.query_counts.sum()) / SHARE_LEVELS * pool.step.bit_length() if shares else 0
+            rounded = (
+                float(pool.query_counts.sum()) / SHARE_LEVELS * pool.images_per_group.bit_length() if shares else 0
+            )
             if total is not None and abs(found - total) > rounded / 2:
                 yield f"{name} has {what} {found:,.0f} times in all, its counts give {total:,}"
 
@@ -609,7 +616,7 @@ def parse_result(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA_VERSION} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         # Stored results have a probe, which nothing reads any more, until they are measured again.
-        kind = _make_result_type_with_counts(stored_counts_type(raw.get("episodes")))
+        kind = _make_result_type_with_counts(stored_counts_type_of_fields(raw.get("episodes")))
         checked = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, kind, strict=True)
         result = Result(**{name: getattr(checked, name) for name in Result.__struct_fields__})
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
@@ -617,7 +624,7 @@ def parse_result(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
     for name in result.episodes.COLUMNS:
         if isinstance(getattr(result.episodes, name), str):
             try:
-                result.episodes.column(name)
+                result.episodes.read_column(name)
             except ValueError as error:
                 raise CorruptFile(f"{path} is not a valid result: episodes.{name}: {error}") from error
     named = [(name, getattr(result, name)) for name in PRINTED_FIELDS] + [("flags", flag) for flag in result.flags]

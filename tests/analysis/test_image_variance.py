@@ -87,7 +87,7 @@ def rows_of_images(step: int = 1) -> list[SeedAggregate]:
                 for what in ("joint", "alone"):
                     total = int(pools[name].right_counts[what].sum())
                     sums[f"{name}_{what}"] = rng.multinomial(total, np.full(episodes, 1 / episodes))
-            hits = ImageHits(pools, has_shares=False)
+            hits = ImageHits(pools, right_counts_are_shares=False)
             for name in pools if label == "b" else ():
                 hits = hits.group_images(name, step)
             counts = Counts(**sums, base_queries=30, novel_queries=30)

@@ -151,7 +151,7 @@ def test_views_in_episodes_stay_with_their_image(few):
     features = make_feature_pool(stacked, pool, base, CPU)
     assert features.n_views == 3
     sampler = EpisodeSampler(("x", "train", 0), task.episode, 1, pool.starts, pool.starts, hide=True)
-    batch, drawn = EpisodeLoader(sampler, features, features).batch(0, 40), sampler.sample(0, 40)
+    batch, drawn = EpisodeLoader(sampler, features, features).load_batch(0, 40), sampler.sample(0, 40)
     assert torch.equal(batch.support.features[..., 0].long(), drawn.support)
     assert torch.equal(batch.query.features[..., 0].long(), drawn.query)
     assert set(batch.query.features[..., 1].flatten().tolist()) == {0.0, 1.0, 2.0}

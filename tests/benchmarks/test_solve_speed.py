@@ -135,7 +135,7 @@ def test_meta_training(benchmark, learner, gradient, batch):
     def plain_step(i):
         """A like step on one episode without the library: RBP, no U_0 and no dropout."""
         outputs = memory(episodes.weight)
-        x, labels = episodes.features[i], episodes.labels[i]
+        x, labels = episodes.figures_and_tables[i], episodes.labels[i]
         means = torch.stack([x[labels == n].mean(0) for n in range(N)])
         shares = (tau[0] * F.normalize(means, dim=1) @ F.normalize(episodes.weight, dim=1).T).softmax(1)
         centres = [shares @ outputs[0]]

@@ -19,9 +19,9 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.loader import evaluate
+from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
-from ifsl_bench.protocols.sampling.sequences import SequencePools, SequenceSampler
+from ifsl_bench.protocols.sampling.sequences import SequencePoolStarts, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceLoader
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule, SessionSpec
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
@@ -89,12 +89,12 @@ def test_evaluation(benchmark, name):
     loader, base = make_loader(200, 160, 5)
     method = registry.get_method(name)(base, 5)
     episodes = range(100 if benchmark.disabled else 2000)
-    benchmark.pedantic(evaluate, (method, name, loader, episodes), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(evaluate_method, (method, name, loader, episodes), rounds=3, warmup_rounds=1)
 
     @torch.no_grad()
     def one_by_one(count: int = 100) -> None:
         for i in range(count):
-            batch = loader.batch(i, 1)
+            batch = loader.load_batch(i, 1)
             method(batch.support, batch.query).logits.argmax(-1)
 
     if benchmark.stats:
@@ -112,10 +112,10 @@ def test_sequences(benchmark, name):
     base = make_base(classes)
     novel, queries = make_pool("novel", sessions * ways, 225, base), make_pool("base", classes, 36, base)
     shape = SessionSpec(count=sessions, ways=ways)
-    sampler = SequenceSampler(("speed", "test", 0), shape, shots, SequencePools(novel.starts, queries.starts))
+    sampler = SequenceSampler(("speed", "test", 0), shape, shots, SequencePoolStarts(novel.starts, queries.starts))
     chosen, options, *_ = find_method(name)
     loader, method = SequenceLoader(sampler, novel, queries), make_method(chosen.method, base, ways, options)
-    benchmark.pedantic(evaluate, (method, name, loader, range(count)), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(evaluate_method, (method, name, loader, range(count)), rounds=3, warmup_rounds=1)
 
     def loop(count: int = 40) -> None:
         drawn = sampler.sample(0, count)
@@ -154,7 +154,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
     benchmark.pedantic(train, rounds=3, warmup_rounds=1)
     method = kind(base, 5)
     optimiser = torch.optim.Adam(method.parameters(), fused=True)
-    batch = loader.batch(0, 1)
+    batch = loader.load_batch(0, 1)
 
     def bare(count: int = 100) -> None:
         for _ in range(count):

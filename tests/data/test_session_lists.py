@@ -34,7 +34,7 @@ from ifsl_bench.data.published_splits import (
 )
 from ifsl_bench.data.sets import cifar, cub, mini
 from ifsl_bench.data.source import Count
-from ifsl_bench.protocols.sampling.episodes import task_side_sampler
+from ifsl_bench.protocols.sampling.episodes import make_side_sampler
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.store.schema import read_result as read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -253,7 +253,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     for task in sorted(tasks, key=lambda task: task.name):  # the published one comes last
         assert task.sessions is not None
         order = novel_class_order(task.novel_data, classes("novel")) if task.sessions.published else None
-        sampler = task_side_sampler(task, "test", 0, starts, classes=classes, order=order)
+        sampler = make_side_sampler(task, "test", 0, starts, classes=classes, order=order)
         assert sampler.digest(task.evaluation.episodes) == task.digest
     drawn = sampler.sample(0, 1)
     sessions = [source.session_of_class()[classes("novel")[c]] for c in drawn.classes[0]]

@@ -15,8 +15,8 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import candidates_by_round
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.protocols.calibration import Bias, Margins, best_bias, find_bias
-from ifsl_bench.protocols.loader import evaluate
+from ifsl_bench.protocols.calibration import Bias, Margins, find_best_bias, find_bias
+from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.metrics import BALANCE_METRICS
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import describe_facts, seed_table, session_tables
@@ -36,19 +36,21 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
     (definition,) = load_tasks(task)
     prepared = work.open_task(definition, "linear", 0)
     method = make_method(registry.get_method("protonet"), prepared.base, 5, {})
-    half = evaluate(method, "protonet", prepared.loader("val"), range(10)).margins
+    half = evaluate_method(method, "protonet", prepared.loader("val"), range(10)).margins
     assert result.calibration.validation_episodes == 10
-    assert result.calibration.bias == best_bias(half)
-    assert result.calibration.bias != best_bias(evaluate(method, "", prepared.loader("val"), range(20)).margins)
-    test = evaluate(method, "protonet", prepared.loader("test"), range(60))
-    base, novel = test.margins.joint_hits(result.calibration.bias)
+    assert result.calibration.bias == find_best_bias(half)
+    assert result.calibration.bias != find_best_bias(
+        evaluate_method(method, "", prepared.loader("val"), range(20)).margins
+    )
+    test = evaluate_method(method, "protonet", prepared.loader("test"), range(60))
+    base, novel = test.margins.joint_hits_with_bias(result.calibration.bias)
     assert result.episodes.calibrated_base == base.tolist()
     assert result.episodes.calibrated_novel == novel.tolist()
     assert result.episodes.pairs == test.counts.pairs.tolist()
     assert not result.calibration.applied
     assert set(BALANCE_METRICS) < result.summary.keys()
     for resample, drawn in enumerate(np.random.RandomState(0).randint(10, size=(100, 10))):
-        bias = best_bias(Margins(half.base[drawn], half.novel[drawn]))
+        bias = find_best_bias(Margins(half.base[drawn], half.novel[drawn]))
         assert result.calibration.resampled_base[resample] == (test.margins.base >= bias).sum()
         assert result.calibration.resampled_novel[resample] == (test.margins.novel < bias).sum()
 
@@ -64,28 +66,30 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     (definition,) = load_tasks("tiny-features-sessions")
     prepared = work.open_task(definition, "linear", 0)
     method = make_method(registry.get_method("teen"), prepared.base, 5, {})
-    margins = evaluate(method, "teen", prepared.loader("val"), range(50)).margins
-    biases = find_bias(margins, sequences=True).resampled
+    margins = evaluate_method(method, "teen", prepared.loader("val"), range(50)).margins
+    biases = find_bias(margins, sequences=True).best_bias_by_resample
     base, novel = (np.reshape(hits, (100, 9)) for hits in (calibration.resampled_base, calibration.resampled_novel))
     rows, groups = np.tril_indices(10)
     for resample in (0, 99):
         bias = Bias(biases[resample], 50, np.empty(0), np.empty(0))
-        counts = evaluate(method, "teen", prepared.loader("test"), range(12), bias=bias).counts
+        counts = evaluate_method(method, "teen", prepared.loader("test"), range(12), bias=bias).counts
         hits = counts.calibrated_hits.astype(int).sum(0)
         assert [hits[(rows == t) & (groups == 0)].sum() for t in range(1, 10)] == base[resample].tolist()
         assert [hits[(rows == t) & (groups > 0)].sum() for t in range(1, 10)] == novel[resample].tolist()
     queries = plain.to_hit_counts().queries.astype(int).cumsum(1).sum(0)
     accuracy = (100 * (base + novel) / queries[1:]).sum(1) / 10  # beside A_0, which no bias moves
-    orders = plain.to_hit_counts().calibrated().value_by_sequence("acc").reshape(3, 4).mean(1)
+    orders = plain.to_hit_counts().use_calibrated_counts().metric_by_sequence("acc").reshape(3, 4).mean(1)
     wide = stats.t.ppf(0.975, 2) * np.sqrt(orders.var(ddof=1) / 3 + accuracy.var(ddof=1))
     both_rows = [SeedAggregate("teen", "yours", (result,)) for result in (plain, applied)]
     summaries = [row.summarise_metrics() for row in both_rows]
     assert summaries[0]["calibrated_acc"].interval == pytest.approx(wide)
     assert summaries[1]["acc"].interval == pytest.approx(wide)
     for name in ("acc", "novel"):
-        alone = stats.t.ppf(0.975, 2) * stats.sem(plain.to_hit_counts().value(name))
+        alone = stats.t.ppf(0.975, 2) * stats.sem(plain.to_hit_counts().metric_by_unit(name))
         assert summaries[0][name].interval == pytest.approx(alone), "without a bias"
-    assert summaries[1]["base"].interval > stats.t.ppf(0.975, 2) * stats.sem(applied.to_hit_counts().value("base"))
+    assert summaries[1]["base"].interval > stats.t.ppf(0.975, 2) * stats.sem(
+        applied.to_hit_counts().metric_by_unit("base")
+    )
     biased = NovelBiasAggregate("teen", "yours", (plain,))
     of_classes = {
         "acc": (base + novel, queries[1:]),
@@ -93,7 +97,9 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
         "novel": (novel, queries[1:] - queries[0]),
     }
     for name, (hits, of) in of_classes.items():
-        after = plain.to_hit_counts().calibrated().after(name).reshape(3, 4, 10).mean(1)[:, 1:]
+        after = (
+            plain.to_hit_counts().use_calibrated_counts().metric_after_sessions(name).reshape(3, 4, 10).mean(1)[:, 1:]
+        )
         moved = (100 * hits / of).var(0, ddof=1)
         wide = stats.t.ppf(0.975, 2) * np.sqrt(after.var(0, ddof=1) / 3 + moved)
         for row in (biased, both_rows[1]):

@@ -22,7 +22,7 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols.calibration import find_bias
-from ifsl_bench.protocols.loader import EvaluationResult, evaluate, join_results
+from ifsl_bench.protocols.loader import EvaluationResult, evaluate_method, join_evaluation_results
 from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
 from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
@@ -46,7 +46,10 @@ def same(a: EvaluationResult, b: EvaluationResult) -> bool:
     if a.margins and b.margins:
         pairs += [(a.margins.base, b.margins.base), (a.margins.novel, b.margins.novel)]
     if a.calibrated and b.calibrated:
-        pairs += [(a.calibrated.curve, b.calibrated.curve), (a.calibrated.base_joint, b.calibrated.base_joint)]
+        pairs += [
+            (a.calibrated.hits_by_curve_bias, b.calibrated.hits_by_curve_bias),
+            (a.calibrated.base_joint, b.calibrated.base_joint),
+        ]
     alike = all((x is None) == (y is None) for x, y in ((a.margins, b.margins), (a.calibrated, b.calibrated)))
     return alike and a.statistics.keys() == b.statistics.keys() and all(
         (x is None and y is None) or (x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
@@ -72,7 +75,7 @@ class Neighbours(Method):
 
 @pytest.mark.parametrize("name", ["lr+a", "neighbours"])
 def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name, task, work, monkeypatch):
-    monkeypatch.setattr(evaluation, "batch_size", lambda *_: 8)
+    monkeypatch.setattr(evaluation, "choose_block_size", lambda *_: 8)
     prepared = make_pretrain_stage(job_of("protonet", task, work, None)).open_task(work)
     loader, count = prepared.loader("test"), 75  # the last block is of three
     torch.manual_seed(0)
@@ -81,18 +84,18 @@ def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name,
     else:
         _, kind, meant = registry.resolve_method(name)
         method = make_method(kind, prepared.base, 5, meant)
-    once = evaluate(method, name, loader, range(count))
-    parts = [evaluate(method, name, loader, part, whole=count) for part in cuts(1, count)]
-    assert same(join_results(parts), once)
+    once = evaluate_method(method, name, loader, range(count))
+    parts = [evaluate_method(method, name, loader, part, whole=count) for part in cuts(1, count)]
+    assert same(join_evaluation_results(parts), once)
     bias = find_bias(once.margins)
-    counted = evaluate(method, name, loader, range(count), bias=bias)
-    parts = [evaluate(method, name, loader, part, whole=count, bias=bias) for part in cuts(2, count)]
-    assert same(join_results(parts), counted)
-    base, novel = once.margins.joint_hits(bias.value)
+    counted = evaluate_method(method, name, loader, range(count), bias=bias)
+    parts = [evaluate_method(method, name, loader, part, whole=count, bias=bias) for part in cuts(2, count)]
+    assert same(join_evaluation_results(parts), counted)
+    base, novel = once.margins.joint_hits_with_bias(bias.value)
     assert np.array_equal(counted.counts.calibrated_base, base)
     assert np.array_equal(counted.counts.calibrated_novel, novel)
-    for at, *hits in counted.calibrated.curve:
-        assert [int(part.sum()) for part in once.margins.joint_hits(at)] == hits
+    for at, *hits in counted.calibrated.hits_by_curve_bias:
+        assert [int(part.sum()) for part in once.margins.joint_hits_with_bias(at)] == hits
 
 
 def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, work, call):
@@ -120,8 +123,8 @@ def test_memory_grows_by_the_counts_of_an_episode_and_not_by_its_margins(task, w
     """NumPy's arrays alone are traced, and blocks take PyTorch's: what grows is what is kept of each episode."""
     job = job_of("protonet", task, work, 4000)
     context = EvaluationStage(job).open(work)
-    queries = context.loader("test").batch(0, 1).labels.numel()
-    margins = evaluate(context.method, job.name, context.loader("val"), range(20)).margins
+    queries = context.loader("test").load_batch(0, 1).labels.numel()
+    margins = evaluate_method(context.method, job.name, context.loader("val"), range(20)).margins
     for bias in (None, find_bias(margins)):
         peaks = []
         for episodes in (2000, 4000):

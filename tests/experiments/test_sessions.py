@@ -32,12 +32,12 @@ from ifsl_bench.plugin.session_contract import (
 )
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols import sequence_loader as session_answers
-from ifsl_bench.protocols.calibration import best_bias
-from ifsl_bench.protocols.loader import evaluate
-from ifsl_bench.protocols.sampling.sequences import SequencePools, SequenceSampler
+from ifsl_bench.protocols.calibration import find_best_bias
+from ifsl_bench.protocols.loader import evaluate_method
+from ifsl_bench.protocols.sampling.sequences import SequencePoolStarts, SequenceSampler
 from ifsl_bench.protocols.sequence_loader import SequenceAnswers, SequenceLoader, SessionEvaluator, count_session_hits
 from ifsl_bench.protocols.session_metrics import SessionCounts
-from ifsl_bench.protocols.session_protocol import _count_faults
+from ifsl_bench.protocols.session_protocol import _hit_count_faults
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.solvers import minimise
@@ -70,7 +70,7 @@ def loader_of(base: Base, hide: bool = False, spec: SessionSpec = SPEC) -> Seque
     novel = pool("novel/test", 9 if not hide else K, 12, base, 1)
     bases = novel if hide else pool("base/test", K, 7, base, 2)
     spec = spec.hiding_base_classes(K) if hide else spec
-    sampler = SequenceSampler(("t", "test", 0), spec, SHOTS, SequencePools(novel.starts, bases.starts), hide)
+    sampler = SequenceSampler(("t", "test", 0), spec, SHOTS, SequencePoolStarts(novel.starts, bases.starts), hide)
     return SequenceLoader(sampler, novel, bases)
 
 
@@ -110,24 +110,24 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base, monkey
         session_answers, "QUERIES_PER_PRODUCT", 7
     )  # base queries come in several parts, the last a shorter one
     method, loader = seeded_method(name, base), loader_of(base, hide)
-    batch = loader.batch(0, 4)
-    counts = evaluate(method, name, loader, range(4)).counts
+    batch = loader.load_batch(0, 4)
+    counts = evaluate_method(method, name, loader, range(4)).counts
     sessions, ways, labels = loader.sampler.shape.count, 2, labels_of(batch, loader)
     square = np.zeros((4, sessions + 1, sessions + 1), int)
     as_base, as_novel, alone = (np.zeros((4, sessions), int) for _ in range(3))
     for t in range(sessions + 1):
         if t:
             state = None
-            for support in batch.supports[:t]:
+            for support in batch.supports_by_session[:t]:
                 state = method.learn(support, state).state
-            logits = method.answer(state, batch.queries(t)).logits
+            logits = method.answer(state, batch.queries_after_sessions(t)).logits
         else:
-            logits = method.base_logits(batch.queries(0))
+            logits = method.base_logits(batch.queries_after_sessions(0))
         for e in range(4):
             z = logits[e].clone()
-            z[:, :K][:, batch.hidden[e]] = -math.inf
+            z[:, :K][:, batch.hidden_classes[e]] = -math.inf
             for answer, label in zip(z.argmax(-1).tolist(), labels, strict=False):
-                if label < K and batch.hidden[e, label]:
+                if label < K and batch.hidden_classes[e, label]:
                     continue
                 g = 0 if label < K else 1 + (label - K) // ways
                 square[e, t, g] += answer == label
@@ -143,7 +143,7 @@ def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base, monkey
     assert (counts.base_as_novel == as_novel).all()
     assert (counts.novel_alone == alone).all()
     novel = np.array([n for e in range(4) if (n := sum(label >= K for label in labels))])
-    assert counts.value_by_sequence("novel_alone") == pytest.approx(100 * alone[:, -1] / novel)
+    assert counts.metric_by_sequence("novel_alone") == pytest.approx(100 * alone[:, -1] / novel)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -152,17 +152,17 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
     method, loader = seeded_method(name, base), loader_of(base)
     if not isinstance(method, AdditiveClassifier):
         pytest.skip("it is asked session by session anyway")
-    batch, sessions = loader.batch(0, 6), SessionEvaluator(method, name, loader, False)
-    once, steps = sessions.answer_sessions(method, batch), sessions._answer_by_session(method, batch)
+    batch, sessions = loader.load_batch(0, 6), SessionEvaluator(method, name, loader, False)
+    once, steps = sessions.predict_all_sessions(method, batch), sessions._predict_session_by_session(method, batch)
     for part in ("first", "base_right", "base_is_present", "novel_is_present"):
         a, b = (getattr(output.answers, part) for output in (once, steps))
         assert torch.equal(a.expand_as(b), b), part
-    scale = steps.answers.base.abs().max()  # rounding of logits, which margins are differences of
-    assert torch.allclose(once.answers.base, steps.answers.base, rtol=0, atol=float(1e-5 * scale))
+    scale = steps.answers.base_margins.abs().max()  # rounding of logits, which margins are differences of
+    assert torch.allclose(once.answers.base_margins, steps.answers.base_margins, rtol=0, atol=float(1e-5 * scale))
     for g in range(3):
-        a, b = (output.answers.novel[:, g:, g] for output in (once, steps))
+        a, b = (output.answers.novel_margins[:, g:, g] for output in (once, steps))
         assert torch.allclose(a, b, rtol=0, atol=float(1e-5 * scale))
-        assert torch.equal(once.answers.novel_right[:, g:, g], steps.answers.novel_right[:, g:, g])
+        assert torch.equal(once.answers.novel_is_right_alone[:, g:, g], steps.answers.novel_is_right_alone[:, g:, g])
     assert once.state_bytes == steps.state_bytes
 
 
@@ -178,14 +178,16 @@ def test_few_sequences_are_learned_at_once_where_each_class_has_a_covariance(bas
         return learned
 
     monkeypatch.setattr(type(method), "learn_classes", noted)
-    whole = evaluate(method, FECAM, loader, range(6)).counts
+    whole = evaluate_method(method, FECAM, loader, range(6)).counts
     (every,) = made_at_once
     assert every == 6 * 6 * 8 * D * D
-    most, of_sequence = 4 * loader.bytes_per_item, every // 6
+    most, of_sequence = 4 * loader.estimated_bytes_per_item, every // 6
     monkeypatch.setattr(SequenceLoader, "cpu_block_bytes", most)
-    parts = evaluate(method, FECAM, loader, range(6)).counts
+    parts = evaluate_method(method, FECAM, loader, range(6)).counts
     assert sum(made_at_once[1:]) == every
-    assert all(of_block // of_sequence * loader.bytes_per_item + of_block <= most for of_block in made_at_once[1:])
+    assert all(
+        of_block // of_sequence * loader.estimated_bytes_per_item + of_block <= most for of_block in made_at_once[1:]
+    )
     assert (parts.hits == whole.hits).all()
 
 
@@ -195,9 +197,9 @@ def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixe
     decay = 0.05
     chosen, options, *_ = find_method("lr")
     method = make_method(chosen.method, base, 2, {**options, "weight_decay": decay}).double().eval()
-    batch = loader_of(base).batch(0, 1)
-    first, support, *_ = batch.supports
-    before, query = method.learn(first).state, batch.queries(2)
+    batch = loader_of(base).load_batch(0, 1)
+    first, support, *_ = batch.supports_by_session
+    before, query = method.learn(first).state, batch.queries_after_sessions(2)
     logits = method.answer(method.learn(support, before).state, query).logits[0].numpy()
     x, y = support.features[0].numpy(), support.labels[0].numpy()
     earlier = method.answer(before, Query(support.features, support.base_logits)).logits[0].numpy()  # [S, K + 2]
@@ -222,7 +224,7 @@ def test_the_upper_bound_is_softmax_regression_on_all_images_but_queries(base):
     decay, loader = 1e-2, loader_of(base)
     chosen, *_ = find_method("upper-bound")
     method = make_method(chosen.method, base, 2, {"weight_decay": decay}).double().eval()
-    counts, batch = evaluate(method, "upper-bound", loader, range(2)).counts, loader.batch(0, 2)
+    counts, batch = evaluate_method(method, "upper-bound", loader, range(2)).counts, loader.load_batch(0, 2)
     drawn = loader.sampler.sample(0, 2)
     base_x, base_y = (part.numpy() for part in base.images())
     for e in range(2):
@@ -245,7 +247,7 @@ def test_the_upper_bound_is_softmax_regression_on_all_images_but_queries(base):
         best = optimize.minimize(objective, begin, jac=True, method="BFGS", options={"gtol": 1e-8}).x
         best, labels = best.reshape(K + 6, D + 1), labels_of(batch, loader)
         for t in (1, 2, 3):
-            query = batch.queries(t).features[e].numpy()
+            query = batch.queries_after_sessions(t).features[e].numpy()
             answers = ((query - mean) @ best[:, :-1].T + best[:, -1])[:, : K + 2 * t].argmax(1)
             right = int((answers == labels[: len(answers)]).sum())
             assert int(counts.hits[e][np.tril_indices(4)[0] == t].sum()) == right
@@ -256,8 +258,11 @@ def test_the_upper_bound_is_softmax_regression_on_all_images_but_queries(base):
 def test_the_upper_bound_is_fitted_once_to_the_same_images_in_any_order(base, monkeypatch):
     fits, module = [], importlib.import_module("ifsl_bench.methods.upper_bound")
     monkeypatch.setattr(module, "minimise", lambda *args: fits.append(args) or minimise(*args))
-    method, batch = seeded_method("upper-bound", base, ways=6), loader_of(base).batch(0, 2)
-    support, query = batch.all_training_images(0), Query(*(part[:1] for part in vars(batch.queries(3)).values()))
+    method, batch = seeded_method("upper-bound", base, ways=6), loader_of(base).load_batch(0, 2)
+    support, query = (
+        batch.all_training_images(0),
+        Query(*(part[:1] for part in vars(batch.queries_after_sessions(3)).values())),
+    )
     logits = method(support, query).logits
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     rows = torch.cat([torch.nonzero(support.labels[0] == n)[:, 0] for n in order])
@@ -285,10 +290,10 @@ def test_lr_that_keeps_supports_solves_for_all_novel_classes_anew(base):
     decay, loader = 0.05, loader_of(base)
     chosen, options, *_ = find_method("lr")
     method = make_method(chosen.method, base, 2, {**options, "weight_decay": decay, "memory": "supports"}).double()
-    batch, counts = loader.batch(0, 1), evaluate(method, "lr", loader, range(1)).counts
+    batch, counts = loader.load_batch(0, 1), evaluate_method(method, "lr", loader, range(1)).counts
     labels = labels_of(batch, loader)
     for t in (1, 2, 3):
-        support = batch.joined_supports(t)
+        support = batch.join_supports(t)
         x, y, fixed = (part[0].numpy() for part in (support.features, support.labels, support.base_logits))
 
         def joint(w: np.ndarray, rows: np.ndarray, base_logits: np.ndarray, count: int = 2 * t) -> np.ndarray:
@@ -301,7 +306,7 @@ def test_lr_that_keeps_supports_solves_for_all_novel_classes_anew(base):
             return float(loss + decay / 2 * (w**2).sum())
 
         best = optimize.minimize(objective, np.zeros(2 * t * (D + 1)), method="BFGS", options={"gtol": 1e-7}).x
-        query = batch.queries(t)
+        query = batch.queries_after_sessions(t)
         answers = joint(best, query.features[0].numpy(), query.base_logits[0].numpy()).argmax(1)
         right = int((answers == labels[: len(answers)]).sum())
         assert abs(int(counts.hits[0][np.tril_indices(4)[0] == t].sum()) - right) <= 1, "a query on the boundary"
@@ -319,7 +324,7 @@ def test_solved_methods_may_keep_supports(name, base):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             method = make_method(chosen.method, base, 2, {**options, "memory": memory}).double().eval()
-        counts.append(evaluate(method, name, loader, range(4)).counts)
+        counts.append(evaluate_method(method, name, loader, range(4)).counts)
     assert (counts[0].hits[:, :3] == counts[1].hits[:, :3]).all()
     assert (counts[0].hits[:, 3:] != counts[1].hits[:, 3:]).any()
 
@@ -402,7 +407,9 @@ def test_a_plugin_with_forward_alone_runs_and_keeps_supports(call, home):
     )
     assert (mine.to_hit_counts().hits == protonet.to_hit_counts().hits).all()
     assert (named.to_hit_counts().hits == protonet.to_hit_counts().hits).all()
-    assert mine.to_hit_counts().bytes_per_class == 5 * (4 * 512 + 8), "five images of 512 numbers, with a label each"
+    assert mine.to_hit_counts().state_bytes_per_class == 5 * (4 * 512 + 8), (
+        "five images of 512 numbers, with a label each"
+    )
     assert "keeps supports" in call("table", "tiny-features-sessions", "--method", "Nearest.episodes=4")[1]
     status, _, err = call(*run, "mine.py:Scaled")
     assert (status, err.splitlines()[-1]) == (2, "ifsl-bench: Scaled has parameters for 5 ways alone (scales), and the "
@@ -416,7 +423,7 @@ def test_session_0_is_of_the_classifier_that_is_carried_on(base):
 
     loader = loader_of(base)
     methods = (make_method(kind, base, 2, {}).eval() for kind in (Silent, Stepwise))
-    a, b = (evaluate(method, "m", loader, range(4)).counts for method in methods)
+    a, b = (evaluate_method(method, "m", loader, range(4)).counts for method in methods)
     assert (a.hits == b.hits).all()
 
 
@@ -539,13 +546,23 @@ def test_each_rule_of_sessions_is_held(kind, message, base):
     assert any(fault and fault.startswith(message) for fault in broken), "methods --check says so too"
     loader = loader_of(base)
     with pytest.raises(UserError, match=message):
-        check_sessions("m", make_method(kind, base, 2, {}), loader.batch(0, 4).supports, loader.episodes(4).query)
+        check_sessions(
+            "m",
+            make_method(kind, base, 2, {}),
+            loader.load_batch(0, 4).supports_by_session,
+            loader.load_first_episodes(4).query,
+        )
 
 
 def test_a_growing_method_that_declares_what_it_does_keeps_all_rules(base):
     assert not any(broken for _, broken in check_session_rules("m", LooksBack, {}))
     loader = loader_of(base)
-    check_sessions("m", make_method(LooksBack, base, 2, {}), loader.batch(0, 4).supports, loader.episodes(4).query)
+    check_sessions(
+        "m",
+        make_method(LooksBack, base, 2, {}),
+        loader.load_batch(0, 4).supports_by_session,
+        loader.load_first_episodes(4).query,
+    )
 
 
 @pytest.mark.parametrize(
@@ -567,7 +584,7 @@ def test_sequences_are_no_place_for_infinite_logits_or_for_writing(logits, messa
     }
     method, loader = make_method(type("X", (LooksBack,), {logits: changes[logits]}), base, 2, {}), loader_of(base)
     with pytest.raises(UserError, match=message):
-        SessionEvaluator(method, "m", loader, False).answer_sessions(method, loader.batch(0, 4))
+        SessionEvaluator(method, "m", loader, False).predict_all_sessions(method, loader.load_batch(0, 4))
 
 
 class Rounds(Stepwise):
@@ -587,8 +604,8 @@ def test_rounding_that_differs_between_batches_is_no_breach(base):
 
     loader, method = loader_of(base), make_method(Rounds, base.to(dtype=torch.float32), 2, {})
     supports, query = (
-        [map_tensors(x, single) for x in loader.batch(0, 4).supports],
-        map_tensors(loader.episodes(4).query, single),
+        [map_tensors(x, single) for x in loader.load_batch(0, 4).supports_by_session],
+        map_tensors(loader.load_first_episodes(4).query, single),
     )
     assert sequence_dependence_fault(SessionLearner(method, supports[:2], query, False)), "in single precision"
     check_sessions("m", method, supports, query)
@@ -597,14 +614,16 @@ def test_rounding_that_differs_between_batches_is_no_breach(base):
 def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
     method, loader = seeded_method("ncm", base), loader_of(base)
     with torch.no_grad():
-        answers = SessionEvaluator(method, "ncm", loader, False).answer_sessions(method, loader.batch(0, 6)).answers
-    best = best_bias(answers.margins())
+        answers = (
+            SessionEvaluator(method, "ncm", loader, False).predict_all_sessions(method, loader.load_batch(0, 6)).answers
+        )
+    best = find_best_bias(answers.to_margins())
 
     def right(bias: float) -> int:
         counts = count_session_hits(answers, K, 2, bias)
         return int(counts.hits.sum()) - int(counts.hits[:, 0].sum())
 
-    margins = np.concatenate([part.ravel() for part in (answers.base, answers.novel)])
+    margins = np.concatenate([part.ravel() for part in (answers.base_margins, answers.novel_margins)])
     tried = np.unique(margins)
     assert right(best) == max(right(float(b)) for b in [*tried, *np.nextafter(tried, np.inf)])
     many = count_session_hits(answers, K, 2, 1e9)
@@ -616,20 +635,20 @@ def test_novel_queries_right_alone_are_the_hits_and_perhaps_some_that_base_class
     """Of 9 novel queries 4 are right and 2 are answered with a base class: 4 to 6 can be right alone."""
     one = np.ones((1, 1), int)
     counts = SessionCounts(np.array([[5, 5, 4]]), 2 * one, 0 * one, np.array([[6, 9]]), 3, 2, novel_alone=alone * one)
-    assert any("novel_alone" in fault for fault in _count_faults(counts)) == wrong
+    assert any("novel_alone" in fault for fault in _hit_count_faults(counts)) == wrong
 
 
 def test_counts_with_ties_and_missing_queries():
     """The base class is the answer of equal logits; queries that are not there count nowhere."""
     zero = torch.zeros(1, 1, 2)
     answers = SequenceAnswers(
-        first=torch.tensor([[True, True]]),
-        base=zero,
-        base_right=torch.tensor([[[True, True]]]),
-        base_is_present=torch.tensor([[True, False]]),
-        novel=torch.tensor([[[[-1.0, 0.0, -1.0]]]]),
-        novel_right=torch.ones(1, 1, 1, 3, dtype=torch.bool),
-        novel_is_present=torch.tensor([[[True, True, False]]]),
+        base_right_before_sessions=torch.tensor([[True, True]]),
+        base_margins=zero,
+        base_is_right_alone=torch.tensor([[[True, True]]]),
+        base_query_is_counted=torch.tensor([[True, False]]),
+        novel_margins=torch.tensor([[[[-1.0, 0.0, -1.0]]]]),
+        novel_is_right_alone=torch.ones(1, 1, 1, 3, dtype=torch.bool),
+        novel_query_is_counted=torch.tensor([[[True, True, False]]]),
     )
     counts = count_session_hits(answers, K, 2)
     assert counts.hits.tolist() == [[1, 1, 1]]
@@ -705,13 +724,13 @@ def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call)
 
 
 def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
-    monkeypatch.setattr(evaluation, "batch_size", lambda loader, method: 2)
+    monkeypatch.setattr(evaluation, "choose_block_size", lambda loader, method: 2)
     method, loader = seeded_method("lr", base), loader_of(base)
-    whole = evaluate(method, "lr", loader, range(6), whole=6)
-    parts = [evaluate(method, "lr", loader, part, whole=6) for part in (range(3), range(3, 5), range(5, 6))]
-    result = evaluation.join_results(parts)
-    for name, values in whole.counts.columns().items():
-        assert (result.counts.columns()[name] == values).all(), name
+    whole = evaluate_method(method, "lr", loader, range(6), whole=6)
+    parts = [evaluate_method(method, "lr", loader, part, whole=6) for part in (range(3), range(3, 5), range(5, 6))]
+    result = evaluation.join_evaluation_results(parts)
+    for name, values in whole.counts.count_arrays().items():
+        assert (result.counts.count_arrays()[name] == values).all(), name
     assert all((result.statistics[name] == values).all() for name, values in whole.statistics.items())
 
 

@@ -22,7 +22,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.method import Method, Prediction, Support
 from ifsl_bench.plugin.options import with_ways
-from ifsl_bench.protocols.sampling.episodes import training_sampler
+from ifsl_bench.protocols.sampling.episodes import make_training_sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
@@ -73,7 +73,7 @@ def train(clusters, job, reporter=None):
 def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters, task):
     training_job = job(clusters, train={"steps": "1", "episodes_per_step": "3"}, task=task)
     method, _, _, bench = train(clusters, training_job)
-    batch = bench.loader("train").batch(0, 3)
+    batch = bench.loader("train").load_batch(0, 3)
     fresh = Scale(bench.base, 5)
     logits = fresh(batch.support, batch.query).logits.clone()
     if task == "clusters-shared-5shot":
@@ -94,7 +94,7 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
     training_job = job(clusters, kind, "clusters-5shot+ways=4", training)
     training_job = replace(training_job, method_ref=MethodRef(name, kind))
     method, _, _, bench = train(clusters, training_job)
-    batch = bench.loader("train").with_sampler(bench.training_sampler(sessions)).batch(0, 3)
+    batch = bench.loader("train").with_sampler(bench.training_sampler(sessions)).load_batch(0, 3)
     support, query, classes = batch.support, batch.query, batch.support.hidden.shape[1]
     assert support.labels.shape == (3, sessions * ways * shots)
     fresh, losses = stages.make_untrained_method(training_job, bench.work).train(), []
@@ -125,13 +125,13 @@ def test_training_on_more_sessions_than_there_is_data_for_names_the_most(cluster
     def starts(pool: str) -> np.ndarray:
         return np.cumsum([0, *sizes[pool]])
 
-    drawn = training_sampler(task, most, 0, starts).sample(0, 4)
+    drawn = make_training_sampler(task, most, 0, starts).sample(0, 4)
     assert drawn.classes.shape == (4, 2 * most)
-    assert (~drawn.query_novel).sum(1).tolist() == [10 * most] * 4
+    assert (~drawn.query_is_novel).sum(1).tolist() == [10 * most] * 4
     with pytest.raises(UserError, match=f"^--train sessions={most + 1} needs .*; sessions={most} is the most$"):
-        training_sampler(task, most + 1, 0, starts)
+        make_training_sampler(task, most + 1, 0, starts)
     with pytest.raises(UserError, match=f"; sessions={most} is the most$"):
-        training_sampler(task, 10_000, 0, starts)
+        make_training_sampler(task, 10_000, 0, starts)
 
 
 def test_training_on_too_many_sessions_is_refused_before_anything_is_computed(clusters, call):

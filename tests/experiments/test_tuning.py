@@ -31,8 +31,8 @@ from ifsl_bench.experiments.search import (
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import default_options
 from ifsl_bench.plugin.space import RATE_NAME, Choices, Range
-from ifsl_bench.protocols.calibration import best_bias
-from ifsl_bench.protocols.loader import evaluate
+from ifsl_bench.protocols.calibration import find_best_bias
+from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.columns import list_table_rows
 from ifsl_bench.store.schema import read_result, result_file_name, result_path
@@ -191,7 +191,7 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
         episodes = job.task.evaluation.validation_halves[0]
         assert (episodes, job.task.evaluation.validation_halves[1]) == (range(10), range(10, 20))
         for i in episodes:  # one at a time
-            batch = loader.batch(i, 1)
+            batch = loader.load_batch(i, 1)
             with torch.no_grad():
                 hits += int((method(batch.support, batch.query).logits.argmax(-1) == batch.labels).sum())
         assert tried[spelled] == pytest.approx(100 * hits / (len(episodes) * batch.labels.shape[1])), point
@@ -211,9 +211,9 @@ def _holds_against_a_plain_loop(result, job, work):
     for _, trial_job in all_of(job, work.home):
         method = stages.MetaTrainStage(trial_job).compute(work).method.eval()
         loader = stages.make_pretrain_stage(trial_job).open_task(work).loader("val")
-        evaluation = evaluate(method, "", loader, range(10))
+        evaluation = evaluate_method(method, "", loader, range(10))
         of_setting.append(evaluation.counts.base_joint + evaluation.counts.novel_joint)
-        bias = best_bias(evaluation.margins)
+        bias = find_best_bias(evaluation.margins)
         calibrated.append(int((evaluation.margins.base >= bias).sum() + (evaluation.margins.novel < bias).sum()))
     assert result.choice.chosen == np.argmax([hits.sum() for hits in of_setting])
     for winner, drawn in zip(result.choice.winners, np.random.RandomState(0).randint(10, size=(100, 10)), strict=True):
@@ -234,9 +234,9 @@ def _rivals_hold_against_a_plain_loop(result, job, work):
     for i, place in enumerate(choice.rivals, 1):
         method = stages.MetaTrainStage(jobs[place]).compute(work).method.eval()
         loader = stages.make_pretrain_stage(jobs[place]).open_task(work).loader
-        val = evaluate(method, "", loader("val"), range(10))
-        test = evaluate(method, "", loader("test"), range(len(result.to_hit_counts())))
-        bias = best_bias(val.margins)
+        val = evaluate_method(method, "", loader("val"), range(10))
+        test = evaluate_method(method, "", loader("test"), range(len(result.to_hit_counts())))
+        bias = find_best_bias(val.margins)
         assert choice.test_hits["base_joint"][i] == test.counts.base_joint.sum()
         assert choice.test_hits["calibrated_base"][i] == (test.margins.base >= bias).sum()
         assert choice.test_hits["calibrated_novel"][i] == (test.margins.novel < bias).sum()
@@ -266,7 +266,7 @@ def test_resamples_choose_among_sound_settings_alone():
 
 
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
-    runs, evaluate = [], search.evaluate
+    runs, evaluate = [], search.evaluate_method
 
     def counted(method, name, loader, episodes, *more, **how):
         if more:

@@ -119,7 +119,7 @@ def task(clusters):
 def test_episodes_have_no_base_images(clusters, task, name, side):
     bench = PreparedTask(load_tasks(task(name))[0], "linear", 0, api.workspace(clusters / "home", device="cpu"))
     loader = bench.loader(side)
-    batch = loader.batch(3, 9)
+    batch = loader.load_batch(3, 9)
     assert batch.labels.shape == (9, 25)
     assert batch.novel.all()
     assert (torch.bincount(batch.labels[0], minlength=13)[8:] == 5).all()
@@ -132,8 +132,8 @@ def test_episodes_have_no_base_images(clusters, task, name, side):
     if name == "regular-shared":
         hidden.scatter_(1, drawn.classes, True)
     assert torch.equal(batch.support.hidden, hidden)
-    assert batch.masked_base.all()
-    assert batch.episode_range(2, 4).masked_base.all()
+    assert batch.masked_base_classes.all()
+    assert batch.select_episode_range(2, 4).masked_base_classes.all()
     pool = bench.dataset.pool(load_tasks(task(name))[0].pool(side, "novel"))
     assert np.array_equal(batch.support.features.numpy(), pool.images[drawn.support.numpy()])
     assert np.array_equal(batch.query.features.numpy(), pool.images[drawn.query.numpy()])

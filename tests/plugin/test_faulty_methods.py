@@ -153,7 +153,7 @@ def test_logits_of_a_new_tensor_subclass_in_each_call_are_taken_as_tensors(jobs)
     columns = []
     for answer in ("logits", "logits.as_subclass(type('Own', (torch.Tensor,), {}))"):
         made_jobs, work = jobs("pass", f"return Prediction({answer})")
-        columns.append(api.run_job(made_jobs[0], work).episodes.column("novel_joint"))
+        columns.append(api.run_job(made_jobs[0], work).episodes.read_column("novel_joint"))
     assert np.array_equal(*columns)
 
 
@@ -191,8 +191,8 @@ def test_a_solve_that_ends_at_nan_has_not_converged():
     counts = Counts(*(np.zeros(3, np.int64) for _ in range(4)), base_queries=1, novel_queries=1)
     failed = np.array([0.0, np.nan, 1.0])
     evaluation = EvaluationResult(counts, {"solver_unconverged": failed}, None)
-    assert evaluation.unconverged == 2
-    assert list(evaluation.remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
+    assert evaluation.n_unconverged_episodes == 2
+    assert list(evaluation.convergence_remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
     solves = SolveCounts({})
     solves.add(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
     assert solves.total_counts() == {"episodes": 3, "unconverged": 2}

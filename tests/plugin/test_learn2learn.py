@@ -65,7 +65,7 @@ def test_tasks_are_our_episodes(learn2learn, clusters, work, name, order):
     for side, ours in {"train": "train", "validation": "val", "test": "test"}.items():
         tasks = getattr(of_sides, side)
         assert isinstance(tasks, learn2learn.data.Taskset)
-        expected = PreparedTask(task, "linear", 3, work).loader(ours).batch(0, 12)
+        expected = PreparedTask(task, "linear", 3, work).loader(ours).load_batch(0, 12)
         K = expected.support.hidden.shape[1]
         for i in (11, 0, 5, 0):
             X, y = tasks[i]
@@ -127,7 +127,7 @@ def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(l
     expected = novel.images[drawn.support[0].numpy()].transpose(0, 3, 1, 2)
     np.testing.assert_allclose(x.numpy(), (expected / 255 - 0.5) / 0.25, atol=1e-6)  # of numbers up to 2 in float32
     pools = {True: novel, False: base}
-    queries = zip(drawn.query[0].tolist(), drawn.query_novel[0].tolist(), strict=True)
+    queries = zip(drawn.query[0].tolist(), drawn.query_is_novel[0].tolist(), strict=True)
     expected = np.stack([pools[is_novel].images[row] for row, is_novel in queries])
     np.testing.assert_allclose(q.numpy(), (expected.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.25, atol=1e-6)
 

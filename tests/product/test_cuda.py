@@ -68,20 +68,20 @@ def test_a_device_waits_as_often_as_the_pretend_one_says(name, recwarn):
 def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
     prepared = _prepared(here, task, "cuda")
     ours, theirs = prepared.loader(side), prepared.loader(side, device=DEVICE)
-    theirs.batch(5, 9)
+    theirs.load_batch(5, 9)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        batch = theirs.batch(5, 9)
+        batch = theirs.load_batch(5, 9)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    pretend.check_batches(batch, ours.batch(5, 9))
+    pretend.check_batches(batch, ours.load_batch(5, 9))
 
 
 @pytest.mark.parametrize("name", sorted(pretend.SEQUENCES))
 def test_sequences_count_what_the_cpu_counts(here, name):
     pretend.add_sessions(here)
     prepared = _prepared(here, "in-sessions", "cuda")
-    ours, theirs = (pretend.evaluate_sequences(prepared, name, device).columns() for device in (CPU, DEVICE))
+    ours, theirs = (pretend.evaluate_sequences(prepared, name, device).count_arrays() for device in (CPU, DEVICE))
     for column, values in ours.items():
         assert (values != theirs[column]).mean() <= pretend.ON_A_BOUNDARY, column
 

@@ -30,7 +30,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import is_from_search, logits_differ
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import declared_options, with_example_extras
-from ifsl_bench.protocols.loader import batch_size, evaluate
+from ifsl_bench.protocols.loader import choose_block_size, evaluate_method
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import numba_code_cache
 from ifsl_bench.store import schema as result_file
@@ -300,10 +300,10 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
         prepared = _prepared(here, task)
         ours, theirs = prepared.loader(side), prepared.loader(side, device=DEVICE)
         counts.clear()
-        batch = theirs.batch(5, 9)
+        batch = theirs.load_batch(5, 9)
         assert 0 < counts.launches.total() <= 350
         assert not counts.waits
-        check_batches(batch, ours.batch(5, 9))
+        check_batches(batch, ours.load_batch(5, 9))
 
 
 def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_size(here):
@@ -314,12 +314,12 @@ def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_siz
             loader = prepared.loader("test", device=DEVICE)
             method = seeded_method(name, {}, prepared.base.to(DEVICE)).to(DEVICE)
             counts.clear()
-            results.append(evaluate(method, name, loader, range(60)).counts)
-            size = batch_size(loader, method)
+            results.append(evaluate_method(method, name, loader, range(60)).counts)
+            size = choose_block_size(loader, method)
             assert 1 <= size < 8 if memory == 1 << 19 else size > 60
             assert counts.waits.total() == -(-60 // size)
     loader = prepared.loader("test")
-    results.append(evaluate(seeded_method(name, {}, prepared.base), name, loader, range(60)).counts)
+    results.append(evaluate_method(seeded_method(name, {}, prepared.base), name, loader, range(60)).counts)
     for result in results[1:]:
         for key in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
             assert (getattr(result, key) == getattr(results[0], key)).all()
@@ -345,7 +345,7 @@ def evaluate_sequences(prepared, name, device, launched=None):
     method.load_state_dict(drawn.state_dict())
     if launched is not None:
         launched.clear()
-    return evaluate(method, name, loader, range(24)).counts
+    return evaluate_method(method, name, loader, range(24)).counts
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -354,7 +354,7 @@ def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
     results = []
     for device in (DEVICE, CPU):
         with accelerator() as counts, numba_code_cache.use_batched_solvers():
-            results.append(evaluate_sequences(_prepared(here, "in-sessions"), name, device, counts).columns())
+            results.append(evaluate_sequences(_prepared(here, "in-sessions"), name, device, counts).count_arrays())
             if device == DEVICE:
                 launches, waits = SEQUENCES[name]
                 assert counts.launches.total() <= launches, counts.launches.total()
@@ -371,7 +371,7 @@ def test_nan_is_found_on_the_device_too(here):
         with torch.no_grad():
             method.phi_mean.fill_(torch.nan)
         with pytest.raises(UserError, match="NaN or infinite logits in 60 of 60"):
-            evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
+            evaluate_method(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
 
 
 def _other_home(folder, name):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.sampling.draws import ClassDraws, seed_of, stream_key
+from ifsl_bench.protocols.sampling.draws import ClassDraws, derive_seed, stream_key
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.utils.errors import UserError
@@ -40,7 +40,7 @@ def shuffle_head(random: list[int], total: int) -> list[int]:
 
 
 def slow_episode(stream, spec, shots, novel, base, hide, parity, i):
-    key = seed_of("episodes", *stream) - (1 << 62)
+    key = derive_seed("episodes", *stream) - (1 << 62)
     classes = shuffle_head(words(key, i, 1, spec.ways), len(novel) - 1)
     each = shots + spec.novel_queries
     drawn = words(key, i, 2, spec.ways * each)
@@ -81,7 +81,7 @@ def test_equal_to_the_slow_version(case):
         assert drawn.classes[e].tolist() == classes
         assert drawn.support[e].tolist() == support
         assert list(zip(drawn.query[e].tolist(), drawn.query_labels[e].tolist(), strict=True)) == query
-        assert drawn.hidden[e].nonzero().flatten().tolist() == (sorted(classes) if hide else [])
+        assert drawn.hidden_classes[e].nonzero().flatten().tolist() == (sorted(classes) if hide else [])
 
 
 def test_draws_are_uniform():
@@ -89,12 +89,12 @@ def test_draws_are_uniform():
     base = np.arange(0, 41, 8)
     novel = np.arange(0, 85, 12)
     drawn = EpisodeSampler(("u", "test", 0), EpisodeSpec(base_queries=10), 5, novel, base).sample(0, 20_000)
-    position = drawn.query_novel.float().mean(0).numpy() * 20_000
+    position = drawn.query_is_novel.float().mean(0).numpy() * 20_000
     counts = {
         "classes": np.bincount(drawn.classes[:, 0].numpy(), minlength=7),
         "last way": np.bincount(drawn.classes[:, 4].numpy(), minlength=7),
         "support": np.bincount(drawn.support[:, 0].numpy(), minlength=84),
-        "base": np.bincount(drawn.query[~drawn.query_novel].numpy(), minlength=40),
+        "base": np.bincount(drawn.query[~drawn.query_is_novel].numpy(), minlength=40),
         "novel first": position,
     }
     for name, observed in counts.items():
@@ -133,9 +133,9 @@ def test_impossible_episodes_are_refused(change, message):
 def test_classes_follow_from_a_line_of_text(ways, classes):
     stream = ("some-task", "test", ways)
     draws = ClassDraws.parse(str(ClassDraws(100, ways, classes, stream_key(*stream))))
-    key = seed_of("episodes", *stream) - (1 << 62)
+    key = derive_seed("episodes", *stream) - (1 << 62)
     assert draws.to_array().tolist() == [shuffle_head(words(key, i, 1, ways), classes) for i in range(100)]
     spec, rows = EpisodeSpec(ways=ways, novel_queries=1, base_queries=5), np.arange(classes + 1) * 2
     sampler = EpisodeSampler(stream, spec, 1, rows, SIZES_BASE)
-    assert sampler.class_draws(100) == draws
+    assert sampler.novel_class_draws(100) == draws
     assert np.array_equal(sampler.sample(0, 100).classes.numpy(), draws.to_array())

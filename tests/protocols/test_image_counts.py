@@ -16,7 +16,7 @@ from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.image_counts import MOST_CHARACTERS, SHARE_LEVELS, ImageHits, ImageTally, PoolHits
-from ifsl_bench.protocols.loader import evaluate
+from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.solvers import numba_code_cache
@@ -36,14 +36,14 @@ class Nearest(Method):
 
 
 def evaluated(method: Method, loader, episodes: range, biased: bool = False) -> ImageHits:
-    loader.tally = ImageTally()
-    evaluate(method, "m", loader, episodes, bias=BIAS)
-    return loader.image_hits(biased)
+    loader.image_tally = ImageTally()
+    evaluate_method(method, "m", loader, episodes, bias=BIAS)
+    return loader.collect_image_hits(biased)
 
 
 @pytest.fixture(params=[1, 2, 3], ids="blocks of {}".format)
 def blocks(request, monkeypatch) -> None:
-    monkeypatch.setattr(evaluation, "batch_size", lambda loader, method: request.param)
+    monkeypatch.setattr(evaluation, "choose_block_size", lambda loader, method: request.param)
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
     }
     loader = EpisodeLoader(sampler, novel, of_base)
     for e in range(3, 40):
-        drawn, batch = sampler.sample(e, 1), loader.batch(e, 1)
+        drawn, batch = sampler.sample(e, 1), loader.load_batch(e, 1)
         logits = method(batch.support, batch.query).logits[0]
         for row, image, label in zip(logits, drawn.query[0].tolist(), drawn.query_labels[0].tolist(), strict=True):
             of_pool, part = ("novel", slice(K, None)) if label >= K else ("base", slice(K))
@@ -80,7 +80,7 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
         asked = counts.pop("asked")
         assert 0 < counts["joint"].sum() <= counts["alone"].sum() < asked.sum()
         for hits in (plain, in_torch):
-            assert (hits.pools[name].step, hits.has_shares) == (1, False)
+            assert (hits.pools[name].images_per_group, hits.right_counts_are_shares) == (1, False)
             np.testing.assert_array_equal(hits.pools[name].query_counts, asked)
             for what, right in counts.items():
                 np.testing.assert_array_equal(hits.pools[name].right_counts[what], right)
@@ -96,12 +96,16 @@ def test_sessions_weigh_the_hits_of_each_image_as_the_average_does(name, base, b
     asked = {"base": np.zeros((sessions + 1, base_images)), "novel": np.zeros((sessions + 1, loader.novel.n_images))}
     right = {bias: {pool: np.zeros_like(values) for pool, values in asked.items()} for bias in (0.0, BIAS.value)}
     for e in range(count):
-        batch, state = loader.batch(e, 1), None
+        batch, state = loader.load_batch(e, 1), None
         images = [*range(base_images), *batch.novel_rows[0].tolist()]
         labels = [*batch.base_labels.tolist(), *(K + n // each for n in range(batch.novel_rows.shape[1]))]
         for t in range(sessions + 1):
-            state = method.learn(batch.supports[t - 1], state).state if t else None
-            logits = (method.answer(state, batch.queries(t)).logits if t else method.base_logits(batch.queries(0)))[0]
+            state = method.learn(batch.supports_by_session[t - 1], state).state if t else None
+            logits = (
+                method.answer(state, batch.queries_after_sessions(t)).logits
+                if t
+                else method.base_logits(batch.queries_after_sessions(0))
+            )[0]
             for q in range(base_images + t * ways * each):
                 of_pool = "base" if q < base_images else "novel"
                 asked[of_pool][t, images[q]] += 1
@@ -137,13 +141,13 @@ def test_groups_of_neighbours_are_of_one_class_and_add_up():
     asked = generator.integers(0, 9, (2, 17))
     right = generator.binomial(asked, 0.4)
     whole = PoolHits(sizes, 1, asked, {"joint": right})
-    four = whole.merge_neighbours(shares=False).merge_neighbours(shares=False)
-    assert four.groups.tolist() == [2, 1, 2, 1]
+    four = whole.merge_neighbouring_groups(shares=False).merge_neighbouring_groups(shares=False)
+    assert four.groups_per_class.tolist() == [2, 1, 2, 1]
     parts = [slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 10), slice(10, 14), slice(14, 17)]
     for ours, theirs in ((four.query_counts, asked), (four.right_counts["joint"], right)):
         assert ours.T.tolist() == [theirs[:, part].sum(1).tolist() for part in parts]
     shares = PoolHits(sizes, 1, asked[:1], {"acc": generator.integers(0, SHARE_LEVELS + 1, (1, 17))})
-    found = shares.merge_neighbours(shares=True).right_counts["acc"][0]
+    found = shares.merge_neighbouring_groups(shares=True).right_counts["acc"][0]
     first = np.average(shares.right_counts["acc"][0, :2], weights=asked[0, :2])
     assert abs(found[0] - first) <= 0.5
 
@@ -154,11 +158,11 @@ def test_many_images_are_grouped_until_they_fit():
     right = {name: generator.binomial(asked, 0.6) for name in ("joint", "alone", "calibrated")}
     small = PoolHits(np.full(10, 20), 1, asked[:, :200], {name: values[:, :200] for name, values in right.items()})
     hits = ImageHits(
-        {"base": PoolHits(np.full(160, 1250), 1, asked, right), "novel": small}, has_shares=False
-    ).fit_to_result()
+        {"base": PoolHits(np.full(160, 1250), 1, asked, right), "novel": small}, right_counts_are_shares=False
+    ).group_to_fit_result_file()
     length = {name: sum(map(len, pool.packed_arrays.values())) for name, pool in hits.pools.items()}
     assert sum(length.values()) <= MOST_CHARACTERS < 2.5 * sum(length.values())
-    assert hits.pools["novel"].step == 1 < hits.pools["base"].step
+    assert hits.pools["novel"].images_per_group == 1 < hits.pools["base"].images_per_group
     assert hits.pools["base"].right_counts["joint"].sum() == right["joint"].sum()
 
 
@@ -171,17 +175,19 @@ def test_results_have_them_and_they_add_up_to_the_counts(calibrate, clusters, wo
     for side in ("base", "novel"):
         counts, pool = result.to_hit_counts(), hits.pools[side]
         assert pool.query_counts.sum() == len(counts) * getattr(counts, f"{side}_queries")
-        assert pool.right_counts["joint"].sum() == counts.column(f"{side}_joint").sum()
-        assert pool.right_counts["calibrated"].sum() == counts.column(f"calibrated_{side}").sum()
+        assert pool.right_counts["joint"].sum() == counts.count_array(f"{side}_joint").sum()
+        assert pool.right_counts["calibrated"].sum() == counts.count_array(f"calibrated_{side}").sum()
     broken = msgspec.structs.replace(result.images.pools["base"], asked=result.images.pools["base"].right["joint"])
     images = msgspec.structs.replace(result.images, pools={**result.images.pools, "base": broken})
     assert "images: base" in find_first_contradiction(msgspec.structs.replace(result, images=images))
     assert find_first_contradiction(msgspec.structs.replace(result, images=None)) is None, "older files have none"
     frame = result.images_to_pandas()
     hits = frame[frame.pool == "base"]
-    assert (hits.asked * hits.joint).sum() / 100 == pytest.approx(result.to_hit_counts().column("base_joint").sum())
+    assert (hits.asked * hits.joint).sum() / 100 == pytest.approx(
+        result.to_hit_counts().count_array("base_joint").sum()
+    )
     last = frame[(frame.pool == "novel") & (frame.half == 1)].iloc[-1]
     pool = result.images.pools["novel"]
-    sizes = result.images.to_image_hits().pools["novel"].sizes
+    sizes = result.images.to_image_hits().pools["novel"].images_per_class
     assert (last["class"], last.image + last.images) == (len(sizes) - 1, sizes.sum())
     assert last.image % pool.step == (sizes[:-1].sum()) % pool.step

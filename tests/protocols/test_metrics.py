@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.metrics import METRICS, Counts, mean_with_interval, paired_difference, summarise
+from ifsl_bench.protocols.metrics import METRICS, Counts, mean_with_interval, paired_difference, summarise_by_metric
 
 
 def test_paired_is_scipys_paired_t_test():
@@ -35,11 +35,11 @@ def test_estimate():
 
 def test_metrics_by_hand():
     counts = Counts(np.array([20, 25]), np.array([24, 25]), np.array([10, 0]), np.array([20, 5]), 25, 25)
-    values = counts.per_episode()
+    values = counts.metrics_by_unit()
     assert set(values) == {*METRICS, "harmonic"}
     assert values["acc"].tolist() == [60.0, 50.0]
     assert values["base_joint"].tolist() == [80.0, 100.0]
     assert values["delta_a"] == pytest.approx([-16.0, 0.0])
     assert values["delta_b"] == pytest.approx([-40.0, -20.0])
     assert values["delta"] == pytest.approx([-28.0, -10.0])
-    assert summarise(values)["acc"].mean == 55.0
+    assert summarise_by_metric(values)["acc"].mean == 55.0

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.protocols.sampling.draws import seed_of
-from ifsl_bench.protocols.sampling.sequences import SequencePools, SequenceSampler
+from ifsl_bench.protocols.sampling.draws import derive_seed
+from ifsl_bench.protocols.sampling.sequences import SequencePoolStarts, SequenceSampler
 from ifsl_bench.protocols.tasks.task import SessionSpec
 from ifsl_bench.utils.errors import UserError
 from tests.protocols.test_episodes import shuffle_head, words
@@ -28,33 +28,33 @@ SPEC = SessionSpec(count=3, ways=2, orders=6, supports=3)
 STREAM = ("t-sessions", "test", 0)
 ORDER = np.array([3, 1, 6, 0, 2, 5])
 CASES = {
-    "drawn": {"pools": SequencePools(NOVEL, BASE)},
-    "odd": {"pools": SequencePools(NOVEL, BASE), "parity": "odd"},
-    "hidden": {"pools": SequencePools(NOVEL, NOVEL), "hide": True},
-    "apart": {"pools": SequencePools(NOVEL, BASE, SUPPORT)},
-    "listed": {"pools": SequencePools(NOVEL, BASE, SUPPORT), "order": ORDER},
+    "drawn": {"pools": SequencePoolStarts(NOVEL, BASE)},
+    "odd": {"pools": SequencePoolStarts(NOVEL, BASE), "parity": "odd"},
+    "hidden": {"pools": SequencePoolStarts(NOVEL, NOVEL), "hide": True},
+    "apart": {"pools": SequencePoolStarts(NOVEL, BASE, SUPPORT)},
+    "listed": {"pools": SequencePoolStarts(NOVEL, BASE, SUPPORT), "order": ORDER},
 }
 SHOTS = 5
 
 
 def slow_sequence(number, pools, hide=False, parity=None, order=None):
     """Classes, supports and queries of each class, and the base queries with their labels."""
-    key = seed_of("sequences", *STREAM) - (1 << 62)
+    key = derive_seed("sequences", *STREAM) - (1 << 62)
     count = SPEC.count * SPEC.ways
     base = [
         (row, label)
-        for label, (a, b) in enumerate(itertools.pairwise(pools.base))
+        for label, (a, b) in enumerate(itertools.pairwise(pools.base_starts))
         for row in range(a, b)
         if parity is None or (row - a) % 2 == {"even": 0, "odd": 1}[parity]
     ]
     if order is None:
-        order = shuffle_head(words(key, number // SPEC.supports, 1, count), len(pools.novel) - 1)
-    source = pools.novel if pools.support is None else pools.support
-    queries = len(base) // (len(pools.base) - 1)
+        order = shuffle_head(words(key, number // SPEC.supports, 1, count), len(pools.novel_starts) - 1)
+    source = pools.novel_starts if pools.support_starts is None else pools.support_starts
+    queries = len(base) // (len(pools.base_starts) - 1)
     if hide:
         base = [(row, label) for row, label in base if label not in order]
         queries = min(queries, 11 - SHOTS)  # 11 images has the smallest class
-    each = SHOTS + (queries if pools.support is None else 0)
+    each = SHOTS + (queries if pools.support_starts is None else 0)
     drawn, support, query = words(key, number, 2, count * each), [], []
     for way, c in enumerate(order):
         rows = shuffle_head(drawn[way * each : (way + 1) * each], int(source[c + 1] - source[c]))
@@ -62,7 +62,7 @@ def slow_sequence(number, pools, hide=False, parity=None, order=None):
             rows = list(range(SHOTS))
         rows = [int(source[c]) + r for r in rows]
         support.append(rows[:SHOTS])
-        query.append(rows[SHOTS:] if pools.support is None else list(range(pools.novel[c], pools.novel[c + 1])))
+        query.append(rows[SHOTS:] if pools.support_starts is None else list(range(pools.novel_starts[c], pools.novel_starts[c + 1])))
     return list(order), support, query, base
 
 
@@ -75,19 +75,19 @@ def test_equal_to_the_slow_version(name):
         assert drawn.classes[e].tolist() == classes
         assert drawn.support[e].tolist() == support
         assert [[row for row in rows if row >= 0] for rows in drawn.query[e].tolist()] == query
-        mask = ~drawn.hidden[e][sampler.base_labels]
+        mask = ~drawn.hidden_classes[e][sampler.base_labels]
         mine = zip(sampler.base_query[mask].tolist(), sampler.base_labels[mask].tolist(), strict=True)
         assert list(mine) == base
 
 
 def test_an_order_comes_with_several_support_sets():
-    sampler = SequenceSampler(STREAM, SPEC, SHOTS, SequencePools(NOVEL, BASE))
+    sampler = SequenceSampler(STREAM, SPEC, SHOTS, SequencePoolStarts(NOVEL, BASE))
     drawn = sampler.sample(0, SPEC.sequences)
     orders = drawn.classes.view(SPEC.orders, SPEC.supports, -1)
     assert (orders == orders[:, :1]).all()
     assert len(orders[:, 0].unique(dim=0)) == SPEC.orders
     assert len(drawn.support.flatten(1).unique(dim=0)) == SPEC.sequences
-    assert (orders[:, 0].numpy() == sampler.class_draws(SPEC.sequences).to_array()).all(), (
+    assert (orders[:, 0].numpy() == sampler.novel_class_draws(SPEC.sequences).to_array()).all(), (
         "the NumPy version of the draws"
     )
     for e in range(SPEC.sequences):
@@ -119,7 +119,7 @@ def test_validation_takes_fewer_sessions_where_classes_are_few():
 
 
 NAMES = tuple("abcdefg")
-NAMED = SequencePools(NOVEL, BASE, names=("novel/test", "base/test", "novel/support"), novel_classes=NAMES)
+NAMED = SequencePoolStarts(NOVEL, BASE, pool_names=("novel/test", "base/test", "novel/support"), novel_classes=NAMES)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ NAMED = SequencePools(NOVEL, BASE, names=("novel/test", "base/test", "novel/supp
          r"t-sessions need 8 novel classes \(4 sessions of 2\), novel/test has 7; --sessions 3 would do here"),
         ({"queries": 7}, {},
          r"need 12 images of a novel class \(5 shots \+ 7 queries\), class 'c' of novel/test has 11; --queries 6"),
-        ({}, {"novel": starts(13, 20, 4, 40, 17, 12, 30)}, r"class 'c' .* has 4; --shots 1 --queries 3 would do here$"),
-        ({}, {"support": starts(5, 7, 6, 4, 9, 5, 8)},
+        ({}, {"novel_starts": starts(13, 20, 4, 40, 17, 12, 30)}, r"class 'c' .* has 4; --shots 1 --queries 3 would do here$"),
+        ({}, {"support_starts": starts(5, 7, 6, 4, 9, 5, 8)},
          r"need 5 images of a novel class for supports, class 'd' of novel/support has 4; --shots 4"),
         ({"queries": 0}, {}, "have no queries of novel classes; --queries must be at least 1"),
-        ({}, {"base": starts(9, 0, 3), "base_classes": ("x", "y", "z")},
+        ({}, {"base_starts": starts(9, 0, 3), "base_classes": ("x", "y", "z")},
          "need queries of every class, class 'y' of base/test has none"),
-        ({}, {"novel": starts(9, 1, 3, 4, 5, 0, 7), "support": SUPPORT},
+        ({}, {"novel_starts": starts(9, 1, 3, 4, 5, 0, 7), "support_starts": SUPPORT},
          "need queries of every class, class 'f' of novel/test has none"),
         ({}, {"base_classes": ("x", "b", "z", "u", "v")},
          r"class 'b' of t-sessions is both a base class \(base/test\) and a novel one \(novel/test\)"),
@@ -148,6 +148,6 @@ def test_what_cannot_be_drawn_is_said_in_one_line(spec, pools, message):
 
 
 def test_hidden_classes_leave_base_classes():
-    pools = SequencePools(starts(*[20] * 6), starts(*[20] * 6))
+    pools = SequencePoolStarts(starts(*[20] * 6), starts(*[20] * 6))
     with pytest.raises(UserError, match=r"hide 6 of 6 base classes, and none is left; --sessions 1 would do here"):
         SequenceSampler(STREAM, SPEC, SHOTS, pools, hide=True)

@@ -63,7 +63,7 @@ def counts_of(logits, labels) -> SessionCounts:
 def test_metrics_are_those_of_a_plain_loop(predictions):
     pairs, counts = answers_of(*predictions), counts_of(*predictions)
     for e in range(E):
-        after = {name: counts.after(name)[e] for name in METRICS_AFTER_SESSION if name != "harmonic"}
+        after = {name: counts.metric_after_sessions(name)[e] for name in METRICS_AFTER_SESSION if name != "harmonic"}
         for t, met in enumerate(pairs[e]):
             base, novel = [p for p in met if p[0] < K], [p for p in met if p[0] >= K]
             of_session = [[y == a for y, a in met if (y - K) // N + 1 == g or (g == 0 and y < K)]
@@ -89,18 +89,22 @@ def test_metrics_are_those_of_a_plain_loop(predictions):
 
 def test_summaries(predictions):
     counts = counts_of(*predictions)
-    acc, base, novel = counts.after("acc"), counts.after("base"), counts.after("novel")
-    assert counts.value_by_sequence("first") == pytest.approx(acc[:, 0])
-    assert counts.value_by_sequence("last") == pytest.approx(acc[:, -1])
-    assert counts.value_by_sequence("acc") == pytest.approx(acc.sum(1) / (T + 1))
-    assert counts.value_by_sequence("pd") == pytest.approx(acc[:, 0] - acc[:, -1])
-    assert counts.value_by_sequence("learned") == pytest.approx(counts.after("learned")[:, 1:].mean(1))
+    acc, base, novel = (
+        counts.metric_after_sessions("acc"),
+        counts.metric_after_sessions("base"),
+        counts.metric_after_sessions("novel"),
+    )
+    assert counts.metric_by_sequence("first") == pytest.approx(acc[:, 0])
+    assert counts.metric_by_sequence("last") == pytest.approx(acc[:, -1])
+    assert counts.metric_by_sequence("acc") == pytest.approx(acc.sum(1) / (T + 1))
+    assert counts.metric_by_sequence("pd") == pytest.approx(acc[:, 0] - acc[:, -1])
+    assert counts.metric_by_sequence("learned") == pytest.approx(counts.metric_after_sessions("learned")[:, 1:].mean(1))
     b, n = base.mean(0), novel.mean(0)
-    assert counts.after("harmonic").mean(0)[1:] == pytest.approx((2 * b * n / (b + n))[1:])
-    assert counts.value_by_sequence("harmonic").mean() == pytest.approx(2 * b[-1] * n[-1] / (b[-1] + n[-1]))
+    assert counts.metric_after_sessions("harmonic").mean(0)[1:] == pytest.approx((2 * b * n / (b + n))[1:])
+    assert counts.metric_by_sequence("harmonic").mean() == pytest.approx(2 * b[-1] * n[-1] / (b[-1] + n[-1]))
     assert set(SUMMARY_METRICS) > {"gacc", "novel_as_base", "base_as_novel"}
     for name in SUMMARY_METRICS:
-        assert counts.value_by_sequence(name).shape == (E,), name
+        assert counts.metric_by_sequence(name).shape == (E,), name
 
 
 def published_shape(queries: np.ndarray, base_classes: int, ways: int) -> SessionCounts:
@@ -114,16 +118,18 @@ def published_shape(queries: np.ndarray, base_classes: int, ways: int) -> Sessio
 
 def test_the_lazy_row_of_the_common_lists():
     """0.770 A_0 on mini-ImageNet and CIFAR-100, 0.600 A_0 at the end; 0.696 A_0 on CUB."""
-    mini = published_shape(np.array([6000, *[500] * 8]), 60, 5).lazy_counts()
-    assert mini.value_by_sequence("acc")[0] == pytest.approx(100 * sum(60 / (60 + 5 * t) for t in range(9)) / 9)
-    assert mini.value_by_sequence("acc")[0] == pytest.approx(77.0, abs=0.05)
-    assert mini.value_by_sequence("last")[0] == pytest.approx(60.0)
-    cub = published_shape(np.array([2864, 279, 287, 298, 300, 298, 288, 297, 295, 288, 300]), 100, 10).lazy_counts()
-    assert cub.value_by_sequence("acc")[0] == pytest.approx(69.6, abs=0.05)
+    mini = published_shape(np.array([6000, *[500] * 8]), 60, 5).base_only_counts()
+    assert mini.metric_by_sequence("acc")[0] == pytest.approx(100 * sum(60 / (60 + 5 * t) for t in range(9)) / 9)
+    assert mini.metric_by_sequence("acc")[0] == pytest.approx(77.0, abs=0.05)
+    assert mini.metric_by_sequence("last")[0] == pytest.approx(60.0)
+    cub = published_shape(
+        np.array([2864, 279, 287, 298, 300, 298, 288, 297, 295, 288, 300]), 100, 10
+    ).base_only_counts()
+    assert cub.metric_by_sequence("acc")[0] == pytest.approx(69.6, abs=0.05)
     for name, percent in {"novel": 0, "harmonic": 0, "base": 100, "novel_as_base": 100, "base_as_novel": 0}.items():
-        assert cub.value_by_sequence(name)[0] == percent, name
-    assert cub.bytes_per_class == 0
-    assert replace(cub, state_bytes=100 * 2048).bytes_per_class == 2048, "one class mean of 512 numbers"
+        assert cub.metric_by_sequence(name)[0] == percent, name
+    assert cub.state_bytes_per_class == 0
+    assert replace(cub, state_bytes=100 * 2048).state_bytes_per_class == 2048, "one class mean of 512 numbers"
 
 
 def test_the_weights_of_images_make_each_metric_of_shares():
@@ -134,12 +140,12 @@ def test_the_weights_of_images_make_each_metric_of_shares():
     queries = np.array([[base_queries, *[each] * sessions]] * 2)
     none = np.zeros((2, sessions), int)
     counts = SessionCounts(hits, none, none, queries, base_classes=12, ways=2)
-    counts = counts.with_bias(counts)
+    counts = counts.with_calibrated_counts_of(counts)
     for metric in ("acc", "calibrated_acc", "first", "last", "pd", "gain", "base", "novel", "gacc"):
-        weights = counts.image_weights(metric)
+        weights = counts.image_weights_of_metric(metric)
         found = sum(b * weight for weight in weights.get("base", {}).values())
         found += sum(n * weight for weight in weights.get("novel", {}).values())
-        assert 100 * found == pytest.approx(counts.value(metric).mean()), metric
-    slopes = [next(iter(counts.image_weights("harmonic")[pool].values())) for pool in ("base", "novel")]
+        assert 100 * found == pytest.approx(counts.metric_by_unit(metric).mean()), metric
+    slopes = [next(iter(counts.image_weights_of_metric("harmonic")[pool].values())) for pool in ("base", "novel")]
     assert slopes == pytest.approx([2 * n**2 / (b + n) ** 2, 2 * b**2 / (b + n) ** 2])
-    assert counts.image_weights("learned") is None
+    assert counts.image_weights_of_metric("learned") is None

@@ -14,11 +14,11 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict
+from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict_batch
 from ifsl_bench.protocols.loader import EvaluationResult
 from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.protocol import HitCount, MetricColumn, Protocol, StoredCounts
-from ifsl_bench.protocols.registry import protocol_of, register_protocol
+from ifsl_bench.protocols.registry import protocol_of_task, register_protocol
 from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import CorruptFile, UserError
@@ -33,10 +33,10 @@ class NovelCounts(HitCounts):
     def __len__(self) -> int:
         return len(self.right)
 
-    def value(self, metric):
-        return 100 * self.column("right") / {"acc": self.novel_queries}[metric]
+    def metric_by_unit(self, metric):
+        return 100 * self.count_array("right") / {"acc": self.novel_queries}[metric]
 
-    def columns(self):
+    def count_arrays(self):
         return {"right": self.right}
 
 
@@ -54,10 +54,10 @@ class StoredNovelCounts(StoredCounts, frozen=True):
         return NOVEL_ONLY
 
     def __len__(self) -> int:
-        return self.length("right")
+        return self.column_length("right")
 
-    def counts(self):
-        return NovelCounts(self.column("right"), self.novel_queries)
+    def to_hit_counts(self):
+        return NovelCounts(self.read_column("right"), self.novel_queries)
 
 
 class NovelLoader(EpisodeLoader):
@@ -65,8 +65,8 @@ class NovelLoader(EpisodeLoader):
         return partial(self._count, name)
 
     def _count(self, name, method, batch, asked):
-        prediction = predict(method, name, batch)
-        answers = prediction.logits[..., self.classes :].argmax(-1) + self.classes
+        prediction = predict_batch(method, name, batch)
+        answers = prediction.logits[..., self.n_base_classes :].argmax(-1) + self.n_base_classes
         right = (answers == batch.labels).sum(1).numpy()[asked]
         statistics = {key: value.numpy()[asked] for key, value in prediction.statistics.items()}
         return EvaluationResult(NovelCounts(right, batch.labels.shape[1]), statistics)
@@ -75,17 +75,21 @@ class NovelLoader(EpisodeLoader):
 class NovelOnly(Protocol):
     name = "novel-only"
     metrics = ("acc",)
-    fields = ("acc",)
-    columns = (MetricColumn("acc", "novel Acc.", r"novel Acc. $\uparrow$", short=True, latex_short=True),)
-    stored = StoredNovelCounts
+    full_table_metrics = ("acc",)
+    metric_columns = (
+        MetricColumn(
+            "acc", "novel Acc.", r"novel Acc. $\uparrow$", is_in_short_tables=True, is_in_short_latex_tables=True
+        ),
+    )
+    stored_counts_type = StoredNovelCounts
 
-    def describe(self, task):
+    def describe_drawn_items(self, task):
         return "episode", f"{task.episode.ways} novel classes and nothing else"
 
-    def loader(self, task, sampler, novel, base, support):
+    def make_loader(self, task, sampler, novel, base, support):
         return NovelLoader(sampler, novel, None)
 
-    def expected_shape(self, task, count):
+    def expected_counts_shape(self, task, count):
         return {"novel_queries": task.episode.ways * task.episode.novel_queries}, count * task.episode.ways
 
 
@@ -112,14 +116,14 @@ def test_a_third_protocol_is_run_stored_checked_tabled_and_compared(task, here, 
         assert (status, err) == (0, ""), err
     work = api.workspace(here / "home", device="cpu")
     spec = load_task(task, work.home)
-    assert protocol_of(spec) is NOVEL_ONLY
+    assert protocol_of_task(spec) is NOVEL_ONLY
     paths = {read_result(path).label: path for path in work.home.results.rglob("*.json")}
     result = read_result(paths["imprint"])
     assert result.protocol is NOVEL_ONLY
-    assert result.episodes.shape == {"novel_queries": spec.episode.ways * spec.episode.novel_queries}
+    assert result.episodes.shape_values == {"novel_queries": spec.episode.ways * spec.episode.novel_queries}
     assert json.loads(paths["imprint"].read_text())["episodes"].keys() == {"novel_queries", "right", "classes"}
     expected = accuracies(work, spec)
-    np.testing.assert_allclose(result.to_hit_counts().value("acc"), expected, rtol=1e-6)
+    np.testing.assert_allclose(result.to_hit_counts().metric_by_unit("acc"), expected, rtol=1e-6)
     for path in paths.values():
         assert [line for line in check_file(path, {spec.name: spec}, work.home).failures if "commit" not in line] == []
 
@@ -135,7 +139,7 @@ def test_a_third_protocol_is_run_stored_checked_tabled_and_compared(task, here, 
     status, out, err = call("compare", "imprint", "lr", "--task", task, "--format", "json")
     assert status == 0, err
     (line,) = json.loads(out)
-    other = read_result(paths["lr"]).to_hit_counts().value("acc")
+    other = read_result(paths["lr"]).to_hit_counts().metric_by_unit("acc")
     assert line["difference"] == pytest.approx((expected - other).mean(), abs=1e-5)
 
     frame = result.episodes_to_pandas()
@@ -147,11 +151,11 @@ def accuracies(work, spec) -> np.ndarray:
     loader = work.open_task(spec, "cosine", 0).loader("test")
     values = []
     for episode in range(spec.evaluation.episodes):
-        batch = loader.batch(episode, 1)
+        batch = loader.load_batch(episode, 1)
         support = batch.support.features[0]
         means = support.view(loader.ways, -1, support.shape[1]).mean(1)
         cosines = batch.query.features[0] @ (means / means.norm(dim=1, keepdim=True)).T
-        values.append(100 * float((cosines.argmax(1) + loader.classes == batch.labels[0]).float().mean()))
+        values.append(100 * float((cosines.argmax(1) + loader.n_base_classes == batch.labels[0]).float().mean()))
     return np.array(values)
 
 
@@ -173,4 +177,4 @@ def test_a_task_of_a_protocol_that_is_not_registered_is_refused(task, here):
     text = (here / "mine.toml").read_text()
     (here / "mine.toml").write_text(text.replace('"novel-only"', '"novel-onyl"'))
     with pytest.raises(UserError, match="novel-only"):
-        protocol_of(load_task(task))
+        protocol_of_task(load_task(task))

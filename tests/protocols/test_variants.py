@@ -18,7 +18,7 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.episode_protocol import REGULAR_PROTOCOL
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks, parse_tasks
 from ifsl_bench.protocols.tasks.variants import Change, apply_change
@@ -83,9 +83,9 @@ def test_task_files_derive_tasks(minimal_task):
     text = minimal_task + 'digest = "x"\n[variants.d-regular]\nof = "d-1shot"\nregular = true\n'
     text += '[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
     plain, regular, wide = parse_tasks(text, "x.toml")
-    assert (regular.name, protocol_of(regular), regular.digest) == ("d-regular", REGULAR_PROTOCOL, None)
+    assert (regular.name, protocol_of_task(regular), regular.digest) == ("d-regular", REGULAR_PROTOCOL, None)
     assert plain.episode.base_queries == 25
-    assert protocol_of(plain) is JOINT
+    assert protocol_of_task(plain) is JOINT
     assert (wide.name, wide.episode.ways, wide.episode.base_queries) == ("d-wide", 9, 45)
     assert len({plain.hash, regular.hash, wide.hash}) == 3
     (mini,) = parse_tasks('[variants.mine]\nof = "mini-5shot"\nshots = 2\n', "y.toml")
@@ -167,11 +167,11 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     assert result.pretraining["key"] == keys[1]
     bench = PreparedTask(cut, "cosine", 0, work)
     assert bench.base.weight.shape[0] == bench.base.prototypes.shape[0] == 6
-    batch = bench.loader("test").batch(0, 20)
+    batch = bench.loader("test").load_batch(0, 20)
     assert batch.labels.max() == 9
     assert batch.support.hidden.shape == (20, 6)
     rows = bench.sampler("test").sample(0, 20)
-    queries = rows.query[~rows.query_novel]
+    queries = rows.query[~rows.query_is_novel]
     pool, classes = dataset_of(clusters).pool("base/test"), choose_base_classes(6, 8)
     names = {pool.classes[k] for k in classes}
     cut_pool = bench.dataset.pool("base/test")

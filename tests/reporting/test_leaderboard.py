@@ -95,7 +95,8 @@ def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
     rows = {"a": row("a", [15.0, 15.3, 15.1], noise=1), "b": row("b", [12.0, 12.1, 12.3], noise=2)}
     stored_rows(*rows.values())
     acc = {
-        name: np.array([r.to_hit_counts().per_episode()["acc"] for r in entry.results]) for name, entry in rows.items()
+        name: np.array([r.to_hit_counts().metrics_by_unit()["acc"] for r in entry.results])
+        for name, entry in rows.items()
     }
     board_list = [load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)]
     text = leaderboard(board_list, stored_rows.root).splitlines()

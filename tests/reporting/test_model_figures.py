@@ -78,7 +78,7 @@ def test_a_course_goes_through_the_results_of_runs(trained):
 def test_few_steps_are_plain_gradient_steps_of_the_trained_problem(trained):
     """Against gradient descent by hand, with autograd, on the objective as the paper writes it."""
     ready = opened(trained, "lr+a")
-    batch = ready.loader("test").batch(0, 3)
+    batch = ready.loader("test").load_batch(0, 3)
     method = inner_steps.stop_search_early(ready, 3, trained[0])
     with torch.no_grad():
         answer = method(batch.support, batch.query)
@@ -126,7 +126,7 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
         plane = episode_pca.project_episode(ready, 7)
         episode, base_count = plane.episode, len(plane.episode.base_class_names)
         counts = results[name].episodes
-        right = counts.column("base_joint")[7] + counts.column("novel_joint")[7]
+        right = counts.count_array("base_joint")[7] + counts.count_array("novel_joint")[7]
         assert int(episode.is_right.sum()) == right
         figure, _ = episode_pca.draw_episode_pca([plane])
         assert f"after: {right} of" in figure.axes[1].get_title()
@@ -161,7 +161,7 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
 def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     ready = opened(trained, "lr+a")
     weights, method = attractors.collect_attractor_weights(ready, 2), ready.method
-    batch = ready.loader("test").batch(2, 1)
+    batch = ready.loader("test").load_batch(2, 1)
     with torch.no_grad():
         share = attention(batch.support.class_means(5), method.base.weight, method.tau)[0]  # [N, K]
         logits = method(batch.support, batch.query).logits[0]
@@ -253,7 +253,7 @@ def test_confusions_are_those_of_the_episodes_one_by_one(trained, confused):
     ready, shares = opened(trained, "imprint"), {}
     for index in range(60):
         episode = answer_episode(ready, index)
-        novel = episode.indices.query_novel[0]
+        novel = episode.indices.query_is_novel[0]
         names = [*episode.base_class_names, *episode.novel_class_names]
         for name in episode.novel_class_names:  # the queries of a class in an episode
             answers = [

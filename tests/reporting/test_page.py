@@ -204,10 +204,12 @@ def test_points_curves_seeds_and_costs_follow_from_the_results(board, text):
     (row,) = [row for row in data["rows"] if row["label"] == "a"]
     (measured,) = [row for row in board.rows if row.label == "a"]
     assert row["by_seed"]["acc"] == [round(r.summary["acc"]["mean"], 2) for r in measured.results]
-    hits = np.array([[r.episodes.column(n).mean() for n in ("base_joint", "novel_joint")] for r in measured.results])
+    hits = np.array(
+        [[r.episodes.read_column(n).mean() for n in ("base_joint", "novel_joint")] for r in measured.results]
+    )
     assert row["point"] == pytest.approx(hits.mean(0) * 4, abs=5.1e-4)  # three decimals
     hits = np.array(
-        [[r.episodes.column(f"calibrated_{n}").mean() for n in ("base", "novel")] for r in measured.results]
+        [[r.episodes.read_column(f"calibrated_{n}").mean() for n in ("base", "novel")] for r in measured.results]
     )
     assert row["calibrated"] == pytest.approx(hits.mean(0) * 4, abs=5.1e-4)  # three decimals
     base, novel = np.array(row["curve"])

@@ -9,7 +9,7 @@ import pytest
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL, METRIC_COLUMNS
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
 from ifsl_bench.protocols.protocol import MetricColumn
-from ifsl_bench.protocols.registry import metric_names, metric_titles, protocols
+from ifsl_bench.protocols.registry import all_metric_names, registered_protocols, title_by_metric
 from ifsl_bench.protocols.session_protocol import SESSIONS_PROTOCOL
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.columns import TableRow, format_plus_minus, paper_columns, task_columns
@@ -81,9 +81,9 @@ def test_no_rows_at_all():
 
 
 def test_every_metric_has_a_heading():
-    assert metric_titles().keys() == {*METRICS, *BALANCE_METRICS, *SESSIONS_PROTOCOL.metrics} == {*metric_names()}
-    for protocol in protocols():
-        assert {*protocol.metrics, *protocol.more_metrics} <= {column.name for column in protocol.columns}
+    assert title_by_metric().keys() == {*METRICS, *BALANCE_METRICS, *SESSIONS_PROTOCOL.metrics} == {*all_metric_names()}
+    for protocol in registered_protocols():
+        assert {*protocol.metrics, *protocol.optional_metrics} <= {column.name for column in protocol.metric_columns}
     assert format_plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
 
 
@@ -95,9 +95,9 @@ def test_one_entry_makes_a_metric_a_column_of_text_and_of_papers(monkeypatch):
         return Table(task_columns(task, row_metrics=["ausuc"]), []).headings(), [c.latex_heading for c in columns]
 
     before = headings()
-    area = MetricColumn("ausuc", "area", "$A$", short=True, latex_short=True)
+    area = MetricColumn("ausuc", "area", "$A$", is_in_short_tables=True, is_in_short_latex_tables=True)
     monkeypatch.setattr(
-        EPISODES_PROTOCOL, "columns", (area, *(column for column in METRIC_COLUMNS if column.name != "ausuc"))
+        EPISODES_PROTOCOL, "metric_columns", (area, *(column for column in METRIC_COLUMNS if column.name != "ausuc"))
     )
     after = headings()
     assert [set(b) - set(a) for a, b in zip(before, after, strict=True)] == [{"area"}, {"$A$"}]

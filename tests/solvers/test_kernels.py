@@ -369,7 +369,7 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
         logits = prediction.logits[e].numpy().copy()
         logits[:, :classes][:, batch.support.hidden[e].numpy()] = -np.inf
         margins, right = {False: [], True: []}, dict.fromkeys(result.counts, 0)
-        for row, label, novel in zip(logits, batch.labels[e].tolist(), batch.novel[e].tolist(), strict=True):
+        for row, label, novel in zip(logits, batch.labels[e].tolist(), batch.query_is_novel[e].tolist(), strict=True):
             side, part = ("novel", classes + row[classes:].argmax()) if novel else ("base", row[:classes].argmax())
             right[f"{side}_joint"] += row.argmax() == label
             right[f"{side}_alone"] += part == label
@@ -380,7 +380,9 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
         if base:
             np.testing.assert_array_equal(result.margins.base[e], margins[False])
             np.testing.assert_array_equal(result.margins.novel[e], margins[True])
-            assert result.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
+            assert result.doubled_ordered_pairs[e] == sum(
+                int(b > n) + int(b >= n) for b in margins[False] for n in margins[True]
+            )
     with numba_code_cache.use_batched_solvers():
         torch_result = count_episode_hits("x", prediction, batch, base)
     for ours, theirs in zip(result.counts.values(), torch_result.counts.values(), strict=True):
@@ -394,10 +396,10 @@ def test_hits_with_a_bias_are_those_of_logits_with_it(bias):
     plain = count_episode_hits("x", prediction, batch, 6)
     prediction.logits[..., classes:] += bias
     biased = count_episode_hits("x", prediction, batch, 6)
-    for side, right in zip(("base_joint", "novel_joint"), plain.margins.joint_hits(bias), strict=True):
+    for side, right in zip(("base_joint", "novel_joint"), plain.margins.joint_hits_with_bias(bias), strict=True):
         np.testing.assert_array_equal(right, biased.counts[side])
     assert not np.array_equal(plain.counts["novel_joint"], biased.counts["novel_joint"])
-    np.testing.assert_array_equal(plain.pairs, biased.pairs)
+    np.testing.assert_array_equal(plain.doubled_ordered_pairs, biased.doubled_ordered_pairs)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -422,7 +424,7 @@ def test_kernels_gather_what_indices_say(shared):
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
     loader = EpisodeLoader(EpisodeSampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
     assert numba_code_cache.kernels_loaded(novel.features)
-    batch, drawn = loader.batch(5, 70), loader.sampler.sample(5, 70)
+    batch, drawn = loader.load_batch(5, 70), loader.sampler.sample(5, 70)
     for bank, support, query in (
         ("features", batch.support.features, batch.query.features),
         ("base_logits", batch.support.base_logits, batch.query.base_logits),
@@ -430,11 +432,11 @@ def test_kernels_gather_what_indices_say(shared):
         ours, theirs = (getattr(pool, bank).numpy() for pool in (novel, base))
         np.testing.assert_array_equal(support, ours[drawn.support.numpy()])
         for e, q in np.ndindex(*drawn.query.shape):
-            pool = ours if drawn.query_novel[e, q] else theirs
+            pool = ours if drawn.query_is_novel[e, q] else theirs
             np.testing.assert_array_equal(query[e, q], pool[drawn.query[e, q]])
     loader.novel = _bank(20, 0)
     with pytest.raises(IndexError, match="beyond the pools"):
-        loader.batch(5, 70)
+        loader.load_batch(5, 70)
 
 
 def test_former_names_warn():

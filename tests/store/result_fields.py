@@ -13,7 +13,7 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
-from ifsl_bench.protocols.metrics import Counts, summarise
+from ifsl_bench.protocols.metrics import Counts, summarise_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.latex import paper_tables
 from ifsl_bench.reporting.leaderboard import add_variants, leaderboard_tables
@@ -38,7 +38,7 @@ def altered(path: Path, change: Callable[[dict], object]) -> Path:
 
 def listed(result: Result) -> Result:
     """The same result with its counts as lists of numbers, for a test to change."""
-    columns = {name: result.episodes.column(name).tolist() for name in EpisodeCounts.COLUMNS}
+    columns = {name: result.episodes.read_column(name).tolist() for name in EpisodeCounts.COLUMNS}
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
 
 
@@ -46,8 +46,9 @@ def counted(label: str, seed: int, counts: Counts, classes: np.ndarray, **change
     """A result with these counts, of task "toy" unless ``changes`` say otherwise."""
     fields = {
         "schema": SCHEMA_VERSION, "method": label, "label": label, "task": "toy", "task_hash": "h", "digest": "d",
-        "fingerprint": "f", "seed": seed, "episodes": EpisodeCounts.of(counts, classes),
-        "summary": round_summary(summarise(counts.per_episode())), "pretraining": {"key": f"k{seed}", "sha256": "s"},
+        "fingerprint": "f", "seed": seed, "episodes": EpisodeCounts.from_hit_counts(counts, classes),
+        "summary": round_summary(summarise_by_metric(counts.metrics_by_unit())),
+        "pretraining": {"key": f"k{seed}", "sha256": "s"},
     }  # fmt: skip
     return Result(**{**PLAIN, **fields, **changes})
 
@@ -76,7 +77,9 @@ def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: fl
 
 def accuracies(board_row: SeedAggregate, seeds: int | None = None) -> np.ndarray:
     """Percent of right queries, [seeds, n], counted anew."""
-    hits = [r.episodes.column("base_joint") + r.episodes.column("novel_joint") for r in board_row.results[:seeds]]
+    hits = [
+        r.episodes.read_column("base_joint") + r.episodes.read_column("novel_joint") for r in board_row.results[:seeds]
+    ]
     return np.array(hits) * 2.0
 
 

@@ -46,10 +46,10 @@ def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, app
     """``bare``: without calibration, as where there are no validation episodes."""
     validation, test = margins(seed + 50, len(TASK.evaluation.validation_halves[0]), **of), margins(seed, n, **of)
     calibrated = find_bias(validation).apply_to_episodes(test)
-    base, novel = test.joint_hits(calibrated.bias if applied else 0)
+    base, novel = test.joint_hits_with_bias(calibrated.bias if applied else 0)
     alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
     more = {} if bare else {"calibrated_base": calibrated.base_joint, "calibrated_novel": calibrated.novel_joint}
-    counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, test.pairs(), **more)
+    counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, test.doubled_ordered_pairs(), **more)
     of_task = {"task": TASK.name, "task_hash": TASK.hash, "digest": f"d{n}"}
     calibration = None if bare else StoredCalibration.from_calibrated_hits(calibrated, applied)
     return counted(label, seed, counts, np.tile(np.arange(5), (n, 1)), **of_task, calibration=calibration)
@@ -134,7 +134,7 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     cells = {cells[table.headings().index("method")].text: cells[at].text for cells in table.cells()}
     new, resampled = result("new"), result("new").calibration
     hits = np.add(resampled.resampled_base, resampled.resampled_novel) / (60 * 2 * QUERIES)
-    per_episode = new.to_hit_counts().per_episode()["calibrated_acc"]
+    per_episode = new.to_hit_counts().metrics_by_unit()["calibrated_acc"]
     wide = 1.96 * np.sqrt(per_episode.var(ddof=1) / 60 + (100 * hits).var(ddof=1))
     assert wide > 1.005 * new.summary["calibrated_acc"]["interval"], "the stored one holds the bias fixed"
     assert cells["new"] == f"{per_episode.mean():.2f} ± {wide:.2f}"
@@ -194,13 +194,16 @@ def test_the_interval_of_a_tuned_row_holds_how_far_resamples_choose_otherwise(tm
     winners = np.random.default_rng(0).integers(0, 3, 100)
     choice = {"validation_episodes": 300, "chosen": 1, "winners": winners.tolist(), "hits": hits}
     if tried_on_test:  # the last setting is a rival, so that its hits on test episodes count, and not its others
-        first = {name: int(values[:40].sum()) for name, values in plain.to_hit_counts().columns().items()}
+        first = {name: int(values[:40].sum()) for name, values in plain.to_hit_counts().count_arrays().items()}
         choice |= {"rivals": [2], "test_episodes": 40, "test_hits": {name: [n, n - 30] for name, n in first.items()}}
     record = msgspec.structs.replace(
         plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=StoredOptionChoice(**choice)
     )
     assert read_result(write_result(tmp_path, record)) == record
-    summary, counts = SeedAggregate("m", "yours", (record,)).summarise_metrics(), record.to_hit_counts().per_episode()
+    summary, counts = (
+        SeedAggregate("m", "yours", (record,)).summarise_metrics(),
+        record.to_hit_counts().metrics_by_unit(),
+    )
 
     def more(name: str) -> np.ndarray:
         gains = [(hits[name][place] - hits[name][1]) / 300 for place in range(3)]  # of an episode

@@ -12,7 +12,7 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise
+from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.table import FORMATS, READERS
 from ifsl_bench.store import check
@@ -300,7 +300,9 @@ def cut(result: Result, n: int) -> Result:
     parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *OPTIONAL_COUNTS)}
     parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}
     shorter = msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **parts), calibration=None)
-    return msgspec.structs.replace(shorter, summary=round_summary(summarise(shorter.to_hit_counts().per_episode())))
+    return msgspec.structs.replace(
+        shorter, summary=round_summary(summarise_by_metric(shorter.to_hit_counts().metrics_by_unit()))
+    )
 
 
 def test_check_and_tables_agree_on_which_episodes_fit(file, call):

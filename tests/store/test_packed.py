@@ -122,14 +122,14 @@ def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
     most = most_episodes(shape)
     assert most < MOST_EPISODES or ways == 1
     n = 1 + stored_counts.MOST_READABLE_NUMBERS // (ways + 7)
-    size = len(json.dumps(msgspec.to_builtins(EpisodeCounts.of(*drawn(n, shape, 300)))))
+    size = len(json.dumps(msgspec.to_builtins(EpisodeCounts.from_hit_counts(*drawn(n, shape, 300)))))
     assert size / n * most < RESULT_FILE.maximum - OTHER_RESULT_BYTES
 
 
 def as_packed(result: Result) -> Result:
     """The same result with all its columns packed."""
     entry = result.episodes
-    columns = {name: pack_array(entry.column(name)) for name in EpisodeCounts.COLUMNS if entry.length(name)}
+    columns = {name: pack_array(entry.read_column(name)) for name in EpisodeCounts.COLUMNS if entry.column_length(name)}
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **columns))
 
 
@@ -167,7 +167,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
         assert np.array_equal(getattr(stored_result.to_hit_counts(), name), getattr(newer.to_hit_counts(), name))
     assert np.array_equal(stored_result.drawn_novel_classes(), newer.drawn_novel_classes())
     assert rename_replaced_result(tmp_path, newer) is None, "the same hits, written otherwise"
-    changed = newer.episodes.column("base_alone")
+    changed = newer.episodes.read_column("base_alone")
     changed[0] += 1
     entry = msgspec.structs.replace(newer.episodes, base_alone=pack_array(changed))
     assert rename_replaced_result(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
@@ -222,15 +222,18 @@ def test_packed_columns_of_other_lengths_are_refused(newer):
 def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
     shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
     counts, classes = drawn(50, shape)
-    assert all(isinstance(getattr(EpisodeCounts.of(counts, classes), name), list) for name in EpisodeCounts.COLUMNS)
+    assert all(
+        isinstance(getattr(EpisodeCounts.from_hit_counts(counts, classes), name), list)
+        for name in EpisodeCounts.COLUMNS
+    )
     monkeypatch.setattr(stored_counts, "MOST_READABLE_NUMBERS", 50 * 12 - 1)
-    entry = EpisodeCounts.of(counts, classes)
+    entry = EpisodeCounts.from_hit_counts(counts, classes)
     assert all(isinstance(getattr(entry, name), str) for name in EpisodeCounts.COLUMNS)
     assert EpisodeCounts.__len__(entry) == 50
-    draws = ClassDraws(50, 5, 200, key=7)
-    entry = EpisodeCounts.of(counts, draws)
-    assert (entry.classes, entry.length("classes")) == (str(draws), 250)
-    assert entry.has_same_numbers(EpisodeCounts.of(counts, draws.to_array()), ["classes"])
+    draws = ClassDraws(50, 5, 200, stream_key=7)
+    entry = EpisodeCounts.from_hit_counts(counts, draws)
+    assert (entry.classes, entry.column_length("classes")) == (str(draws), 250)
+    assert entry.has_same_numbers(EpisodeCounts.from_hit_counts(counts, draws.to_array()), ["classes"])
 
 
 def test_tables_of_many_episodes_keep_little_in_memory():
@@ -245,7 +248,7 @@ def test_tables_of_many_episodes_keep_little_in_memory():
     counts, classes = drawn(n, task.episode)
 
     def result(row: int, seed: int) -> Result:
-        entry = EpisodeCounts.of(counts, classes)
+        entry = EpisodeCounts.from_hit_counts(counts, classes)
         return msgspec.structs.replace(template, label=f"row{row}", seed=seed, episodes=entry, setting="every")
 
     table_rows = [SeedAggregate(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]

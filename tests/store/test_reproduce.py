@@ -8,7 +8,7 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.analysis import task_results
 from ifsl_bench.experiments import reproduce
-from ifsl_bench.protocols.metrics import summarise
+from ifsl_bench.protocols.metrics import summarise_by_metric
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_value
@@ -25,7 +25,7 @@ def strange(scale: float) -> str:
 def counted(result: result_file.Result, **columns) -> result_file.Result:
     """The same with other counts, and the summary that follows from them."""
     changed = msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
-    summary = result_file.round_summary(summarise(changed.to_hit_counts().per_episode()))
+    summary = result_file.round_summary(summarise_by_metric(changed.to_hit_counts().metrics_by_unit()))
     return msgspec.structs.replace(changed, summary=summary, images=None)  # which are of other counts
 
 
@@ -83,7 +83,7 @@ def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work
     home, task = clusters / "home", clusters / "clusters.toml"
     result = api.run("imprint", f"{task}:clusters-5shot", work=work)
     queries = result.episodes.base_queries + result.episodes.novel_queries
-    hits = result.episodes.column("novel_joint")
+    hits = result.episodes.read_column("novel_joint")
     hits[: round(points / 100 * queries * len(hits))] -= 1
     plain = msgspec.structs.replace(result, calibration=None, provenance=result.provenance | ELSEWHERE)
     changed = counted(plain, novel_joint=hits.tolist(), calibrated_base=[], calibrated_novel=[])

@@ -16,7 +16,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate, aggregate_seeds
 from ifsl_bench.analysis.comparison import class_intervals, compare
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.metrics import METRICS, Counts
-from ifsl_bench.protocols.registry import metric_titles, protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.leaderboard import task_table
 from ifsl_bench.reporting.notes import describe_standing
@@ -72,7 +72,7 @@ def test_rows_average_each_episode_over_seeds():
     (row,), remarks = aggregate_seeds(results, "yours")
     assert not remarks
     assert row.seeds == (0, 1, 2)
-    values = np.mean([r.to_hit_counts().per_episode()["acc"] for r in results], 0)
+    values = np.mean([r.to_hit_counts().metrics_by_unit()["acc"] for r in results], 0)
     assert row.summarise_metrics()["acc"].mean == pytest.approx(values.mean())
     assert row.summarise_metrics()["acc"].interval == pytest.approx(1.96 * stats.sem(values))
     assert row.sd_of_seeds() == pytest.approx(np.std([r.summary["acc"]["mean"] for r in results], ddof=1))
@@ -132,7 +132,7 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
         if kind == "few":
             assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
     a, b = (read_result(path) for path in map(Path, paths))
-    d = a.to_hit_counts().per_episode()["acc"] - b.to_hit_counts().per_episode()["acc"]
+    d = a.to_hit_counts().metrics_by_unit()["acc"] - b.to_hit_counts().metrics_by_unit()["acc"]
     estimate = class_intervals(d[:, None], kinds["new"])
     assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (
         12,
@@ -143,7 +143,7 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
     zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
     assert zero
     headings = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
-    assert headings == [metric_titles()[name] for name in zero]
+    assert headings == [title_by_metric()[name] for name in zero]
     again = str(write_result(tmp_path / "again", make("a", noise=7, classes=some_classes(50))))
     assert f"A = {paths[0]}, B = {again}" in call("compare", paths[0], again)[1].replace("\n", " "), "both are called a"
 
@@ -227,7 +227,7 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     assert len(lines) == 3
     for line, label, title in zip(lines[1:], "ad", ("best other row", "nearest row"), strict=True):
         mine, rival = (
-            [r.to_hit_counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label)
+            [r.to_hit_counts().metrics_by_unit()["acc"] for r in rows if r.label == name] for name in ("c", label)
         )
         d = np.subtract(mine, rival)
         gap = task_board.ranking.row_difference(task_board.find_row("c"), task_board.find_row(label))
@@ -279,7 +279,7 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert result.provenance["commit"], where
     have = {(r.task, r.label, r.seed) for r in results}
     glyphs = [
-        name for name, task in packaged_tasks().items() if name.startswith("glyphs") and protocol_of(task) is JOINT
+        name for name, task in packaged_tasks().items() if name.startswith("glyphs") and protocol_of_task(task) is JOINT
     ]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have

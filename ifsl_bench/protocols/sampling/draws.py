@@ -28,8 +28,8 @@ _MOST_PAIRS_AT_ONCE = 1 << 24  # of draws that are compared at once
 _TEXT_PATTERN = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
 
 
-def seed_of(*parts: str | int) -> int:
-    """Return a seed in 0..2^63-1 for a purpose, as ``seed_of("order", seed, epoch)``; there is no hidden state."""
+def derive_seed(*parts: str | int) -> int:
+    """Return a seed in 0..2^63-1 for a purpose, as ``derive_seed("order", seed, epoch)``; there is no hidden state."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
@@ -41,20 +41,20 @@ def stream_key(*stream: str | int, of: str = "episodes") -> int:
         *stream: names the stream.
         of: the kind of draws, "episodes" or "sequences"; each has its own numbers.
     """
-    return seed_of(of, *stream) - (1 << 62)
+    return derive_seed(of, *stream) - (1 << 62)
 
 
 @dataclass(frozen=True)
 class ClassDraws:
     """The draws of novel classes for the first episodes of a stream."""
 
-    episodes: int  # how many episodes
+    n_episodes: int  # how many episodes
     ways: int  # different classes of each
-    classes: int  # how many classes there are to choose from
-    key: int  # of the stream, see stream_key
+    n_classes: int  # how many classes there are to choose from
+    stream_key: int  # of the stream, see stream_key
 
     def __str__(self) -> str:
-        return f"drawn {self.episodes} x {self.ways} of {self.classes}, key {self.key}"
+        return f"drawn {self.n_episodes} x {self.ways} of {self.n_classes}, key {self.stream_key}"
 
     @classmethod
     def parse(cls, text: str) -> ClassDraws:
@@ -67,19 +67,19 @@ class ClassDraws:
         if match is None:
             raise ValueError("it does not say how classes are drawn, as in 'drawn 2000 x 5 of 108, key 1'")
         draws = cls(*map(int, match.groups()))
-        if not 0 < draws.ways <= draws.classes:
-            raise ValueError(f"it draws {draws.ways} different classes of {draws.classes}")
+        if not 0 < draws.ways <= draws.n_classes:
+            raise ValueError(f"it draws {draws.ways} different classes of {draws.n_classes}")
         if draws.comparison_count > MOST_DRAW_STEPS:
-            raise ValueError(f"it draws {draws.ways} classes in {draws.episodes:,} episodes, which takes too long")
+            raise ValueError(f"it draws {draws.ways} classes in {draws.n_episodes:,} episodes, which takes too long")
         return draws
 
     def __len__(self) -> int:
-        return self.episodes * self.ways
+        return self.n_episodes * self.ways
 
     @property
     def comparison_count(self) -> int:
         """The number of places that are compared to draw them."""
-        return self.episodes * self.ways**2
+        return self.n_episodes * self.ways**2
 
     def to_array(self) -> np.ndarray:
         """Return the classes, int64 [episodes, ways].
@@ -93,10 +93,10 @@ class ClassDraws:
 def _draw_classes(draws: ClassDraws) -> np.ndarray:
     place = np.arange(draws.ways, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        index = np.arange(draws.episodes, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(draws.key % 2**64)
+        index = np.arange(draws.n_episodes, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(draws.stream_key % 2**64)
         stream = _splitmix_array(_splitmix_array(index) + np.uint64(CLASS_DRAW_PURPOSE))
         words = _splitmix_array(stream[:, None] + (place + np.uint64(1)) * np.uint64(GOLDEN))
-    choices = np.uint64(draws.classes) - place
+    choices = np.uint64(draws.n_classes) - place
     picks = _fisher_yates_picks((place + ((words >> np.uint64(32)) * choices >> np.uint64(32))).astype(np.int64))
     picks.flags.writeable = False
     return picks
@@ -152,7 +152,7 @@ def random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
     return _splitmix(stream.unsqueeze(1) + counter)
 
 
-def integers_below(words: Tensor, limit: int | Tensor) -> Tensor:
+def words_to_integers_below(words: Tensor, limit: int | Tensor) -> Tensor:
     """Return a number in 0..limit-1 for each word; its bias is below limit / 2^32.
 
     Args:
@@ -162,15 +162,15 @@ def integers_below(words: Tensor, limit: int | Tensor) -> Tensor:
     return (_logical_right_shift(words, 32) * limit) >> 32
 
 
-def _swap_targets(words: Tensor, total: Tensor) -> Tensor:
+def _draw_swap_targets(words: Tensor, total: Tensor) -> Tensor:
     """Draw the place >= i that step i of a Fisher-Yates shuffle swaps with place i, [..., count]."""
     import torch
 
     at = torch.arange(words.shape[-1], device=words.device)
-    return at + integers_below(words, total.unsqueeze(-1) - at)
+    return at + words_to_integers_below(words, total.unsqueeze(-1) - at)
 
 
-def distinct_integers(words: Tensor, total: Tensor, count: int) -> Tensor:
+def draw_distinct_integers(words: Tensor, total: Tensor, count: int) -> Tensor:
     """Return ``count`` different numbers below ``total`` in random order: the first steps of a Fisher-Yates shuffle.
 
     The shuffled array is never made. Step i takes what lies at place t_i >= i and puts there what lies at place i,
@@ -186,7 +186,7 @@ def distinct_integers(words: Tensor, total: Tensor, count: int) -> Tensor:
     import torch
 
     at = torch.arange(count, device=words.device)
-    targets = _swap_targets(words, total)
+    targets = _draw_swap_targets(words, total)
     earlier, short = at.unsqueeze(1) > at, at.to(torch.int16)
 
     def last(places: Tensor, targets: Tensor) -> Tensor:
@@ -205,8 +205,8 @@ def distinct_integers(words: Tensor, total: Tensor, count: int) -> Tensor:
     return torch.cat(picks).view(targets.shape)
 
 
-def shuffled_distinct_integers(words: Tensor, total: Tensor) -> Tensor:
-    """Return the numbers of :func:`distinct_integers`, by shuffling: faster for many draws from few numbers.
+def draw_distinct_integers_by_shuffling(words: Tensor, total: Tensor) -> Tensor:
+    """Return the numbers of :func:`draw_distinct_integers`, by shuffling: faster for many draws from few numbers.
 
     Args:
         words: [..., count] random words.
@@ -214,7 +214,7 @@ def shuffled_distinct_integers(words: Tensor, total: Tensor) -> Tensor:
     """
     import torch
 
-    targets = _swap_targets(words, total).flatten(0, -2)  # [R, count]
+    targets = _draw_swap_targets(words, total).flatten(0, -2)  # [R, count]
     places = torch.arange(int(total.max()), device=words.device, dtype=torch.int32).repeat(len(targets), 1)
     for i, target in enumerate(targets.split(1, 1)):
         pick = places.gather(1, target)
@@ -223,7 +223,7 @@ def shuffled_distinct_integers(words: Tensor, total: Tensor) -> Tensor:
     return places[:, : words.shape[-1]].long().reshape(words.shape)
 
 
-def admissible_images(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
+def admissible_base_images(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the images that base queries may be, and their labels, int64 [n] each, by class.
 
     Args:
@@ -250,7 +250,7 @@ def to_int64_tensor(values: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
 
-def tensors_digest(parts: Iterable[Tensor]) -> str:
+def digest_tensors(parts: Iterable[Tensor]) -> str:
     """Return the SHA-256 over the whole numbers of all parts, in their order."""
     import torch
 
@@ -260,7 +260,7 @@ def tensors_digest(parts: Iterable[Tensor]) -> str:
     return sha.hexdigest()
 
 
-def remedy_text(option: str, value: int) -> str:
+def sufficient_value_text(option: str, value: int) -> str:
     """Return the end of a message that names a value with which these data would suffice; empty where none would.
 
     Args:
@@ -270,7 +270,7 @@ def remedy_text(option: str, value: int) -> str:
     return f"; --{option} {value:,} would do here" if value > 0 else ""
 
 
-def fewer_images(least: int, shots: int, queries: int) -> str:
+def too_few_images_text(least: int, shots: int, queries: int) -> str:
     """Return the end of a message that a class has too few images, with shots and queries that would suffice.
 
     Args:
@@ -278,5 +278,5 @@ def fewer_images(least: int, shots: int, queries: int) -> str:
         shots: of an episode.
         queries: of a novel class.
     """
-    one = remedy_text("queries", least - shots) or remedy_text("shots", least - queries)
+    one = sufficient_value_text("queries", least - shots) or sufficient_value_text("shots", least - queries)
     return one or (f"; --shots 1 --queries {least - 1:,} would do here" if least > 1 else "")

@@ -20,15 +20,15 @@ from torch import Tensor
 from ifsl_bench.protocols.sampling.draws import (
     CLASS_DRAW_PURPOSE,
     ClassDraws,
-    admissible_images,
-    distinct_integers,
-    fewer_images,
-    integers_below,
+    admissible_base_images,
+    digest_tensors,
+    draw_distinct_integers,
     random_words,
-    remedy_text,
     stream_key,
-    tensors_digest,
+    sufficient_value_text,
     to_int64_tensor,
+    too_few_images_text,
+    words_to_integers_below,
 )
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
@@ -45,23 +45,23 @@ class EpisodeIndices:
     Attributes:
         classes: [E, N] novel classes, as labels of the novel pool.
         support: [E, N * shots] images of the novel pool, sorted by way.
-        query: [E, Q] images; of the novel pool where ``query_novel``, else of the base pool.
-        query_novel: [E, Q] bool.
+        query: [E, Q] images; of the novel pool where ``query_is_novel``, else of the base pool.
+        query_is_novel: [E, Q] bool.
         query_labels: [E, Q] joint labels: base 0..K-1, novel K..K+N-1 (way order of ``classes``).
-        hidden: [E, K] bool, base classes out of play.
-        index: [E] the episodes' numbers.
+        hidden_classes: [E, K] bool, base classes out of play.
+        episode_numbers: [E] the episodes' numbers.
     """
 
     classes: Tensor
     support: Tensor
     query: Tensor
-    query_novel: Tensor
+    query_is_novel: Tensor
     query_labels: Tensor
-    hidden: Tensor
-    index: Tensor
+    hidden_classes: Tensor
+    episode_numbers: Tensor
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.episode_numbers)
 
 
 class EpisodeSampler:
@@ -103,24 +103,24 @@ class EpisodeSampler:
         if len(counts) < shape.ways:
             raise UserError(
                 f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}"
-                f"{remedy_text('ways', len(counts))}"
+                f"{sufficient_value_text('ways', len(counts))}"
             )
         if (least := int(counts.min())) < need:
             label = int(counts.argmin())
             raise UserError(
                 f"episodes of {stream[0]} need {need:,} images of a novel class ({format_count(shots, 'shot')} + "
                 f"{shape.novel_queries:,} queries), class {repr(classes[label]) if classes else f'number {label}'} of "
-                f"{pools[0]} has {least}{fewer_images(least, shots, shape.novel_queries)}"
+                f"{pools[0]} has {least}{too_few_images_text(least, shots, shape.novel_queries)}"
             )
         if hide and len(novel) != len(base):
             raise UserError("classes can be hidden only where novel and base classes are the same")
-        rows, labels = admissible_images(base, parity)
+        rows, labels = admissible_base_images(base, parity)
         allowed = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=len(base) - 1))])  # rows of each class
         worst = np.sort(np.diff(allowed))[: len(base) - 1 - (shape.ways if hide else 0)].sum()
         if worst < shape.base_queries:
             lack = f"{shape.base_queries:,} base queries, {pools[1]} has {worst} images for them"
             enough = int(worst * shape.novel_queries // shape.base_queries)  # both kinds change in proportion
-            raise UserError(f"episodes of {stream[0]} need {lack}{remedy_text('queries', enough)}")
+            raise UserError(f"episodes of {stream[0]} need {lack}{sufficient_value_text('queries', enough)}")
         self.novel_starts, self.novel_counts = to_int64_tensor(novel[:-1], device), to_int64_tensor(counts, device)
         self.base_rows, self.base_labels = to_int64_tensor(rows, device), to_int64_tensor(labels, device)
         self.base_starts, self.base_counts = (
@@ -133,7 +133,7 @@ class EpisodeSampler:
         """Return 64-bit words [E, count] for the episodes ``index`` [E]."""
         return random_words(self.key, index, purpose, count)
 
-    def random_integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
+    def draw_integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
         """Return [E, count] numbers in 0..limit-1 for some episodes; each purpose has its own.
 
         Args:
@@ -142,7 +142,7 @@ class EpisodeSampler:
             count: numbers for each episode.
             limit: above all numbers.
         """
-        return integers_below(self._random_words(index, purpose, count), limit)
+        return words_to_integers_below(self._random_words(index, purpose, count), limit)
 
     def sample(self, start: int, count: int) -> EpisodeIndices:
         """Draw episodes ``start`` to ``start + count - 1`` of the stream.
@@ -155,9 +155,11 @@ class EpisodeSampler:
         ways, each = spec.ways, shots + spec.novel_queries
         index = torch.arange(start, start + count, device=self.device)
         everything = torch.full((count,), len(self.novel_counts), device=self.device)
-        classes = distinct_integers(self._random_words(index, CLASS_DRAW_PURPOSE, ways), everything, ways)  # [E, N]
+        classes = draw_distinct_integers(
+            self._random_words(index, CLASS_DRAW_PURPOSE, ways), everything, ways
+        )  # [E, N]
         words = self._random_words(index, 2, ways * each).view(count, ways, each)
-        images = distinct_integers(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
+        images = draw_distinct_integers(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
         images = images + self.novel_starts[classes].unsqueeze(-1)
         support = images[..., :shots].reshape(count, -1)
         novel_query = images[..., shots:].reshape(count, -1)
@@ -169,24 +171,24 @@ class EpisodeSampler:
         way = torch.arange(ways, device=self.device).repeat_interleave(spec.novel_queries)
         labels, query = (self.base_classes + way).expand(count, -1), novel_query
         if spec.base_queries:
-            place = self._base_places(index, classes)  # [E, B]
+            place = self._draw_base_places(index, classes)  # [E, B]
             labels = torch.cat([self.base_labels[place], labels], 1)
             query = torch.cat([self.base_rows[place], query], 1)
         order = self._random_words(index, 4, query.shape[1]).argsort(dim=1, stable=True)
         query, labels = query.gather(1, order), labels.gather(1, order)
         return EpisodeIndices(classes, support, query, labels >= self.base_classes, labels, hidden, index)
 
-    def class_draws(self, count: int) -> ClassDraws:
+    def novel_class_draws(self, count: int) -> ClassDraws:
         """Return the draws of novel classes for the first ``count`` episodes."""
         return ClassDraws(count, self.shape.ways, len(self.novel_counts), self.key)
 
-    def _base_places(self, index: Tensor, classes: Tensor) -> Tensor:
+    def _draw_base_places(self, index: Tensor, classes: Tensor) -> Tensor:
         """Draw places [E, B] in the list of admissible base images for episodes ``index`` [E] of ``classes`` [E, N]."""
         count = self.shape.base_queries
         total = torch.full((len(index),), len(self.base_rows), device=self.device)
         if self.hide:
             total = total - self.base_counts[classes].sum(1)
-        place = distinct_integers(self._random_words(index, 3, count), total, count)
+        place = draw_distinct_integers(self._random_words(index, 3, count), total, count)
         if self.hide:
             # Numbers count the admissible images that are left; step over each hidden class, lowest first.
             for label in classes.sort(1).values.unbind(1):
@@ -202,10 +204,10 @@ class EpisodeSampler:
             batch: episodes drawn at once, which does not change the digest.
         """
         draws = (self.sample(start, min(batch, count - start)) for start in range(0, count, batch))
-        return tensors_digest(torch.cat([d.classes, d.support, d.query, d.query_labels], 1) for d in draws)
+        return digest_tensors(torch.cat([d.classes, d.support, d.query, d.query_labels], 1) for d in draws)
 
 
-def task_episode_sampler(
+def make_episode_sampler(
     task: Task,
     side: Side,
     seed: int,
@@ -213,7 +215,7 @@ def task_episode_sampler(
     device: torch.device | str,
     classes: Callable[[str], Sequence[str]],
 ) -> EpisodeSampler:
-    """Return the sampler of a side's episodes, see :func:`task_side_sampler`.
+    """Return the sampler of a side's episodes, see :func:`make_side_sampler`.
 
     Args:
         task: that is sampled.
@@ -242,7 +244,7 @@ def task_episode_sampler(
     )
 
 
-def training_sampler(
+def make_training_sampler(
     task: Task,
     sessions: int,
     seed: int,
@@ -267,7 +269,7 @@ def training_sampler(
 
     def of(count: int) -> EpisodeSampler:
         larger = msgspec.structs.replace(shape, ways=count * shape.ways, base_queries=count * shape.base_queries)
-        return task_episode_sampler(
+        return make_episode_sampler(
             msgspec.structs.replace(task, episode=larger), "train", seed, starts, device, classes
         )
 
@@ -290,7 +292,7 @@ def training_sampler(
         ) from error
 
 
-def task_side_sampler(
+def make_side_sampler(
     task: Task,
     side: Side,
     seed: int,
@@ -316,7 +318,7 @@ def task_side_sampler(
         UserError: the pools have too few classes or images.
     """
     if task.sessions is None or side == "train":
-        return task_episode_sampler(task, side, seed, starts, device, classes)
-    from ifsl_bench.protocols.sampling.sequences import task_sequence_sampler
+        return make_episode_sampler(task, side, seed, starts, device, classes)
+    from ifsl_bench.protocols.sampling.sequences import make_sequence_sampler
 
-    return task_sequence_sampler(task, side, task.sessions, starts, device, classes, order)
+    return make_sequence_sampler(task, side, task.sessions, starts, device, classes, order)

@@ -18,15 +18,15 @@ from torch import Tensor
 from ifsl_bench.protocols.sampling.draws import (
     CLASS_DRAW_PURPOSE,
     ClassDraws,
-    admissible_images,
-    distinct_integers,
-    fewer_images,
+    admissible_base_images,
+    digest_tensors,
+    draw_distinct_integers,
+    draw_distinct_integers_by_shuffling,
     random_words,
-    remedy_text,
-    shuffled_distinct_integers,
     stream_key,
-    tensors_digest,
+    sufficient_value_text,
     to_int64_tensor,
+    too_few_images_text,
 )
 from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, SessionSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
@@ -36,13 +36,13 @@ _IMAGE_DRAW_PURPOSE = 2  # the purpose of the words that choose images
 
 
 @dataclass(frozen=True)
-class SequencePools:
+class SequencePoolStarts:
     """The images that a stream draws from: int64 [C + 1] each, class c is images ``starts[c]:starts[c + 1]``."""
 
-    novel: np.ndarray  # of the novel classes: queries, and supports where these have no pool of their own
-    base: np.ndarray  # of the base classes
-    support: np.ndarray | None = None  # of the novel classes' supports, where there is a pool for them
-    names: tuple[str, str, str] = ("novel/test", "base/test", "novel/support")  # what errors call the three
+    novel_starts: np.ndarray  # of the novel classes: queries, and supports where these have no pool of their own
+    base_starts: np.ndarray  # of the base classes
+    support_starts: np.ndarray | None = None  # of the novel classes' supports, where there is a pool for them
+    pool_names: tuple[str, str, str] = ("novel/test", "base/test", "novel/support")  # what errors call the three
     novel_classes: Sequence[str] = ()  # what errors call the novel classes; their numbers where there is nothing
     base_classes: Sequence[str] = ()  # likewise
 
@@ -57,11 +57,11 @@ class SequenceIndices:
     classes: Tensor  # [E, C] novel classes, as labels of the novel pool. The joint label of the c-th is K + c.
     support: Tensor  # [E, C, shots] images of the support pool, or of the novel pool where there is none
     query: Tensor  # [E, C, q] images of the novel pool; -1 beyond the last one of a class that has fewer than others
-    hidden: Tensor  # [E, K] bool, base classes out of play
-    index: Tensor  # [E] the sequences' numbers
+    hidden_classes: Tensor  # [E, K] bool, base classes out of play
+    sequence_numbers: Tensor  # [E] the sequences' numbers
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.sequence_numbers)
 
 
 class SequenceSampler:
@@ -92,7 +92,7 @@ class SequenceSampler:
         stream: tuple[str | int, ...],
         shape: SessionSpec,
         shots: int,
-        pools: SequencePools,
+        pools: SequencePoolStarts,
         hide: bool = False,
         parity: str | None = None,
         order: np.ndarray | None = None,
@@ -100,15 +100,18 @@ class SequenceSampler:
     ) -> None:
         self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
         self.task, self.key = stream[0], stream_key(*stream, of="sequences")
-        rows, labels = admissible_images(pools.base, parity)
-        self._check_classes(pools, np.bincount(labels, minlength=len(pools.base) - 1))
-        self.queries = self._queries_per_novel_class(pools, len(labels) // (len(pools.base) - 1))
-        self.base_classes, self.novel_classes = len(pools.base) - 1, len(pools.novel) - 1
-        self.apart, support = pools.support is not None, pools.novel if pools.support is None else pools.support
+        rows, labels = admissible_base_images(pools.base_starts, parity)
+        self._check_classes(pools, np.bincount(labels, minlength=len(pools.base_starts) - 1))
+        self.queries = self._count_queries_per_novel_class(pools, len(labels) // (len(pools.base_starts) - 1))
+        self.base_classes, self.novel_classes = len(pools.base_starts) - 1, len(pools.novel_starts) - 1
+        self.apart, support = (
+            pools.support_starts is not None,
+            pools.novel_starts if pools.support_starts is None else pools.support_starts,
+        )
         self.base_query, self.base_labels = to_int64_tensor(rows, device), to_int64_tensor(labels, device)
         self.novel_starts, self.novel_counts = (
-            to_int64_tensor(pools.novel[:-1], device),
-            to_int64_tensor(np.diff(pools.novel), device),
+            to_int64_tensor(pools.novel_starts[:-1], device),
+            to_int64_tensor(np.diff(pools.novel_starts), device),
         )
         self.support_starts, self.support_counts = (
             to_int64_tensor(support[:-1], device),
@@ -116,54 +119,57 @@ class SequenceSampler:
         )
         self.order = None if order is None else to_int64_tensor(order[: shape.classes], device)
 
-    def _check_classes(self, pools: SequencePools, base_queries: np.ndarray) -> None:
-        shape, classes, base = self.shape, len(pools.novel) - 1, len(pools.base) - 1
+    def _check_classes(self, pools: SequencePoolStarts, base_queries: np.ndarray) -> None:
+        shape, classes, base = self.shape, len(pools.novel_starts) - 1, len(pools.base_starts) - 1
         if classes < shape.classes:
             raise UserError(
                 f"sequences of {self.task} need {shape.classes:,} novel classes ({shape.count:,} sessions of "
-                f"{shape.ways:,}), {pools.names[0]} has {classes:,}{remedy_text('sessions', classes // shape.ways)}"
+                f"{shape.ways:,}), {pools.pool_names[0]} has {classes:,}"
+                f"{sufficient_value_text('sessions', classes // shape.ways)}"
             )
         if self.hide and classes != base:
             raise UserError("classes can be hidden only where novel and base classes are the same")
         if self.hide and shape.classes >= base:
             raise UserError(
                 f"sequences of {self.task} hide {shape.classes:,} of {base:,} base classes, and none is left"
-                f"{remedy_text('sessions', shape.hiding_base_classes(base).count)}"
+                f"{sufficient_value_text('sessions', shape.hiding_base_classes(base).count)}"
             )
         both = set() if self.hide else set(pools.novel_classes) & set(pools.base_classes)
         if both:
-            raise UserError(f"class {min(both)!r} of {self.task} is both a base class ({pools.names[1]}) and a novel "
-                            f"one ({pools.names[0]})")  # fmt: skip
+            raise UserError(
+                f"class {min(both)!r} of {self.task} is both a base class ({pools.pool_names[1]}) and a novel one "
+                f"({pools.pool_names[0]})"
+            )
         if not base_queries.all():
-            raise self._missing_queries_error(int(base_queries.argmin()), pools.base_classes, pools.names[1])
+            raise self._missing_queries_error(int(base_queries.argmin()), pools.base_classes, pools.pool_names[1])
 
     def _missing_queries_error(self, label: int, classes: Sequence[str], pool: str) -> UserError:
-        name = _class_label(label, classes)
+        name = _format_class_label(label, classes)
         return UserError(f"sequences of {self.task} need queries of every class, class {name} of {pool} has none")
 
-    def _queries_per_novel_class(self, pools: SequencePools, base: int) -> int:
+    def _count_queries_per_novel_class(self, pools: SequencePoolStarts, base: int) -> int:
         """Count the queries of a novel class, where a base class has ``base``; check that there are enough images."""
-        counts = np.diff(pools.novel if pools.support is None else pools.support)
+        counts = np.diff(pools.novel_starts if pools.support_starts is None else pools.support_starts)
         label, least = int(counts.argmin()), int(counts.min())
-        if pools.support is not None:
-            others = np.diff(pools.novel)
+        if pools.support_starts is not None:
+            others = np.diff(pools.novel_starts)
             if not others.all():
-                raise self._missing_queries_error(int(others.argmin()), pools.novel_classes, pools.names[0])
-            queries, need, name, what = int(others.max()), self.shots, pools.names[2], "for supports"
+                raise self._missing_queries_error(int(others.argmin()), pools.novel_classes, pools.pool_names[0])
+            queries, need, name, what = int(others.max()), self.shots, pools.pool_names[2], "for supports"
         else:
             queries = base if self.shape.queries is None else self.shape.queries
             if self.hide and self.shape.queries is None:  # as a base class has, but for its supports
                 queries = max(1, min(queries, least - self.shots))
-            need, name = self.shots + queries, pools.names[0]
+            need, name = self.shots + queries, pools.pool_names[0]
             what = f"({format_count(self.shots, 'shot')} + {queries:,} queries)"
         if queries < 1:
             raise UserError(f"sequences of {self.task} have no queries of novel classes; --queries must be at least 1")
         if least < need:
-            apart = pools.support is not None
-            fewer = remedy_text("shots", least) if apart else fewer_images(least, self.shots, queries)
+            apart = pools.support_starts is not None
+            fewer = sufficient_value_text("shots", least) if apart else too_few_images_text(least, self.shots, queries)
             raise UserError(
                 f"sequences of {self.task} need {need:,} images of a novel class {what}, class "
-                f"{_class_label(label, pools.novel_classes)} of {name} has {least:,}{fewer}"
+                f"{_format_class_label(label, pools.novel_classes)} of {name} has {least:,}{fewer}"
             )
         return queries
 
@@ -177,10 +183,10 @@ class SequenceSampler:
         index = torch.arange(start, start + count, device=self.device)
         classes = self._draw_classes(index)
         if self.apart:
-            support, query = self._draw_supports(index, classes), self._all_queries(classes)
+            support, query = self._draw_supports(index, classes), self._list_all_queries(classes)
         else:
             each = self.shots + self.queries
-            images = shuffled_distinct_integers(
+            images = draw_distinct_integers_by_shuffling(
                 self._random_words(index, classes.shape[1], each), self.novel_counts[classes]
             )
             images = images + self.novel_starts[classes].unsqueeze(-1)
@@ -200,7 +206,7 @@ class SequenceSampler:
             return self.order.expand(len(index), count)
         orders, place = (index // self.shape.supports).unique(return_inverse=True)
         total = torch.full((len(orders),), self.novel_classes, device=self.device)
-        return distinct_integers(random_words(self.key, orders, CLASS_DRAW_PURPOSE, count), total, count)[place]
+        return draw_distinct_integers(random_words(self.key, orders, CLASS_DRAW_PURPOSE, count), total, count)[place]
 
     def _draw_supports(self, index: Tensor, classes: Tensor) -> Tensor:
         """Draw images [E, C, shots] of the support pool."""
@@ -208,15 +214,15 @@ class SequenceSampler:
         if self.order is not None:
             return starts + torch.arange(self.shots, device=self.device)
         words = self._random_words(index, classes.shape[1], self.shots)
-        return starts + distinct_integers(words, self.support_counts[classes], self.shots)
+        return starts + draw_distinct_integers(words, self.support_counts[classes], self.shots)
 
-    def _all_queries(self, classes: Tensor) -> Tensor:
+    def _list_all_queries(self, classes: Tensor) -> Tensor:
         """Return all images [E, C, q] of the novel pool."""
         place = torch.arange(self.queries, device=self.device)
         rows = self.novel_starts[classes].unsqueeze(-1) + place
         return torch.where(place < self.novel_counts[classes].unsqueeze(-1), rows, -1)
 
-    def class_draws(self, count: int) -> ClassDraws | np.ndarray:
+    def novel_class_draws(self, count: int) -> ClassDraws | np.ndarray:
         """Return the draws of novel classes for the orders of the first ``count`` sequences.
 
         A published list has one order: then these are its classes, [1, C].
@@ -240,10 +246,10 @@ class SequenceSampler:
                 drawn = self.sample(start, min(batch, count - start))
                 yield torch.cat([drawn.classes, drawn.support.flatten(1), drawn.query.flatten(1)], 1)
 
-        return tensors_digest(rows())
+        return digest_tensors(rows())
 
 
-def task_sequence_sampler(
+def make_sequence_sampler(
     task: Task,
     side: Side,
     shape: SessionSpec,
@@ -252,7 +258,7 @@ def task_sequence_sampler(
     classes: Callable[[str], Sequence[str]],
     order: np.ndarray | None,
 ) -> SequenceSampler:
-    """Return the sampler of a side's sequences; see :func:`ifsl_bench.protocols.sampling.episodes.task_side_sampler`.
+    """Return the sampler of a side's sequences; see :func:`ifsl_bench.protocols.sampling.episodes.make_side_sampler`.
 
     Validation has an order for each support set, of as many sessions as there are classes for.
 
@@ -278,11 +284,11 @@ def task_sequence_sampler(
         )
         shape = msgspec.structs.replace(shape, count=max(1, shape.count), supports=1)
     support = starts(SUPPORT_POOL) if task.has_separate_supports(side) else None
-    pools = SequencePools(novel, base, support, (*names, SUPPORT_POOL), *map(classes, names))
+    pools = SequencePoolStarts(novel, base, support, (*names, SUPPORT_POOL), *map(classes, names))
     parity = None if task.hides_base_classes(side) else task.base_parity(side)
     stream, published = (task.name, side, task.evaluation.seed), order if side == "test" else None
     return SequenceSampler(stream, shape, task.shots, pools, task.hides_base_classes(side), parity, published, device)
 
 
-def _class_label(label: int, classes: Sequence[str]) -> str:
+def _format_class_label(label: int, classes: Sequence[str]) -> str:
     return repr(classes[label]) if len(classes) else f"number {label}"

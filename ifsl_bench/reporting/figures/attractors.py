@@ -120,7 +120,7 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
         return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
 
     loader, dataset = context.episode_loader(), context.prepared.dataset
-    batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
+    batch, drawn = loader.load_batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
     with replace_solvers(lambda solver: _RecordingSolver(solver, seen)):
         ask_method(method, job.name, batch.support, batch.query)
@@ -129,11 +129,11 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
     fast = tensor_leaves(seen[-1])[part][0, :, :size]
     ids = drawn.classes[0].tolist()
     by_way = [[row] for row in centres(batch)[0]]
-    classes = loader.sampler.class_draws(min(LOOKED, job.task.evaluation.episodes)).to_array()
+    classes = loader.sampler.novel_class_draws(min(LOOKED, job.task.evaluation.episodes)).to_array()
     for episode in np.flatnonzero(np.isin(classes, ids).any(1)):
         if int(episode) == index or min(map(len, by_way)) >= EPISODES:
             continue
-        rows = centres(loader.batch(int(episode), 1))[0]
+        rows = centres(loader.load_batch(int(episode), 1))[0]
         for way, class_id in enumerate(classes[episode].tolist()):
             if class_id in ids and len(by_way[ids.index(class_id)]) < EPISODES:
                 by_way[ids.index(class_id)].append(rows[way])

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.experiments.workspace import Workspace, workspace
-from ifsl_bench.protocols.loader import batch_size
+from ifsl_bench.protocols.loader import choose_block_size
 from ifsl_bench.protocols.metrics import Estimate
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.columns import format_plus_minus, round_or_none
 from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_model, readable_class_names
 from ifsl_bench.reporting.figures.style import (
@@ -128,7 +128,9 @@ def count_confusions(
     kind, most = jobs[0].task, jobs[0].task.evaluation.episodes
     if not kind.has_base:
         raise UserError(f"task {kind.name} has no base classes that could take the queries of novel ones")
-    count = min(SEQUENCES if protocol_of(kind).learns_sessions else EPISODES, most) if episodes is None else episodes
+    count = (
+        min(SEQUENCES if protocol_of_task(kind).learns_sessions else EPISODES, most) if episodes is None else episodes
+    )
     if not 1 <= count <= most:
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
     if not train:  # what is missing is an error before anything is computed
@@ -142,13 +144,15 @@ def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
     method, name, parts = ready.method.eval(), ready.job.name, []
-    size = batch_size(loader, method)
+    size = choose_block_size(loader, method)
     blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
     with work.reporter.report_stage(f"confusions of {ready.job}", episodes) as stage:
-        for answers in loader.joint_label_batches(method, name, blocks):
-            parts.append(_joint_labels(loader.classes, *answers))
+        for answers in loader.predict_joint_label_batches(method, name, blocks):
+            parts.append(_joint_labels(loader.n_base_classes, *answers))
             stage.advance(len(answers[0]))
-    return sum_confusions(label, task.name, names, loader.classes, *map(np.concatenate, zip(*parts, strict=True)))
+    return sum_confusions(
+        label, task.name, names, loader.n_base_classes, *map(np.concatenate, zip(*parts, strict=True))
+    )
 
 
 def _joint_labels(

@@ -119,7 +119,7 @@ def _answer_points(ready: EvaluationContext, episode: AnsweredEpisode, points: t
     for some in points.to(base.weight).split(AT_ONCE):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
         answer = ask_method(ready.method.eval(), ready.job.name, episode.batch.support, query)
-        logits.append(masked_logits(answer, episode.batch.masked_base)[0].float().cpu())
+        logits.append(masked_logits(answer, episode.batch.masked_base_classes)[0].float().cpu())
     return torch.cat(logits)
 
 
@@ -206,7 +206,7 @@ def _draw_panel(axes: Axes, plane: EpisodePlane, side: float, after: bool) -> No
         interpolation="nearest",
     )
     _name_regions(axes, plane, kinds)
-    novel = episode.indices.query_novel[0].cpu().numpy()
+    novel = episode.indices.query_is_novel[0].cpu().numpy()
     axes.plot(
         *plane.query_points[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white"
     )

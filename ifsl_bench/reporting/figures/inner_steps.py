@@ -19,7 +19,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.attractor_method import OPTIONS_OF_GRADIENT, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.protocols.loader import evaluate
+from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.metrics import Estimate, mean_with_interval
 from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_model
 from ifsl_bench.reporting.figures.style import FAINT, draw_grid, legend_below, line_style, new_panels, styled
@@ -127,8 +127,8 @@ def _accuracy_by_step(
     for n in (*steps, CONVERGED):
         method = ready.method if n == CONVERGED else stop_search_early(ready, n, work)
         title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} inner steps'}"
-        evaluation = evaluate(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
-        yield n, evaluation.counts.value("acc")
+        evaluation = evaluate_method(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
+        yield n, evaluation.counts.metric_by_unit("acc")
 
 
 def stop_search_early(ready: EvaluationContext, steps: int, work: Workspace) -> Method:

@@ -21,7 +21,7 @@ from ifsl_bench.experiments.search import chosen_job_from_trials
 from ifsl_bench.experiments.stages import MetaTrainStage, make_data_stage, make_pretrain_stage
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method import masked_logits
-from ifsl_bench.protocols.episode_loader import predict
+from ifsl_bench.protocols.episode_loader import predict_batch
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Task
@@ -166,11 +166,11 @@ def answer_episode(context: EvaluationContext, index: int, label: str = "") -> A
         label: in place of the job's label.
     """
     loader, dataset, task = context.episode_loader(), context.prepared.dataset, context.job.task
-    drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
-    answer = predict(context.method.eval(), context.job.name, batch)
+    drawn, batch = loader.sampler.sample(index, 1), loader.load_batch(index, 1)
+    answer = predict_batch(context.method.eval(), context.job.name, batch)
     novel = tuple(short_novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
     base = tuple(short_names(readable_class_names(dataset.pool("base/train").classes)))
-    logits = masked_logits(answer, batch.masked_base)[0].float().cpu()
+    logits = masked_logits(answer, batch.masked_base_classes)[0].float().cpu()
     return AnsweredEpisode(label or context.job.label, drawn, batch, logits, novel, base)
 
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.analysis.recipe_grid import grid_of
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import recipe_in_print
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.figures.style import (
     DARK,
     label_rows,
@@ -44,12 +44,12 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
         UserError: no classifier is measured under two recipes.
     """
     grid = grid_of(task_results)
-    protocol = protocol_of(task_results.task)
+    protocol = protocol_of_task(task_results.task)
     looks = dict(zip(grid.classifiers, line_styles(grid.classifiers), strict=True))
     count = len(grid.classifiers)
     offsets = np.linspace(-SPREAD, SPREAD, count) if count > 1 else np.zeros(1)
     figure = new_figure(text_height(len(grid.recipes), each=max(0.2, 0.055 * count)), wide)
-    title = protocol.column("acc").title
+    title = protocol.metric_column("acc").title
     axes = figure.add_subplot(xlabel=f"{title} (%)", ylim=(len(grid.recipes) - 0.5, -0.5))
     for at, recipe in enumerate(grid.recipes):
         means = [float(grid.cells[recipe, name].summarise_metrics()["acc"].mean) for name in grid.classifiers
@@ -72,7 +72,7 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
     marks: list[tuple[Any, str]] = [(Rectangle((0, 0), 1, 1, color=RANGE, linewidth=0), "all classifiers of a recipe")]
     if seeds_shown:
         marks.append((Line2D([], [], **marker_without_line("o", 2, DARK), alpha=0.4), "a seed"))
-    marks.append((Line2D([], [], color=DARK, linewidth=1.0), f"95% over {protocol.units}"))
+    marks.append((Line2D([], [], color=DARK, linewidth=1.0), f"95% over {protocol.interval_units_noun}"))
     legend_below(figure, keys, list(grid.classifiers), marks)
     missing = [f"{classifier} | {recipe_in_print(recipe)}" for recipe, classifier in grid.missing]
     notes = [f"not measured: {', '.join(missing)}"] if missing else []

@@ -21,7 +21,7 @@ from ifsl_bench.analysis.session_variance import (
     split_variance_of_rows,
 )
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.figures.style import (
     COLUMN,
     DARK,
@@ -53,7 +53,7 @@ COLOUR_OF = dict(zip(SOURCES, COLOURS, strict=False))
 
 def require_sessions(task_results: TaskResults) -> None:
     """Raise :class:`UserError` for a task in episodes."""
-    protocol_of(task_results.task).require_feature(
+    protocol_of_task(task_results.task).require_feature(
         "sessions", task_results.task_name, "this figure is of tasks in sessions"
     )
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_accuracies
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
@@ -46,7 +46,7 @@ def draw_tradeoff(task_results: TaskResults, wide: bool = False) -> tuple[Figure
     if not task_results.task.has_base:
         raise UserError(f"task {task_results.task_name} has no base classes, so there is no trade-off with novel ones")
     why = "which have no base-novel curve; take a task in episodes"
-    protocol_of(task_results.task).require_feature("tradeoff", task_results.task_name, why, ", ")
+    protocol_of_task(task_results.task).require_feature("tradeoff", task_results.task_name, why, ", ")
     rows = rows_by_accuracy(task_results)
     names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
@@ -102,7 +102,7 @@ def _annotate_point(axes: Axes, text: str, at: tuple[float, float], offset: tupl
 
 def _draw_equal_accuracy_lines(axes: Axes, row: SeedAggregate) -> None:
     """Draw lines of equal Acc., which weighs base and novel accuracy by their queries."""
-    shape = row.results[0].episodes.shape
+    shape = row.results[0].episodes.shape_values
     share = shape["base_queries"] / (shape["base_queries"] + shape["novel_queries"])
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     for level in _round_levels(share * left + (1 - share) * bottom, share * right + (1 - share) * top):

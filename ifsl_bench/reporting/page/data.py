@@ -37,7 +37,7 @@ from ifsl_bench.analysis.task_results import (
 )
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS
-from ifsl_bench.protocols.registry import metric_titles, protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import TableRow, list_table_rows, published_table_rows, round_or_none
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
@@ -166,7 +166,7 @@ def load_results_with_variants(
 
     def late(member: TaskResults) -> tuple[bool, ...]:
         task, measured = member.task, bool(member.rows or member.incomparable_rows)
-        in_sessions = protocol_of(task).learns_sessions
+        in_sessions = protocol_of_task(task).learns_sessions
         lone = not any(len(row.seeds) > 1 for row in member.rows)  # then nothing is ranked
         return (
             not measured,
@@ -197,7 +197,7 @@ def collect_page(results_of_tasks: Iterable[TaskResults]) -> Page:
                 task_results.select_setting(setting), remarks=task_results.remarks
             )  # the page has a menu of settings
             table = task_table(view, full=True, ranked=True)
-            if protocol_of(task_results.task).published_apart and setting == PAPER:
+            if protocol_of_task(task_results.task).has_separate_published_table and setting == PAPER:
                 papers = sorted(published_table_rows(task_results), key=lambda entry: entry.label.lower())
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in FLAG_LETTERS.items())
                 notes = [*table.notes, *([*PUBLISHED_NOTES, f"{legend}."] if papers else [])]
@@ -218,7 +218,7 @@ def _recipe_grids(results_of_tasks: Sequence[TaskResults]) -> list[tuple[Task, l
         if len({row.recipe for row in every.rows if row.recipe}) > 1:
             with suppress(UserError):  # no classifier is measured under two of them
                 grids.append((task_results.task, grid_tables(every)))
-    return sorted(grids, key=lambda grid: not protocol_of(grid[0]).learns_sessions)
+    return sorted(grids, key=lambda grid: not protocol_of_task(grid[0]).learns_sessions)
 
 
 def _row_key(entry: TableRow) -> object:
@@ -257,7 +257,7 @@ def _page_row(
     values = {
         name: (round_or_none(v.mean, count_digits(v.mean)), round_or_none(v.interval, count_digits(v.interval)))
         for name, v in entry.values.items()
-        if name in metric_titles()
+        if name in title_by_metric()
     }
     look = looks[row] if row else style_of_label(entry.label)
     return PageRow(

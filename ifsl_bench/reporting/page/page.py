@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
 from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER
-from ifsl_bench.protocols.registry import protocol_of
+from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.columns import TableRow
@@ -111,7 +111,7 @@ def _describe_setting(setting: str) -> str:
 
 
 def _protocol_name(task: Task) -> str:
-    return protocol_of(task).name
+    return protocol_of_task(task).name
 
 
 def _menu_texts(page: Page) -> dict[str, tuple[str, str]]:
