@@ -23,16 +23,16 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import overall_difference
+from ifsl_bench.analysis.comparison import estimate_overall_difference
 from ifsl_bench.analysis.grid_variance import TAILS
 from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting, holm_rejections
-from ifsl_bench.analysis.recipe_grid import GridSplit, grid_of
+from ifsl_bench.analysis.recipe_grid import GridSplit, make_recipe_grid
 from ifsl_bench.analysis.task_results import (
     ALL_RECIPES,
     TaskResults,
-    find_rival,
+    find_row_or_raise,
+    find_row_to_compare_with,
     load_results_by_name,
-    require_row,
     select_recipes,
 )
 from ifsl_bench.protocols.metrics import Estimate
@@ -136,12 +136,20 @@ class Source:
     @property
     def draws(self) -> np.ndarray | float:
         """Draws of its percent of the variance; the number itself."""
-        return self.grid.shares[self.label].draws if self.label in self.grid.shares else float(self.label)
+        return (
+            self.grid.share_by_source[self.label].percent_draws
+            if self.label in self.grid.share_by_source
+            else float(self.label)
+        )
 
     @property
     def percent(self) -> float:
         """Its percent of the variance; the number itself."""
-        return self.grid.shares[self.label].percent.value if self.label in self.grid.shares else float(self.label)
+        return (
+            self.grid.share_by_source[self.label].percent.value
+            if self.label in self.grid.share_by_source
+            else float(self.label)
+        )
 
 
 @dataclass(frozen=True)
@@ -277,14 +285,14 @@ def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence]
                 labels = {row.recipe: row.label for row in board.rows if row.label_without_recipe == method}
                 if missing := [recipe for recipe in (a, b) if recipe not in labels]:
                     raise UserError(f"there is no row of {method} on {task} under the recipe {missing[0]}")
-                first, second = (require_row(board, labels[recipe]) for recipe in (a, b))
+                first, second = (find_row_or_raise(board, labels[recipe]) for recipe in (a, b))
                 evidence.append(_compared(claim, board, first, second))
     for a, b in claim.rows:
         for task in claim.tasks:
             board = boards[task]
-            first = require_row(board, a)
+            first = find_row_or_raise(board, a)
             family = Ranking(board.comparable_rows, claim.metric, common_setting(first)).family
-            rivals = family if b == ANY else [find_rival(board, b, a)]
+            rivals = family if b == ANY else [find_row_to_compare_with(board, b, a)]
             evidence += [_compared(claim, board, first, rival) for rival in rivals if rival is not first]
     return evidence
 
@@ -292,22 +300,23 @@ def _evidence(claim: Claim, boards: Mapping[str, TaskResults]) -> list[Evidence]
 def _share(claim: Claim, task_results: TaskResults, a: str, b: str) -> ShareEvidence:
     """The share of source A minus that of source B, or minus a number of percent."""
     every = task_results.select_recipes([ALL_RECIPES])
-    grid = grid_of(every.select_labels(claim.methods) if claim.methods else every, claim.metric)
-    split = grid.splits[0]
+    grid = make_recipe_grid(every.select_labels(claim.methods) if claim.methods else every, claim.metric)
+    split = grid.variance_splits[0]
     for source in (a, b):
-        if source not in split.shares and not (source == b and source.replace(".", "", 1).isdigit()):
+        if source not in split.share_by_source and not (source == b and source.replace(".", "", 1).isdigit()):
             where = f"of the variance on {task_results.task_name}"
-            raise unknown_name_error("source", source, split.shares, where=where)
+            raise unknown_name_error("source", source, split.share_by_source, where=where)
     first, second = Source(a, split), Source(b, split)
     gap = first.percent - second.percent
-    fixed = f"recipes, classifiers, base and novel classes{'' if 'test images' in split.shares else ', test images'}"
+    images = "" if "test images" in split.share_by_source else ", test images"
+    fixed = f"recipes, classifiers, base and novel classes{images}"
     return ShareEvidence(first, second, task_results.task_name, -gap if claim.says == "behind" else gap, fixed)
 
 
 def _compared(claim: Claim, board: TaskResults, a: SeedAggregate, b: SeedAggregate) -> Evidence:
     if {id(a), id(b)} & set(map(id, board.hidden_rows)):
         board = board.select_recipes([row.recipe for row in (a, b) if row.recipe])
-    gap = overall_difference(a, b, board.comparable_rows, claim.metric)
+    gap = estimate_overall_difference(a, b, board.comparable_rows, claim.metric)
     held = {"test images": gap.images_fixed, "trained models": gap.models_fixed}
     fixed = ["novel classes", *(name for name, is_fixed in held.items() if is_fixed)]
     fixed += ["backbone"] if a.has_one_pretraining and b.has_one_pretraining else []
@@ -342,7 +351,7 @@ def edges_of(claim: EvaluatedClaim) -> str:
 def summary(claims: Collection[EvaluatedClaim]) -> str:
     """Return how many claims there are, how many hold, and what the verdicts rest on."""
     holding = sum(claim.holds for claim in claims)
-    units = join_or(evidence.a.units for claim in claims for evidence in claim.evidence)
+    units = join_or(evidence.a.interval_units_noun for claim in claims for evidence in claim.evidence)
     return (
         f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over {units} and seeds. Verdicts: "
         f"all claims at once, by Holm's procedure at {LEVEL:.0%}."

@@ -27,7 +27,7 @@ from filelock import FileLock
 
 if TYPE_CHECKING:
     from ifsl_bench.analysis.task_results import TaskResults
-    from ifsl_bench.data.writer import Writer
+    from ifsl_bench.data.writer import DatasetWriter
     from ifsl_bench.experiments.workspace import Workspace
     from ifsl_bench.protocols.tasks.task import Task
     from tests.reporters import Messages
@@ -227,13 +227,13 @@ def features_folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def clusters_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the data set ``clusters`` prepared; copied by :func:`clusters`."""
-    from ifsl_bench.data.preparing.prepare import prepare
+    from ifsl_bench.data.preparing.prepare import prepare_dataset
     from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
     root = tmp_path_factory.mktemp("clusters")
     _write_features(root / "features")
-    prepare(Paths.locate(root / "home"), "clusters", root / "features", False, Reporter())
+    prepare_dataset(Paths.locate(root / "home"), "clusters", root / "features", False, Reporter())
     (root / "clusters.toml").write_text(FEATURE_TASKS)
     return root
 
@@ -343,12 +343,12 @@ def made_once(
 @pytest.fixture(scope="session")
 def glyphs_source(made_once: Callable[..., Path]) -> Path:
     """A home with the real glyphs, rendered once for all tests."""
-    from ifsl_bench.data.preparing.prepare import prepare
+    from ifsl_bench.data.preparing.prepare import prepare_dataset
     from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
     def fill(root: Path) -> None:
-        prepare(Paths.locate(root / "home"), "glyphs", None, False, Reporter())
+        prepare_dataset(Paths.locate(root / "home"), "glyphs", None, False, Reporter())
         (root / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
 
     return made_once("glyphs", fill)
@@ -428,12 +428,12 @@ def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     home, random = Paths.locate(tmp_path / "home"), np.random.default_rng(0)
 
-    def fill(writer: Writer) -> None:
+    def fill(writer: DatasetWriter) -> None:
         for name, (classes, each) in HUE_POOLS.items():
             side = name if name.startswith("novel") else "base"
             hue = np.random.default_rng(sum(side.encode())).integers(30, 226, (classes, 1, 1, 3)).repeat(each, 0)
             labels, names = np.repeat(np.arange(classes), each), tuple(f"{side} {i}" for i in range(classes))
-            with writer.pool(name, labels, names, (20, 20, 3)) as images:
+            with writer.write_pool(name, labels, names, (20, 20, 3)) as images:
                 images[:] = np.clip(hue + random.integers(-20, 20, (classes * each, 20, 20, 3)), 0, 255)
 
     home.data.mkdir(parents=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ifsl_bench import api
 from ifsl_bench.cli.main import _run_with_error_lines
-from ifsl_bench.data.writer import Writer, build_dataset
+from ifsl_bench.data.writer import DatasetWriter, build_dataset
 from ifsl_bench.utils import files
 from ifsl_bench.utils.files import Paths, strip_tag
 from ifsl_bench.utils.progress import Reporter
@@ -61,14 +61,14 @@ def make_data(home: Paths) -> None:
         for i, (side, classes) in enumerate(sides.items())
     }
 
-    def fill(writer: Writer) -> None:
+    def fill(writer: DatasetWriter) -> None:
         for i, pool in enumerate(("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")):
             side = pool if pool in sides else "base"
             labels = np.repeat(np.arange(sides[side]), 10)
             names = tuple(f"{side}-{label}" for label in range(sides[side]))
-            if writer.has(pool):
+            if writer.has_complete_pool(pool):
                 continue
-            with writer.pool(pool, labels, names, (16, 16, 1)) as images:
+            with writer.write_pool(pool, labels, names, (16, 16, 1)) as images:
                 noise = np.random.default_rng(10 + i).integers(-60, 60, images.shape)
                 images[:] = np.clip(centres[side][labels] + noise, 0, 255).astype(np.uint8)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ifsl_bench.analysis.comparison import class_intervals
+from ifsl_bench.analysis.comparison import estimate_class_intervals
 
 EPISODES, WAYS, LEFT_OVER, DESIGNS = 2000, 5, 4.5, 20
 TASKS = {"mini-ImageNet": 20, "Tiny-ImageNet": 45, "glyphs": 108, "tiered-ImageNet": 160}
@@ -32,10 +32,10 @@ def coverage(classes: int, spread: float, effects: str, cases: int) -> tuple[flo
         of_class = spread * EFFECTS[effects](rng, (classes, cases // DESIGNS))  # [C, cases]
         d = of_class[drawn].mean(1) + LEFT_OVER * rng.normal(size=(EPISODES, cases // DESIGNS))
         over_episodes = 1.96 * d.std(0, ddof=1) / np.sqrt(EPISODES)
-        outcome = class_intervals(d, drawn)
+        outcome = estimate_class_intervals(d, drawn)
         assert not isinstance(outcome, str)
-        held += [(np.abs(d.mean(0)) <= interval).sum() for interval in (over_episodes, outcome.intervals)]
-        ratio += float(np.median(outcome.intervals / over_episodes)) / DESIGNS
+        held += [(np.abs(d.mean(0)) <= interval).sum() for interval in (over_episodes, outcome.interval_half_widths)]
+        ratio += float(np.median(outcome.interval_half_widths / over_episodes)) / DESIGNS
     episodes, over = held / (cases // DESIGNS * DESIGNS)
     return float(episodes), float(over), ratio
 

@@ -72,7 +72,7 @@ def told_apart(seeds: int, errors: tuple[float, ...], effects: str, cases: int) 
         x, shares = case(rng, seeds, errors, effects)
         pairs = {(i, j): of_images(shares[i] - shares[j]) for j in range(ROWS) for i in range(j)}
         ranks = rank_intervals(x, np.zeros(ROWS, bool), image_variance_of_pair=lambda i, j, pairs=pairs: pairs[i, j])
-        wrong += any((rank.first, rank.last) != (1, ROWS) for rank in ranks)
+        wrong += any((rank.best_rank, rank.worst_rank) != (1, ROWS) for rank in ranks)
     return wrong / cases
 
 

@@ -40,7 +40,7 @@ def wrong(spread: Callable[[np.random.Generator], np.ndarray], seeds: int, cases
     rng, nothing, errors = np.random.default_rng(0), np.zeros(ROWS), 0
     for _ in range(cases):
         intervals = rank_intervals(accuracies(rng, spread(rng), seeds, nothing), np.zeros(ROWS, bool))
-        errors += any((interval.first, interval.last) != (1, ROWS) for interval in intervals)
+        errors += any((interval.best_rank, interval.worst_rank) != (1, ROWS) for interval in intervals)
     return errors / cases
 
 

@@ -64,7 +64,7 @@ def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int
         coverages = {
             "over orders": abs(of_orders.mean - with_these_seeds) <= of_orders.interval,
             "overall": abs(of_all.mean - mean) <= of_all.interval,
-            "sign": sign.low <= chance <= sign.high,
+            "sign": sign.lower_limit <= chance <= sign.upper_limit,
         }
         coverages |= {part: v.low <= truth[part] <= v.high for part, v in split_variance(x).items()}
         for name, holds in coverages.items():
@@ -78,7 +78,7 @@ def told_apart(seeds: int, deviations: tuple[float, ...], effects: str, cases: i
     for _ in range(cases):
         means = np.stack([case(rng, seeds, own, effects)[0].mean(2) for _ in range(rows)])
         intervals = rank_intervals(means, np.zeros(rows, bool))
-        wrong += any((interval.first, interval.last) != (1, rows) for interval in intervals)
+        wrong += any((interval.best_rank, interval.worst_rank) != (1, rows) for interval in intervals)
     return wrong / cases
 
 

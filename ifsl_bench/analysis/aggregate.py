@@ -101,17 +101,17 @@ class SeedAggregate:
         return self.results[0].protocol
 
     @property
-    def units(self) -> str:
+    def interval_units_noun(self) -> str:
         """The unit that its intervals are over."""
         return self.protocol.interval_units_noun
 
     @property
-    def has_single_unit(self) -> bool:
+    def has_single_interval_unit(self) -> bool:
         """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
         return self._hit_counts[0].n_interval_units == 1
 
     @property
-    def images_kept(self) -> str:
+    def images_kept_by_method(self) -> str:
         """The images of earlier sessions that the method keeps: "supports", "all images", or ""."""
         of_seeds = {r.episodes.images_kept for r in self.results}
         return max(of_seeds, key=("", "supports", "all images").index)
@@ -266,7 +266,9 @@ class SeedAggregate:
         """Return means and 95% intervals over episodes of the seeds' average, with the uncertainty of choices."""
         values = self.metrics_by_episode().items()
         return {
-            name: mean_with_interval(of_metric, choice_variance(self.metric_by_resample(name)), self.interval_quantile)
+            name: mean_with_interval(
+                of_metric, variance_from_choices(self.metric_by_resample(name)), self.interval_quantile
+            )
             for name, of_metric in values
         }
 
@@ -302,7 +304,7 @@ class SeedAggregate:
         )
         pairs = zip(over_orders.T, of_seeds.T, strict=True)
         return [
-            mean_with_interval(of_orders, choice_variance(of_bias), self.interval_quantile)
+            mean_with_interval(of_orders, variance_from_choices(of_bias), self.interval_quantile)
             for of_orders, of_bias in pairs
         ]
 
@@ -368,7 +370,7 @@ class NovelBiasAggregate(SeedAggregate):
         return tuple(r.to_hit_counts().use_calibrated_counts().to_smallest_dtypes() for r in self.results)
 
 
-def unique_names(rows: Sequence[SeedAggregate]) -> list[str]:
+def unique_row_names(rows: Sequence[SeedAggregate]) -> list[str]:
     """Return names of rows as tables have them, with the origin where two share one."""
     often = Counter(row.label for row in rows)
     return [row.display_name if often[row.label] == 1 else row.name_with_origin for row in rows]
@@ -388,7 +390,7 @@ def group_by_base_only(rows: Iterable[SeedAggregate]) -> list[tuple[BaseOnlyAggr
     return [(base_only_aggregate(group[0]), group) for group in groups.values()]
 
 
-def choice_variance(by_resample: np.ndarray) -> float:
+def variance_from_choices(by_resample: np.ndarray) -> float:
     """Return the variance that choices on validation episodes add to a mean, over resamples [RESAMPLES]."""
     return float(by_resample.var(ddof=1))
 
@@ -412,7 +414,7 @@ def describe_fixed_factors(rows: Sequence[SeedAggregate], *more_factors: str) ->
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def note_unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
+def list_notes_on_unrecorded_choices(rows: Sequence[SeedAggregate]) -> list[str]:
     """Return a remark on rows that do not record choices, whose intervals are without their uncertainty."""
     names = [row.display_name for row in rows if row.lacks_choice_resamples]
     if not names:
@@ -452,7 +454,7 @@ def aggregate_seeds(results: Iterable[Result], origin: str) -> tuple[list[SeedAg
         newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
         members = []
         for result in sorted(group, key=lambda r: r.seed):
-            if reason := reason_not_to_pair(newest, result) or _method_mismatch(newest, result):
+            if reason := reason_not_to_pair(newest, result) or _reason_methods_differ(newest, result):
                 remarks.append(
                     f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
                     f"which is newer: {reason}; run it again"
@@ -463,7 +465,7 @@ def aggregate_seeds(results: Iterable[Result], origin: str) -> tuple[list[SeedAg
     return rows, remarks
 
 
-def _method_mismatch(a: Result, b: Result) -> str | None:
+def _reason_methods_differ(a: Result, b: Result) -> str | None:
     """Return why two results of one label are not of the same method; the choices of a grid may differ by seed."""
     if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
@@ -480,7 +482,7 @@ def _method_mismatch(a: Result, b: Result) -> str | None:
     return None
 
 
-def bias_curve(row: SeedAggregate) -> np.ndarray | None:
+def mean_bias_curve(row: SeedAggregate) -> np.ndarray | None:
     """Return the bias, and base and novel accuracy of a row with it, the mean over its seeds, [m, 3].
 
     The bias is on a method's own logits, so that seeds are averaged at the same bias, as a table's are at none.
@@ -550,7 +552,7 @@ def count_solve_failures(result: Result) -> SolveFailures:
     return counts
 
 
-def note_solve_failures(failures_by_row: Mapping[str, SolveFailures]) -> list[str]:
+def list_notes_on_solve_failures(failures_by_row: Mapping[str, SolveFailures]) -> list[str]:
     """Return a note for each kind of event in the inner solves of some rows.
 
     Args:

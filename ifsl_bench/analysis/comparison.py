@@ -13,11 +13,11 @@ from ifsl_bench.analysis.aggregate import (
     FILE,
     PARTIAL,
     SeedAggregate,
-    choice_variance,
     describe_fixed_factors,
-    note_solve_failures,
-    note_unrecorded_choices,
+    list_notes_on_solve_failures,
+    list_notes_on_unrecorded_choices,
     select_rows_with_metric,
+    variance_from_choices,
 )
 from ifsl_bench.analysis.image_variance import estimate_image_variance
 from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting
@@ -37,7 +37,8 @@ class Comparison:
     """A - B on the same episodes.
 
     Attributes:
-        a, b: the labels and whose rows they are, as in "lr (stored)"; readers see the recipe of one behind a bar.
+        label_a, label_b: the labels and whose rows they are, as in "lr (stored)"; readers see the recipe of one behind
+        a bar.
         episode_differences: metric -> paired difference over episodes, holding the trained models fixed.
         seeds: the seeds both have.
         seed_differences: metric -> mean difference of each common seed, [len(seeds)].
@@ -55,10 +56,10 @@ class Comparison:
         notes: what else a reader should know.
     """
 
-    a: str
-    b: str
+    label_a: str
+    label_b: str
     task: str
-    n_units: int
+    n_interval_units: int
     protocol: Protocol
     is_partial: bool
     episode_differences: dict[str, PairedDifference]
@@ -74,12 +75,12 @@ class Comparison:
     notes: tuple[str, ...]
 
     @property
-    def units(self) -> str:
+    def interval_units_noun(self) -> str:
         """The units that intervals are over."""
         return self.protocol.interval_units_noun
 
 
-def compare(
+def compare_rows(
     a: SeedAggregate,
     b: SeedAggregate,
     comparable_rows: Sequence[SeedAggregate] = (),
@@ -98,31 +99,36 @@ def compare(
     """
     from scipy.special import stdtrit
 
-    first, second = _reader_name(a), _reader_name(b)
+    first, second = _row_name_in_text(a), _row_name_in_text(b)
     others = [row for row in same_label_rows if row not in (a, b)]
     reason = reason_not_to_pair(a.results[0], b.results[0])
     if reason:
-        hint = f"; there is also {' and '.join(repr(_reader_name(row)) for row in others)}" if others else ""
+        hint = f"; there is also {' and '.join(repr(_row_name_in_text(row)) for row in others)}" if others else ""
         raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}{hint}")
     common = tuple(s for s in a.seeds if s in b.seeds)
     seeds = common or None
     ours, theirs = a.metrics_by_episode(seeds), b.metrics_by_episode(seeds)
     names = [name for name in ours if name in theirs]
     choices = {
-        name: choice_variance(a.metric_by_resample(name, seeds) - b.metric_by_resample(name, seeds)) for name in names
+        name: variance_from_choices(a.metric_by_resample(name, seeds) - b.metric_by_resample(name, seeds))
+        for name in names
     }
     by_seed = {name: a.metric_by_seed(name, common).mean(1) - b.metric_by_seed(name, common).mean(1) for name in names}
     student = float(stdtrit(len(common) - 1, 0.975))
     differences = np.stack([ours[name] - theirs[name] for name in names], 1)
-    over = class_intervals(differences, a.results[0].drawn_novel_classes(), np.array(list(choices.values())), a.units)
+    over = estimate_class_intervals(
+        differences, a.results[0].drawn_novel_classes(), np.array(list(choices.values())), a.interval_units_noun
+    )
     by_class = over if isinstance(over, ClassIntervals) else None
-    estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist()) if by_class else ()
+    estimates = (
+        map(Estimate, by_class.mean_differences.tolist(), by_class.interval_half_widths.tolist()) if by_class else ()
+    )
     of_images = {name: estimate_image_variance(a, b, name, common, models_fixed=True) for name in names}
     return Comparison(
-        a=_label_with_origin(a),
-        b=_label_with_origin(b),
+        label_a=_label_with_origin(a),
+        label_b=_label_with_origin(b),
         task=a.results[0].task,
-        n_units=len(differences),
+        n_interval_units=len(differences),
         protocol=a.protocol,
         is_partial=a.is_partial or b.is_partial,
         episode_differences={
@@ -133,7 +139,7 @@ def compare(
         mean_seed_differences={
             name: mean_with_interval(v, quantile=student) if common else NONE for name, v in by_seed.items()
         },
-        overall_differences={name: overall_difference(a, b, comparable_rows, name) for name in names},
+        overall_differences={name: estimate_overall_difference(a, b, comparable_rows, name) for name in names},
         image_intervals={
             name: Estimate(float(ours[name].mean() - theirs[name].mean()), images.interval_half_width)
             for name, images in of_images.items()
@@ -143,18 +149,18 @@ def compare(
         n_classes=by_class.n_classes if by_class else 0,
         class_effect_sds=dict(zip(names, by_class.class_effect_sds.tolist(), strict=True)) if by_class else {},
         same_label_notes=tuple(
-            f"{(first if row.label == a.label else second)!r} is compared; there is also {_reader_name(row)!r}, "
+            f"{(first if row.label == a.label else second)!r} is compared; there is also {_row_name_in_text(row)!r}, "
             f"with {format_seeds(row.seeds)}"
             for row in others
         ),
-        notes=tuple(_comparison_notes(a, b, common, None if by_class else f"no interval over classes: {over}")),
+        notes=tuple(_list_comparison_notes(a, b, common, None if by_class else f"no interval over classes: {over}")),
     )
 
 
-def _comparison_notes(
+def _list_comparison_notes(
     a: SeedAggregate, b: SeedAggregate, common: tuple[int, ...], classes: str | None
 ) -> Iterator[str]:
-    first, second = _reader_name(a), _reader_name(b)
+    first, second = _row_name_in_text(a), _row_name_in_text(b)
     if a.is_partial or b.is_partial:
         yield PARTIAL
     if common != a.seeds or common != b.seeds:
@@ -173,17 +179,20 @@ def _comparison_notes(
         yield "two seeds tell little of how far others would differ: claims need three or more"
     if len(common) > 1 and a.has_one_pretraining and b.has_one_pretraining:
         yield "all seeds start from one pretraining: the intervals over seeds hold the backbone fixed"
-    if keeping := [f"{_reader_name(row)} keeps {row.images_kept}" for row in (a, b) if row.images_kept]:
+    if keeping := [
+        f"{_row_name_in_text(row)} keeps {row.images_kept_by_method}" for row in (a, b) if row.images_kept_by_method
+    ]:
         yield f"{' and '.join(keeping)} of earlier sessions"
     for row in (a, b):
         if row.flags:
-            yield f"{_reader_name(row)} {', '.join(row.flags)}"
+            yield f"{_row_name_in_text(row)} {', '.join(row.flags)}"
     if a.recipe != b.recipe:
         each = [
-            f"{_reader_name(row)} on one trained {f'by {row.recipe}' if row.recipe else 'elsewhere'}" for row in (a, b)
+            f"{_row_name_in_text(row)} on one trained {f'by {row.recipe}' if row.recipe else 'elsewhere'}"
+            for row in (a, b)
         ]
         yield f"the two have different backbones, {', '.join(each)}"
-    yield from note_unrecorded_choices([a, b])
+    yield from list_notes_on_unrecorded_choices([a, b])
     if a.n_trials != b.n_trials:
         yield f"chosen in validation: {'; '.join(_describe_selection(row) for row in (a, b))}"
     if "sessions" in a.protocol.figures_and_tables:
@@ -191,11 +200,11 @@ def _comparison_notes(
         yield f"every interval holds fixed {describe_fixed_factors([a, b])}"
     if classes:
         yield classes
-    for note in note_solve_failures({first: a.solve_failures, second: b.solve_failures}):
+    for note in list_notes_on_solve_failures({first: a.solve_failures, second: b.solve_failures}):
         yield f"{note[0].lower()}{note[1:-1]}"
 
 
-def overall_difference(
+def estimate_overall_difference(
     a: SeedAggregate, b: SeedAggregate, comparable_rows: Sequence[SeedAggregate], metric: str
 ) -> RowDifference:
     """Return A - B over episodes and the seeds that both have.
@@ -209,8 +218,8 @@ def overall_difference(
     common = [seed for seed in a.seeds if seed in b.seeds]
     return (
         Ranking(select_rows_with_metric(comparable_rows, metric), metric, common_setting(a, b))
-        .ranking_with(a, b)
-        .row_difference(a, b, common)
+        .find_ranking_containing(a, b)
+        .estimate_row_difference(a, b, common)
     )
 
 
@@ -219,7 +228,7 @@ def _label_with_origin(row: SeedAggregate) -> str:
     return row.label if row.origin == FILE else row.label_with_origin
 
 
-def _reader_name(row: SeedAggregate) -> str:
+def _row_name_in_text(row: SeedAggregate) -> str:
     """Return the name of a row for readers."""
     return display_name_of_label(_label_with_origin(row))
 
@@ -227,17 +236,17 @@ def _reader_name(row: SeedAggregate) -> str:
 def _describe_selection(row: SeedAggregate) -> str:
     """Return in words from how many settings a row was chosen."""
     if row.n_trials == 1:
-        return f"nothing for {_reader_name(row)}"
+        return f"nothing for {_row_name_in_text(row)}"
     how = "with one seed" if row.results[0].n_trials else "for each seed"
-    return f"{_reader_name(row)} from {row.n_trials} settings, {how}"
+    return f"{_row_name_in_text(row)} from {row.n_trials} settings, {how}"
 
 
 def describe_verdict(comparison: Comparison) -> str:
     """Return a sentence on how the accuracies of the two differ: at 5%, over episodes and, if several, seeds."""
     whole = len(comparison.seeds) > 1 or comparison.image_intervals
     gap = comparison.overall_differences["acc"] if whole else comparison.episode_differences["acc"]
-    units, acc = comparison.units, comparison.protocol.metric_column("acc").title
-    a, b = display_name_of_label(comparison.a), display_name_of_label(comparison.b)
+    units, acc = comparison.interval_units_noun, comparison.protocol.metric_column("acc").title
+    a, b = display_name_of_label(comparison.label_a), display_name_of_label(comparison.label_b)
     if gap.mean == gap.interval == 0:
         return f"{a} and {b} have the same accuracy in every {units.removesuffix('s')}."
     if math.isnan(gap.p_value):
@@ -267,21 +276,21 @@ class ClassIntervals:
     """Differences over episodes and the classes that these draw from, for m metrics.
 
     Attributes:
-        means: [m].
-        intervals: [m] half-widths of 95% intervals.
+        mean_differences: [m].
+        interval_half_widths: [m] half-widths of 95% intervals.
         degrees_of_freedom: [m] of freedom.
         class_effect_sds: [m] estimates of the standard deviation of a_c; 0 where that of its variance A is below 0.
         n_classes: how many there are in the episodes.
     """
 
-    means: np.ndarray
-    intervals: np.ndarray
+    mean_differences: np.ndarray
+    interval_half_widths: np.ndarray
     degrees_of_freedom: np.ndarray
     class_effect_sds: np.ndarray
     n_classes: int
 
 
-def class_intervals(
+def estimate_class_intervals(
     differences: np.ndarray, classes: np.ndarray, choice_variances: np.ndarray | float = 0.0, units: str = "episodes"
 ) -> ClassIntervals | str:
     """Return the interval of each mean difference over novel classes, or why there is none.

@@ -34,8 +34,8 @@ from ifsl_bench.analysis.session_variance import (
     PARTS,
     MeanSquare,
     VarianceEstimate,
-    mean_square_weights,
-    mean_squares,
+    compute_mean_squares,
+    weights_of_mean_squares,
 )
 
 RECIPE, CLASSIFIER, BOTH = "recipe", "classifier", "recipe by classifier"
@@ -54,15 +54,15 @@ class SourceShare:
     Attributes:
         variance: in squared points, with its 95% interval.
         percent: of the total variance, with its 95% interval.
-        by_part: of a random effect, the percent of the total that are alike in all cells, and that differ by recipe, by
-            classifier and by both.
-        draws: of the percent, [DRAWS], from which intervals and p-values are taken.
+        percent_by_grid_part: of a random effect, the percent of the total that are alike in all cells, and that differ
+            by recipe, by classifier and by both.
+        percent_draws: of the percent, [DRAWS], from which intervals and p-values are taken.
     """
 
     variance: VarianceEstimate
     percent: VarianceEstimate
-    by_part: Mapping[str, float]
-    draws: np.ndarray
+    percent_by_grid_part: Mapping[str, float]
+    percent_draws: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +70,15 @@ class _GridPart:
     """The mean squares of a part of the grid, as means over its levels, with draws of what they estimate.
 
     Attributes:
-        means: [n] effects of the levels.
-        squares: name of a source -> its mean square.
-        products: name -> mean squares and products of the levels, [n, n]; of "seed", "order" and "seed by order".
+        level_effects: [n] effects of the levels.
+        mean_squares: name of a source -> its mean square.
+        mean_products: name -> mean squares and products of the levels, [n, n]; of "seed", "order" and "seed by order".
         images: covariances of the levels over test images, [n, n], and the degrees of freedom of their mean variance.
     """
 
-    means: np.ndarray
-    squares: Mapping[str, MeanSquare]
-    products: Mapping[str, np.ndarray]
+    level_effects: np.ndarray
+    mean_squares: Mapping[str, MeanSquare]
+    mean_products: Mapping[str, np.ndarray]
     images: tuple[np.ndarray, float] | None
 
 
@@ -98,7 +98,7 @@ def split_grid(x: np.ndarray, images: ImageEffects | None = None, draws: int = D
     """
     recipes, classifiers, *design = x.shape
     cells = x.reshape(recipes * classifiers, *design)
-    weights = mean_square_weights(*design)
+    weights = weights_of_mean_squares(*design)
     weights.pop("one")
     rng = np.random.default_rng(0)
     values = dict.fromkeys(GRID_SOURCES, 0.0)
@@ -106,8 +106,10 @@ def split_grid(x: np.ndarray, images: ImageEffects | None = None, draws: int = D
     by_part: dict[str, dict[str, float]] = {name: {} for name in GRID_SOURCES}
     there = set(weights)
     for name, (levels, free) in _levels_and_degrees_of_freedom(recipes, classifiers).items():
-        part = _part_of(levels @ cells.reshape(len(cells), -1), free, design, images and images.of_sums(levels))
-        squares = part.squares
+        part = _make_grid_part(
+            levels @ cells.reshape(len(cells), -1), free, design, images and images.effects_on_weighted_sums(levels)
+        )
+        squares = part.mean_squares
         # A mean square times one of these factors is a draw of its expectation.
         factors = {
             n: square.effective_degrees_of_freedom / rng.chisquare(square.effective_degrees_of_freedom, draws)
@@ -130,11 +132,15 @@ def split_grid(x: np.ndarray, images: ImageEffects | None = None, draws: int = D
             by_part[IMAGES][name] = value
         if name != ALIKE:
             there.add(name)
-            values[name], drawn[name] = _fixed_effects(rng, part, design, factors, scale)
-    return _shares({name: (values[name], drawn[name], by_part[name]) for name in GRID_SOURCES if name in there})
+            values[name], drawn[name] = _mean_square_of_fixed_effects(rng, part, design, factors, scale)
+    return _shares_of_total_variance(
+        {name: (values[name], drawn[name], by_part[name]) for name in GRID_SOURCES if name in there}
+    )
 
 
-def _shares(sources: Mapping[str, tuple[float, np.ndarray, Mapping[str, float]]]) -> dict[str, SourceShare]:
+def _shares_of_total_variance(
+    sources: Mapping[str, tuple[float, np.ndarray, Mapping[str, float]]],
+) -> dict[str, SourceShare]:
     """Return estimates below 0 as 0, and all of them as shares of their sum."""
     total = sum(max(0.0, value) for value, _, _ in sources.values())
     all_draws = np.sum([np.maximum(0.0, draws) for _, draws, _ in sources.values()], 0)
@@ -167,7 +173,7 @@ def _levels_and_degrees_of_freedom(recipes: int, classifiers: int) -> dict[str, 
     return {name: (levels, free) for name, (levels, free) in parts.items() if free}
 
 
-def _part_of(y: np.ndarray, free: int, design: list[int], images: ImageEffects | None) -> _GridPart:
+def _make_grid_part(y: np.ndarray, free: int, design: list[int], images: ImageEffects | None) -> _GridPart:
     """Return the mean squares of a part.
 
     Args:
@@ -178,7 +184,7 @@ def _part_of(y: np.ndarray, free: int, design: list[int], images: ImageEffects |
     """
     seeds, orders, supports = design
     y = y.reshape(-1, *design)
-    by_level = [mean_squares(level) for level in y]
+    by_level = [compute_mean_squares(level) for level in y]
     means = y.mean(3)  # [n, seeds, orders]
     by_seed, by_order, mean = means.mean(2), means.mean(1), means.mean((1, 2))
     d = by_order - mean[:, None]
@@ -193,17 +199,19 @@ def _part_of(y: np.ndarray, free: int, design: list[int], images: ImageEffects |
         of_levels = [level[name] for level in by_level]
         if first.order_contributions is None:
             value, most = float(np.mean([square.value for square in of_levels])), free * first.degrees_of_freedom
-            squares[name] = MeanSquare(value, most, _degrees(products[name], first.degrees_of_freedom, free))
+            squares[name] = MeanSquare(
+                value, most, _trace_degrees_of_freedom(products[name], first.degrees_of_freedom, free)
+            )
         else:
             parts = np.mean(
                 [square.order_contributions for square in of_levels if square.order_contributions is not None], 0
             )
             squares[name] = MeanSquare.from_orders(parts, free * first.degrees_of_freedom)
-    of_images = (images.covariance(), images.mean_variance().degrees_of_freedom) if images else None
+    of_images = (images.estimate_covariance(), images.estimate_mean_variance().degrees_of_freedom) if images else None
     return _GridPart(mean, squares, products, of_images)
 
 
-def _degrees(products: np.ndarray, degrees: float, free: int) -> float:
+def _trace_degrees_of_freedom(products: np.ndarray, degrees: float, free: int) -> float:
     """Return the degrees of freedom of the trace of a matrix of mean squares and products, from ``degrees`` upwards.
 
     With the true matrix P they are ``degrees`` tr(P)^2 / tr(P^2) (Box 1954, Annals of Mathematical Statistics 25:290),
@@ -216,7 +224,7 @@ def _degrees(products: np.ndarray, degrees: float, free: int) -> float:
     return float(np.clip(degrees * trace**2 / unbiased, degrees, free * degrees)) if unbiased > 0 else degrees * free
 
 
-def _fixed_effects(
+def _mean_square_of_fixed_effects(
     rng: np.random.Generator,
     part: _GridPart,
     design: list[int],
@@ -233,13 +241,13 @@ def _fixed_effects(
         of_images: [draws] factors of the variance over test images.
     """
     count, draws = np.prod(design), len(of_images)
-    of_orders = part.products["order"] - part.products.get("seed by order", 0.0)
+    of_orders = part.mean_products["order"] - part.mean_products.get("seed by order", 0.0)
     errors = [(of_orders / count, factors["order"])]
-    if "seed" in part.products:
-        errors.append((part.products["seed"] / count, factors["seed"]))
+    if "seed" in part.mean_products:
+        errors.append((part.mean_products["seed"] / count, factors["seed"]))
     if part.images:
         errors.append((part.images[0], of_images))
-    effects, taken = np.tile(part.means, (draws, 1)), np.zeros(draws)
+    effects, taken = np.tile(part.level_effects, (draws, 1)), np.zeros(draws)
     variance = 0.0
     for covariance, scale in errors:
         values, vectors = np.linalg.eigh(covariance)
@@ -248,4 +256,4 @@ def _fixed_effects(
         mean = float(np.trace(covariance)) / len(root)
         variance += mean
         taken += mean * (1 + scale)  # the variance of the estimate, and of the error that a draw adds
-    return float((part.means**2).mean()) - variance, (effects**2).mean(1) - taken
+    return float((part.level_effects**2).mean()) - variance, (effects**2).mean(1) - taken

@@ -46,7 +46,7 @@ class ImageVariance:
         return float(stdtrit(min(self.degrees_of_freedom, 1e9), 0.975)) * math.sqrt(self.variance)
 
 
-HELD_FIXED = ImageVariance(0.0, math.inf)
+IMAGES_HELD_FIXED = ImageVariance(0.0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class WeightedPoolShares:
     """Shares of right queries of the images of a pool, already times the weight that they have in a metric.
 
     Attributes:
-        shares: [S, H, G] for each seed, part of the episodes and group of images.
+        right_shares: [S, H, G] for each seed, part of the episodes and group of images.
         query_counts: [H, G] their queries.
-        group_classes: [G] the class of each group.
+        class_of_group: [G] the class of each group.
     """
 
-    shares: np.ndarray
+    right_shares: np.ndarray
     query_counts: np.ndarray
-    group_classes: np.ndarray
+    class_of_group: np.ndarray
 
 
 def estimate_image_variance(
@@ -81,16 +81,16 @@ def estimate_image_variance(
         None where a result does not record hits of images, or where the metric is not made of them.
     """
     pools = []
-    for of_rows in _shares_of_rows([a, b] if b else [a], metric, seeds) or ():
-        mine, *others = [pool.shares for pool in of_rows]
+    for of_rows in _collect_right_shares_of_rows([a, b] if b else [a], metric, seeds) or ():
+        mine, *others = [pool.right_shares for pool in of_rows]
         for theirs in others:
             same = len(mine) == len(theirs)
             mine = mine - theirs if same else mine.mean(0, keepdims=True) - theirs.mean(0, keepdims=True)
-        pools.append(replace(of_rows[0], shares=mine))
+        pools.append(replace(of_rows[0], right_shares=mine))
     return sum_pool_variances(pools, models_fixed) if pools else None
 
 
-def _shares_of_rows(
+def _collect_right_shares_of_rows(
     rows: Sequence[SeedAggregate], metric: str, seeds: Sequence[int]
 ) -> list[list[WeightedPoolShares]] | None:
     """Return for each pool the shares of each row, of the same groups of images; None where they are not recorded."""
@@ -109,13 +109,13 @@ def _shares_of_rows(
         first = grouped[0][0][0].pools[name]
         if any((hits.pools[name].query_counts != first.query_counts).any() for part in grouped for hits, _ in part):
             return None
-        shares = [np.stack([_weighted_shares(hits, weights, name) for hits, weights in part]) for part in grouped]
+        shares = [np.stack([_weigh_right_shares(hits, weights, name) for hits, weights in part]) for part in grouped]
         classes = np.repeat(np.arange(len(first.images_per_class)), first.groups_per_class)
         pools.append([WeightedPoolShares(of_row, first.query_counts, classes) for of_row in shares])
     return pools
 
 
-def _weighted_shares(hits: ImageHits, weights: Mapping[str, Mapping[str, float]], name: str) -> np.ndarray:
+def _weigh_right_shares(hits: ImageHits, weights: Mapping[str, Mapping[str, float]], name: str) -> np.ndarray:
     """Return the sum of the shares of a pool times their weights in a metric, [H, G]."""
     shares = hits.right_shares(name)
     total = np.zeros(hits.pools[name].query_counts.shape)
@@ -131,7 +131,7 @@ def sum_pool_variances(pools: Sequence[WeightedPoolShares], models_fixed: bool) 
         pools: with the same seeds.
         models_fixed: see :func:`estimate_image_variance`.
     """
-    return _effects_of_pools([[pool] for pool in pools], models_fixed).mean_variance()
+    return _estimate_effects_of_pools([[pool] for pool in pools], models_fixed).estimate_mean_variance()
 
 
 @dataclass(frozen=True)
@@ -139,53 +139,62 @@ class ImageEffects:
     """What each group of test images does to the means of K rows, in percent.
 
     Attributes:
-        first: [S, K, G] effects by seed in the even episodes; a product of two has its correction already.
-        second: [S, K, G] those in the odd episodes; in sessions the same.
-        strata: [G] classes, by which products have a mean of their own.
+        effects_in_even_episodes: [S, K, G] effects by seed in the even episodes; a product of two has its correction
+            already.
+        effects_in_odd_episodes: [S, K, G] those in the odd episodes; in sessions the same.
+        class_of_group: [G] classes, by which products have a mean of their own.
         models_fixed: see :func:`estimate_image_variance`.
     """
 
-    first: np.ndarray
-    second: np.ndarray
-    strata: np.ndarray
+    effects_in_even_episodes: np.ndarray
+    effects_in_odd_episodes: np.ndarray
+    class_of_group: np.ndarray
     models_fixed: bool
 
-    def of_sums(self, weights: np.ndarray) -> ImageEffects:
+    def effects_on_weighted_sums(self, weights: np.ndarray) -> ImageEffects:
         """Return the effects on weighted sums of the rows.
 
         Args:
             weights: [n, K].
         """
-        return replace(self, first=weights @ self.first, second=weights @ self.second)
+        return replace(
+            self,
+            effects_in_even_episodes=weights @ self.effects_in_even_episodes,
+            effects_in_odd_episodes=weights @ self.effects_in_odd_episodes,
+        )
 
-    def covariance(self) -> np.ndarray:
+    def estimate_covariance(self) -> np.ndarray:
         """Return the covariances that test images give the rows, as means over seeds, [K, K]; not always positive."""
-        seeds = len(self.first)
-        both = self.first.sum(0) @ self.second.sum(0).T
+        seeds = len(self.effects_in_even_episodes)
+        both = self.effects_in_even_episodes.sum(0) @ self.effects_in_odd_episodes.sum(0).T
         if self.models_fixed or seeds < 2:
             both = both / seeds**2
         else:
-            both = (both - (self.first @ self.second.swapaxes(1, 2)).sum(0)) / (seeds * (seeds - 1))
+            both = (both - (self.effects_in_even_episodes @ self.effects_in_odd_episodes.swapaxes(1, 2)).sum(0)) / (
+                seeds * (seeds - 1)
+            )
         return np.asarray(both + both.T) / 2
 
-    def mean_variance(self) -> ImageVariance:
+    def estimate_mean_variance(self) -> ImageVariance:
         """Return the mean over the rows of the variance that test images give them."""
-        seeds = len(self.first)
-        products = (self.first.sum(0) * self.second.sum(0)).mean(0)  # [G]
+        seeds = len(self.effects_in_even_episodes)
+        products = (self.effects_in_even_episodes.sum(0) * self.effects_in_odd_episodes.sum(0)).mean(0)  # [G]
         if self.models_fixed or seeds < 2:
             products = products / seeds**2
         else:
-            products = (products - (self.first * self.second).sum(0).mean(0)) / (seeds * (seeds - 1))
-        value, groups = float(products.sum()), np.bincount(self.strata)
-        means = np.bincount(self.strata, products) / np.maximum(groups, 1)
-        spread = float(((products - means[self.strata]) ** 2).sum())
+            products = (products - (self.effects_in_even_episodes * self.effects_in_odd_episodes).sum(0).mean(0)) / (
+                seeds * (seeds - 1)
+            )
+        value, groups = float(products.sum()), np.bincount(self.class_of_group)
+        means = np.bincount(self.class_of_group, products) / np.maximum(groups, 1)
+        spread = float(((products - means[self.class_of_group]) ** 2).sum())
         freedom = float(np.maximum(groups - 1, 0).sum())
         if value <= 0:
-            return HELD_FIXED
+            return IMAGES_HELD_FIXED
         return ImageVariance(value, min(freedom, 2 * value**2 / spread) if spread else freedom)
 
 
-def effects_of_images(
+def estimate_image_effects(
     rows: Sequence[SeedAggregate], metric: str, seeds: Sequence[int], models_fixed: bool
 ) -> ImageEffects | None:
     """Return what each test image does to the means of rows; None where a result does not record hits of images.
@@ -196,16 +205,16 @@ def effects_of_images(
         seeds: that means are over.
         models_fixed: see :func:`estimate_image_variance`.
     """
-    pools = _shares_of_rows(rows, metric, seeds)
-    return _effects_of_pools(pools, models_fixed) if pools else None
+    pools = _collect_right_shares_of_rows(rows, metric, seeds)
+    return _estimate_effects_of_pools(pools, models_fixed) if pools else None
 
 
-def _effects_of_pools(pools: Sequence[Sequence[WeightedPoolShares]], models_fixed: bool) -> ImageEffects:
+def _estimate_effects_of_pools(pools: Sequence[Sequence[WeightedPoolShares]], models_fixed: bool) -> ImageEffects:
     """Return the effects of the images of all pools on rows, of whose shares each pool has one for each row."""
     first, second, strata, before = [], [], [], 0
     for of_rows in pools:
         # Classes of one group are one stratum: they have no variance within.
-        classes = of_rows[0].group_classes
+        classes = of_rows[0].class_of_group
         alone = np.bincount(classes)[classes] == 1
         stratum = np.where(alone, len(classes), classes)
         linear = [_linearise_shares(pool, stratum) for pool in of_rows]
@@ -222,9 +231,9 @@ def _effects_of_pools(pools: Sequence[Sequence[WeightedPoolShares]], models_fixe
 def _linearise_shares(pool: WeightedPoolShares, stratum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return y, [S, H, G], and the weights of images, [H, G]."""
     weights = pool.query_counts / np.maximum(pool.query_counts.sum(1, keepdims=True), 1)
-    y = np.empty_like(pool.shares)
-    for seed, part in np.ndindex(pool.shares.shape[:2]):
-        x, weight = pool.shares[seed, part], weights[part]
+    y = np.empty_like(pool.right_shares)
+    for seed, part in np.ndindex(pool.right_shares.shape[:2]):
+        x, weight = pool.right_shares[seed, part], weights[part]
         sums, totals = np.bincount(stratum, weight * x), np.bincount(stratum, weight)
         y[seed, part] = weight * (x - np.divide(sums, totals, out=sums, where=totals > 0)[stratum])
     return y, weights

@@ -31,7 +31,7 @@ class PublishedPair:
         return self.measured_row.summarise_metrics()["acc"].mean - self.published_row.values["acc"]
 
     @property
-    def band_verdict(self) -> str | None:
+    def tolerance_verdict(self) -> str | None:
         """One of "within" and "outside" of the band; None where there is none, or the two are not comparable."""
         if self.published_row.tolerance_band is None or self.incompatibility:
             return None
@@ -60,7 +60,7 @@ def pair_with_published_rows(task_results: TaskResults) -> list[PublishedPair]:
         if row.label != paper.label:
             reasons.append("with other options or episodes")
         if row not in task_results.comparable_rows:
-            reasons.append(task_results.incompatibility(row) or "not on all episodes of the task")
+            reasons.append(task_results.incompatibility_reason(row) or "not on all episodes of the task")
         pairs.append(PublishedPair(task_results, row, paper, "; ".join(reasons) or None))
     return pairs
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, choice_variance
-from ifsl_bench.analysis.image_variance import HELD_FIXED, ImageVariance, estimate_image_variance
+from ifsl_bench.analysis.aggregate import EVERY, PAPER, STORED, SeedAggregate, variance_from_choices
+from ifsl_bench.analysis.image_variance import IMAGES_HELD_FIXED, ImageVariance, estimate_image_variance
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.utils.text_format import format_count
 
@@ -71,7 +71,7 @@ def fit_seed_variance_prior(row_means: np.ndarray, is_seed_independent: np.ndarr
     rows, seeds = x.shape
     if rows < 3 or seeds < 2:
         return SeedVariancePrior(0.0, 0.0)
-    variances = _row_variances(x)
+    variances = _seed_variance_of_rows(x)
     degrees = (seeds - 1) * (1 - 1 / rows)
     logs = np.log(variances[variances > 0]) - digamma(degrees / 2) + math.log(degrees / 2)
     if len(logs) < 3:
@@ -82,7 +82,7 @@ def fit_seed_variance_prior(row_means: np.ndarray, is_seed_independent: np.ndarr
     return SeedVariancePrior(float(common), min(firm, seeds - 1.0), float(variances.mean()))
 
 
-def _row_variances(x: np.ndarray) -> np.ndarray:
+def _seed_variance_of_rows(x: np.ndarray) -> np.ndarray:
     """Return the variance over seeds of each row, [rows], without the effect of a seed on all of [rows, seeds].
 
     That is a mean in which a row has the weight of one over its variance, so that a row of which a seed has collapsed
@@ -174,7 +174,7 @@ def estimate_difference(
             ``RESAMPLE_COUNT`` resamples of these.
         image_variance: the variance that test images give it; None where they are held fixed.
     """
-    d, of_images = a - b, image_variance or HELD_FIXED
+    d, of_images = a - b, image_variance or IMAGES_HELD_FIXED
     seeds, episodes = d.shape
     if (
         not d.any() and not choice_variance
@@ -209,7 +209,7 @@ def holm_rejections(p_values: np.ndarray, level: float = LEVEL) -> np.ndarray:
     return rejected
 
 
-def significant_signs(differences: Sequence[RowDifference]) -> np.ndarray:
+def signs_of_significant_differences(differences: Sequence[RowDifference]) -> np.ndarray:
     """Return whether each difference is above 0, and whether below, by Holm's procedure over all: [n, 2] bool."""
     p = np.array([(d.one_sided_p_value(), replace(d, mean=-d.mean).one_sided_p_value()) for d in differences])
     return holm_rejections(p.reshape(-1)).reshape(-1, 2)
@@ -217,13 +217,13 @@ def significant_signs(differences: Sequence[RowDifference]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RankInterval:
-    """Ranks from ``first`` to ``last``, 1 the best."""
+    """Ranks from ``best_rank`` to ``worst_rank``, 1 the best."""
 
-    first: int
-    last: int
+    best_rank: int
+    worst_rank: int
 
     def __str__(self) -> str:
-        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return str(self.best_rank) if self.best_rank == self.worst_rank else f"{self.best_rank}-{self.worst_rank}"
 
 
 ImageVarianceOfPair = Callable[[int, int], ImageVariance | None]  # of the difference of two rows
@@ -277,7 +277,7 @@ def find_significantly_better(
             of_images = image_variance_of_pair(i, j) if image_variance_of_pair else None
             differences.append(estimate_difference(row, rows[j], prior, random, of_choices, of_images))
     better = np.zeros((n, n), dtype=bool)
-    for (i, j), (ours, theirs) in zip(pairs, significant_signs(differences), strict=True):
+    for (i, j), (ours, theirs) in zip(pairs, signs_of_significant_differences(differences), strict=True):
         better[i, j], better[j, i] = ours, theirs
     return better
 
@@ -292,7 +292,7 @@ class RankedRow:
     Attributes:
         row: with the results of its seeds.
         ranking: the ranking that the row has its place in.
-        provisional_reason: why the row is provisional; None where it is ranked.
+        reason_for_provisional_rank: why the row is provisional; None where it is ranked.
         difference_to_best: this row minus the best ranked one, in percentage points; None for the best.
         n_common_seeds: the number of training seeds that the difference is over, or for the best row its rank.
         adjusted_mean: the best row's mean plus the difference, which rows are placed by; their own means may be over
@@ -301,14 +301,14 @@ class RankedRow:
 
     row: SeedAggregate
     ranking: Ranking
-    provisional_reason: str | None
+    reason_for_provisional_rank: str | None
     difference_to_best: RowDifference | None
     n_common_seeds: int
     adjusted_mean: float
 
     @property
     def is_provisional(self) -> bool:
-        return self.provisional_reason is not None
+        return self.reason_for_provisional_rank is not None
 
     @cached_property
     def rank_interval(self) -> RankInterval | None:
@@ -322,9 +322,9 @@ class RankedRow:
         return 0 if self.is_provisional else len(family) + (self.row not in family)
 
     @property
-    def may_be_best(self) -> bool:
+    def may_be_best_row(self) -> bool:
         """Whether it may be the best."""
-        return self.rank_interval is not None and self.rank_interval.first == 1
+        return self.rank_interval is not None and self.rank_interval.best_rank == 1
 
 
 class Ranking:
@@ -350,17 +350,19 @@ class Ranking:
     """
 
     def __init__(self, rows: Sequence[SeedAggregate], metric: str = "acc", setting: str = PAPER) -> None:
-        self.group_key = min(map(_group_key, rows), default=(False, False))
-        excluded = [row for row in rows if _group_key(row) != self.group_key]
+        self.group_key = min(map(_ranking_group_key, rows), default=(False, False))
+        excluded = [row for row in rows if _ranking_group_key(row) != self.group_key]
         self.excluded_ranking = Ranking(excluded, metric, setting) if excluded else None
-        self.rows = tuple(row for row in rows if _group_key(row) == self.group_key)
+        self.rows = tuple(row for row in rows if _ranking_group_key(row) == self.group_key)
         self.metric, self.setting = metric, setting
         able = [row for row in self.rows if self._matches_setting(row) and not row.has_changed_options]
         able = [
-            row for row in able if len(row.seeds) >= SEEDS and not row.has_replaced_gradient and not row.has_single_unit
+            row
+            for row in able
+            if len(row.seeds) >= SEEDS and not row.has_replaced_gradient and not row.has_single_interval_unit
         ]
         able = [row for row in able if row.origin == STORED] or able
-        self.seeds = _usual_seeds(able) or _most_common_seeds(able)
+        self.seeds = _seeds_of_three_quarters_of_rows(able) or _most_widely_shared_seeds(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
         self._priors: dict[tuple[SeedAggregate, ...], SeedVariancePrior] = {}
         self._image_variances: dict[tuple[SeedAggregate, SeedAggregate, tuple[int, ...]], ImageVariance | None] = {}
@@ -371,7 +373,9 @@ class Ranking:
         places = sorted(map(self._make_ranked_row, self.rows), key=lambda place: -place.adjusted_mean)
         return places + (self.excluded_ranking.ranked_rows if self.excluded_ranking else [])
 
-    def row_difference(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int] | None = None) -> RowDifference:
+    def estimate_row_difference(
+        self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int] | None = None
+    ) -> RowDifference:
         """Return row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
 
         Args:
@@ -381,16 +385,16 @@ class Ranking:
                 alone, each row averaged over its own seeds.
         """
         over = self.common_seeds(a, b) if seeds is None else seeds
-        x, y = self._paired_values(a, b, over)
-        choices = choice_variance(
+        x, y = self._paired_metric_values(a, b, over)
+        choices = variance_from_choices(
             a.metric_by_resample(self.metric, over or None) - b.metric_by_resample(self.metric, over or None)
         )
         random = int(not a.is_seed_independent) + int(not b.is_seed_independent)
         return estimate_difference(
-            x, y, self._seed_variance_prior(a, b), random, choices, self.image_variance(a, b, over)
+            x, y, self._seed_variance_prior(a, b), random, choices, self.estimate_image_variance(a, b, over)
         )
 
-    def image_variance(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int]) -> ImageVariance | None:
+    def estimate_image_variance(self, a: SeedAggregate, b: SeedAggregate, seeds: Sequence[int]) -> ImageVariance | None:
         """Return the variance that test images give row a minus row b; None where they are held fixed.
 
         Args:
@@ -406,7 +410,7 @@ class Ranking:
 
     def adjusted_mean(self, row: SeedAggregate) -> float:
         """Return the best row's mean plus the difference to it, by which rows are placed."""
-        ranking = self.ranking_with(row)
+        ranking = self.find_ranking_containing(row)
         best = float(ranking.best_row.metric_by_seed(self.metric).mean())
         mine, theirs = ranking.means_on_common_seeds(row, ranking.best_row)
         return best if row is ranking.best_row else best + mine - theirs
@@ -418,10 +422,12 @@ class Ranking:
             a: one row.
             b: another one.
         """
-        x, y = self._paired_values(a, b, self.common_seeds(a, b))
+        x, y = self._paired_metric_values(a, b, self.common_seeds(a, b))
         return float(x.mean()), float(y.mean())
 
-    def _paired_values(self, a: SeedAggregate, b: SeedAggregate, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _paired_metric_values(
+        self, a: SeedAggregate, b: SeedAggregate, over: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the metric of both by seed and episode, [seeds, n]; without common seeds their means, [1, n]."""
         x, y = (row.metric_by_seed(self.metric, over) for row in (a, b))
         if len(x) and len(y):
@@ -429,10 +435,10 @@ class Ranking:
         x, y = (row.metric_by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
         return x, y
 
-    def ranking_with(self, *rows: SeedAggregate) -> Ranking:
+    def find_ranking_containing(self, *rows: SeedAggregate) -> Ranking:
         """Return the ranking with these rows in it: this one, or the excluded rows' if all are there."""
         here = any(row in self.rows for row in rows)
-        return self if here or self.excluded_ranking is None else self.excluded_ranking.ranking_with(*rows)
+        return self if here or self.excluded_ranking is None else self.excluded_ranking.find_ranking_containing(*rows)
 
     def common_seeds(self, a: SeedAggregate, b: SeedAggregate) -> tuple[int, ...]:
         """Return the seeds that two rows are compared on: if both are ranked the ranks' seeds, else all they share.
@@ -442,7 +448,7 @@ class Ranking:
             b: another one.
         """
         both = tuple(seed for seed in a.seeds if seed in b.seeds)
-        ranked = not self._provisional_reason(a) and not self._provisional_reason(b)
+        ranked = not self._reason_for_provisional_rank(a) and not self._reason_for_provisional_rank(b)
         return tuple(seed for seed in both if seed in self.seeds) if ranked else both
 
     def significant_pairs(self, guest: SeedAggregate | None = None) -> set[tuple[SeedAggregate, SeedAggregate]]:
@@ -478,29 +484,29 @@ class Ranking:
         return rank_intervals(*self._rank_interval_arguments([*self.family, row], self.common_seeds(row, row)))[-1]
 
     def _make_ranked_row(self, row: SeedAggregate) -> RankedRow:
-        level, reason = self.adjusted_mean(row), self._provisional_reason(row)
+        level, reason = self.adjusted_mean(row), self._reason_for_provisional_rank(row)
         if row is self.best_row:
             return RankedRow(row, self, reason, None, len(self.seeds) or len(row.seeds), level)
-        gap = self.row_difference(row, self.best_row)
+        gap = self.estimate_row_difference(row, self.best_row)
         return RankedRow(row, self, reason, gap, len(self.common_seeds(row, self.best_row)), level)
 
-    def _is_guest(self, row: SeedAggregate) -> bool:
+    def _is_ranked_as_guest(self, row: SeedAggregate) -> bool:
         """Return whether a row that is not of the family is ranked with it."""
-        able = _group_key(row) == self.group_key and not self._provisional_reason(row)
+        able = _ranking_group_key(row) == self.group_key and not self._reason_for_provisional_rank(row)
         return able and bool(self.family) and row not in self.family
 
     def _matches_setting(self, row: SeedAggregate) -> bool:
         return row.setting in (self.setting, EVERY)
 
-    def _provisional_reason(self, row: SeedAggregate) -> str | None:
+    def _reason_for_provisional_rank(self, row: SeedAggregate) -> str | None:
         """Return why a row is provisional; None where it is ranked."""
         if not self._matches_setting(row):
             return f"ranked separately, with --setting {row.setting}"
         if row.has_replaced_gradient:
             count, total = row.solve_failures["adjoint_diverged"]
             return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
-        if row.has_single_unit:
-            return f"one {row.units.removesuffix('s')}"
+        if row.has_single_interval_unit:
+            return f"one {row.interval_units_noun.removesuffix('s')}"
         if len(row.seeds) < SEEDS:
             return format_count(len(row.seeds), "seed")
         if row.has_changed_options:
@@ -512,7 +518,7 @@ class Ranking:
 
     def _seed_variance_prior(self, *rows: SeedAggregate) -> SeedVariancePrior:
         """Return the prior of the variance over seeds, from the family and those of these rows ranked with it."""
-        together, seeds = (*self.family, *(row for row in rows if self._is_guest(row))), self.seeds
+        together, seeds = (*self.family, *(row for row in rows if self._is_ranked_as_guest(row))), self.seeds
         if not together:  # two seeds rank no rows, but tell how much rows vary
             seeds = tuple(seed for seed in rows[0].seeds if all(seed in row.seeds for row in rows))
             together = tuple(row for row in self.rows if self._matches_setting(row) and set(seeds) <= set(row.seeds))
@@ -531,7 +537,7 @@ class Ranking:
         choices = np.stack([row.metric_by_resample(self.metric, seeds) for row in rows])
 
         def images(i: int, j: int) -> ImageVariance | None:
-            return self.image_variance(rows[i], rows[j], seeds)
+            return self.estimate_image_variance(rows[i], rows[j], seeds)
 
         return _MetricBySeed(rows, self.metric, seeds), _seed_independence(rows), choices, images
 
@@ -547,7 +553,7 @@ def common_setting(*rows: SeedAggregate, default: str = PAPER) -> str:
     return settings.pop() if len(settings) == 1 else default
 
 
-def _group_key(row: SeedAggregate) -> tuple[bool, bool]:
+def _ranking_group_key(row: SeedAggregate) -> tuple[bool, bool]:
     """Return the kind of a row, each ranked by itself: (novel classes may have been seen before, transductive)."""
     return row.novel_classes_seen != "no", row.is_transductive
 
@@ -569,7 +575,7 @@ def _seed_independence(rows: Iterable[SeedAggregate]) -> np.ndarray:
     return np.array([row.is_seed_independent for row in rows])
 
 
-def _usual_seeds(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
+def _seeds_of_three_quarters_of_rows(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     """Return the seeds that three in four rows have, if three in four have them all, and they are three or more."""
     holders = Counter(seed for row in rows for seed in row.seeds)
     seeds = {seed for seed, count in holders.items() if 4 * count >= 3 * len(rows)}
@@ -577,7 +583,7 @@ def _usual_seeds(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     return tuple(sorted(seeds)) if len(seeds) >= SEEDS and 4 * together >= 3 * len(rows) else ()
 
 
-def _most_common_seeds(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
+def _most_widely_shared_seeds(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     """Return three seeds or more that all rows have, or two rows, as most rows have them; the lowest of several."""
     each = [frozenset(row.seeds) for row in rows]
     shared = {a & b for a in each for b in each} | ({frozenset.intersection(*each)} if each else set())

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, select_rows_with_metric
-from ifsl_bench.analysis.comparison import overall_difference as difference_of_rows
+from ifsl_bench.analysis.comparison import estimate_overall_difference as difference_of_rows
 from ifsl_bench.analysis.image_variance import ImageVariance, estimate_image_variance
 from ifsl_bench.analysis.ranking import RowDifference, SeedVariancePrior, estimate_difference
-from ifsl_bench.analysis.task_results import TaskResults, no_results_error
+from ifsl_bench.analysis.task_results import TaskResults, make_no_results_error
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.utils.errors import UserError, unknown_name_error
@@ -90,14 +90,14 @@ class WrongSignChance:
 
     Attributes:
         chance: under normal effects.
-        low: of its 95% interval.
-        high: of its 95% interval.
+        lower_limit: of its 95% interval.
+        upper_limit: of its 95% interval.
         observed_share: the share of the single comparisons made here whose sign is not that of their mean, ties half.
     """
 
     chance: float
-    low: float
-    high: float
+    lower_limit: float
+    upper_limit: float
     observed_share: float
 
 
@@ -111,13 +111,13 @@ def estimate_mean_difference(differences: np.ndarray, image_variance: ImageVaria
     Raises:
         UserError: there is one order.
     """
-    means = _order_means(differences)
+    means = _mean_of_each_order(differences)
     return estimate_difference(
         means, np.zeros_like(means), SeedVariancePrior(0.0, 0.0), n_seed_dependent=2, image_variance=image_variance
     )
 
 
-def _order_means(x: np.ndarray) -> np.ndarray:
+def _mean_of_each_order(x: np.ndarray) -> np.ndarray:
     """Return the means over support sets, [seeds, orders]; raise :class:`UserError` for one order."""
     if x.shape[1] < 2:
         raise UserError("one order of the classes has no interval over orders, and its variance cannot be split")
@@ -134,7 +134,7 @@ def split_variance(values: np.ndarray) -> dict[str, VarianceEstimate]:
     Raises:
         UserError: there is one order.
     """
-    squares, weights = mean_squares(values), mean_square_weights(*values.shape)
+    squares, weights = compute_mean_squares(values), weights_of_mean_squares(*values.shape)
     return {
         part: _estimate_variance([(w, squares[name]) for name, w in of_part.items()])
         for part, of_part in weights.items()
@@ -169,14 +169,14 @@ def add_image_variance(
     return {**variances, IMAGES: VarianceEstimate(value, low, high), ONE: both}
 
 
-def mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
+def compute_mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
     """Return the mean square of each part whose degrees of freedom are not 0, of [seeds, orders, supports].
 
     Raises:
         UserError: there is one order.
     """
     seeds, orders, supports = x.shape
-    means = _order_means(x)
+    means = _mean_of_each_order(x)
     by_seed, by_order, by_support, mean = means.mean(1), means.mean(0), x.mean(0), means.mean()
     both = means - by_seed[:, None] - by_order + mean
     rest = x - means[:, :, None] - by_support + by_order[:, None]
@@ -193,7 +193,7 @@ def mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
     return squares
 
 
-def mean_square_weights(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
+def weights_of_mean_squares(seeds: int, orders: int, supports: int) -> dict[str, dict[str, float]]:
     """Return part -> mean square -> its weight in the estimate, from the expected mean squares of the design.
 
     Args:
@@ -250,14 +250,14 @@ def _variance_interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float
     value = sum(w * square.value for w, square in terms)
     positive = [(w * square.value, square.effective_degrees_of_freedom) for w, square in terms if w > 0]
     negative = [(-w * square.value, square.effective_degrees_of_freedom) for w, square in terms if w < 0]
-    below = _squared_distance_to_limit(positive, negative, TAIL)
-    above = _squared_distance_to_limit(
+    below = _squared_distance_to_lower_limit(positive, negative, TAIL)
+    above = _squared_distance_to_lower_limit(
         negative, positive, TAIL
     )  # the upper limit is minus the lower one of minus the sum
     return value - math.sqrt(max(0.0, below)), value + math.sqrt(max(0.0, above))
 
 
-def _squared_distance_to_limit(
+def _squared_distance_to_lower_limit(
     positive: Sequence[tuple[float, float]], negative: Sequence[tuple[float, float]], tail: float
 ) -> float:
     """Return the squared distance from an estimate, a sum of positive and negative terms, to its lower limit."""
@@ -302,11 +302,11 @@ def estimate_wrong_sign_chance(
     """
     from scipy.special import ndtr, stdtrit
 
-    mean, squares = estimate_mean_difference(differences, image_variance), mean_squares(differences)
+    mean, squares = estimate_mean_difference(differences, image_variance), compute_mean_squares(differences)
     if abs(mean.mean) < NO_DIFFERENCE:
         return None
     merged = _merge_order_terms(
-        [(w, squares[name]) for name, w in mean_square_weights(*differences.shape)["one"].items()]
+        [(w, squares[name]) for name, w in weights_of_mean_squares(*differences.shape)["one"].items()]
     )
     terms = [(w * square.value, square.effective_degrees_of_freedom) for w, square in merged]
     terms += [(image_variance.variance, image_variance.degrees_of_freedom)] if image_variance else []
@@ -328,12 +328,14 @@ def estimate_wrong_sign_chance(
 class VarianceSplit:
     """A row, or the difference a - b of two, with the variance of its parts."""
 
-    a: SeedAggregate
-    b: SeedAggregate | None
-    mean: Estimate | RowDifference  # with its 95% interval: of a row over orders, of a difference over orders and seeds
+    row: SeedAggregate
+    subtracted_row: SeedAggregate | None
+    mean_with_interval: (
+        Estimate | RowDifference
+    )  # with its 95% interval: of a row over orders, of a difference over orders and seeds
     variances: Mapping[str, VarianceEstimate]  # by SOURCES and "one"; what the design cannot tell is left out
     n_seeds: int  # how many it is over; 1 where all are the same by construction
-    wrong_sign: WrongSignChance | None = None  # of a difference that is not 0
+    wrong_sign_chance: WrongSignChance | None = None  # of a difference that is not 0
 
 
 def split_variance_of_rows(task_results: TaskResults, metric: str) -> list[VarianceSplit]:
@@ -350,7 +352,7 @@ def split_variance_of_rows(task_results: TaskResults, metric: str) -> list[Varia
         "variance", task_results.task_name, "variance splits that of tasks in sessions"
     )
     if not task_results.rows:
-        raise no_results_error(task_results)
+        raise make_no_results_error(task_results)
     rows = select_rows_with_metric((place.row for place in task_results.ranked_rows), metric)
     if not rows:
         metrics = {name for row in task_results.rows for name in row.metric_names}
@@ -365,7 +367,7 @@ def split_variance_of_row(row: SeedAggregate, metric: str) -> VarianceSplit:
         row: with results of all orders.
         metric: the metric that is split.
     """
-    x = _metric_by_sequence(row, metric, row.seeds, row.is_seed_independent)
+    x = _crossed_metric_values(row, metric, row.seeds, row.is_seed_independent)
     parts = add_image_variance(split_variance(x), estimate_image_variance(row, None, metric, row.seeds, len(x) < 2))
     return VarianceSplit(row, None, row.summarise_metrics()[metric], parts, len(x))
 
@@ -382,7 +384,7 @@ def split_variance_of_differences(task_results: TaskResults, metric: str) -> lis
     for a, b in itertools.combinations(rows, 2):
         if seeds := [seed for seed in a.seeds if seed in b.seeds]:
             fixed = a.is_seed_independent and b.is_seed_independent
-            x = _metric_by_sequence(a, metric, seeds, fixed) - _metric_by_sequence(b, metric, seeds, fixed)
+            x = _crossed_metric_values(a, metric, seeds, fixed) - _crossed_metric_values(b, metric, seeds, fixed)
             gap = difference_of_rows(a, b, task_results.comparable_rows, metric)
             images = estimate_image_variance(a, b, metric, seeds, len(x) < 2)
             splits.append(
@@ -398,6 +400,6 @@ def split_variance_of_differences(task_results: TaskResults, metric: str) -> lis
     return splits
 
 
-def _metric_by_sequence(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
+def _crossed_metric_values(row: SeedAggregate, metric: str, seeds: Sequence[int], fixed: bool) -> np.ndarray:
     """Return [seeds, orders, supports] of a row; of the first seed where all are the same."""
     return row.metric_by_sequence(metric, seeds[:1] if fixed else seeds)

@@ -135,7 +135,7 @@ class TaskResults:
         )  # fmt: skip
 
     @property
-    def left_out_remarks(self) -> tuple[str, ...]:
+    def remarks_on_left_out_rows(self) -> tuple[str, ...]:
         """The remarks on files and rows that are in no table."""
         return tuple(remark for remark in self.remarks if remark.startswith(LEFT_OUT))
 
@@ -149,7 +149,7 @@ class TaskResults:
     def has_row(self, label: str) -> bool:
         """Return whether :meth:`select_labels` finds a row for a label."""
         names = {paper.label.lower() for paper in self.published_rows}
-        names.update(*(lower_case_names(row) for row in (*self.measured_rows, *self.hidden_rows)))
+        names.update(*(lower_case_row_names(row) for row in (*self.measured_rows, *self.hidden_rows)))
         return label.lower() in names.union(row.label_without_recipe.lower() for row in self.measured_rows)
 
     def select_labels(self, labels: Collection[str]) -> TaskResults:
@@ -160,8 +160,8 @@ class TaskResults:
         lower = {label.lower() for label in labels}
 
         def chosen(shown: Iterable[SeedAggregate], hidden: Iterable[SeedAggregate]) -> tuple[SeedAggregate, ...]:
-            named = [row for row in shown if lower & {*lower_case_names(row), row.label_without_recipe.lower()}]
-            return (*named, *(row for row in hidden if lower & set(lower_case_names(row))))
+            named = [row for row in shown if lower & {*lower_case_row_names(row), row.label_without_recipe.lower()}]
+            return (*named, *(row for row in hidden if lower & set(lower_case_row_names(row))))
 
         rows, others = (
             chosen(self.rows, self.other_recipe_rows),
@@ -215,17 +215,17 @@ class TaskResults:
 
     def find_row(self, label: str) -> SeedAggregate | None:
         """Return the row of a label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
-        rows = [row for row in (*self.measured_rows, *self.hidden_rows) if label.lower() in lower_case_names(row)]
+        rows = [row for row in (*self.measured_rows, *self.hidden_rows) if label.lower() in lower_case_row_names(row)]
         return min(rows, key=lambda row: row.origin == STORED, default=None)
 
-    def incompatibility(self, row: SeedAggregate) -> str | None:
+    def incompatibility_reason(self, row: SeedAggregate) -> str | None:
         """Return why a row is one of ``others``; None where there is no row to compare it with."""
         if row.is_partial and not self.task.dataset.partial:
             return PARTIAL
         return reason_not_to_pair(self.rows[0].results[0], row.results[0]) if self.rows else None
 
 
-def lower_case_names(row: SeedAggregate) -> tuple[str, ...]:
+def lower_case_row_names(row: SeedAggregate) -> tuple[str, ...]:
     """Return the names of a row, in lower case: its label and its name in tables, each alone and with its origin."""
     return row.label.lower(), row.label_with_origin.lower(), row.display_name.lower(), row.name_with_origin.lower()
 
@@ -241,7 +241,7 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
     """
     rows: list[SeedAggregate] = []
     remarks: list[str] = []
-    folders = [(origin, *read_results(root, [task.name])) for root, origin in reversed(_result_folders(results))]
+    folders = [(origin, *read_results(root, [task.name])) for root, origin in reversed(_list_result_folders(results))]
     reasons = find_results_of_other_episodes(
         task, [r for _, results_here, _ in folders for r in results_here if r.task_hash == task.hash]
     )
@@ -259,7 +259,7 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
         remarks += odd
     # Published rows are of whole data sets, and so is a task unless its file says otherwise.
     admitted = [row for row in rows if task.dataset.partial or not row.is_partial]
-    reference = _reference_result(task, admitted)
+    reference = _choose_reference_result(task, admitted)
     comparable = [row for row in admitted if reference is None or not reason_not_to_pair(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
     shown = tuple(comparable)
@@ -267,13 +267,13 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
     return task_results.select_recipes(())
 
 
-def _result_folders(results: Path) -> list[tuple[Path, str]]:
+def _list_result_folders(results: Path) -> list[tuple[Path, str]]:
     """Return the folders of results, with the origin of their rows."""
     own = packaged_results_folder()
     return [(own, STORED)] if results.resolve() == own.resolve() else [(results, "yours"), (own, STORED)]
 
 
-def _reference_result(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
+def _choose_reference_result(task: Task, rows: Sequence[SeedAggregate]) -> Result | None:
     """Return a result on all episodes of the task, and on its data, with which others are compared.
 
     Where the task pins no data, those of the rows that come with the package count, if there are any.
@@ -296,7 +296,7 @@ def load_variant_results(task: Task, results: Path) -> list[TaskResults]:
     """
     variants = {name: variant for name, variant in packaged_tasks().items() if variant.variant_of == task.name}
     folders = {
-        path.name for root, _ in _result_folders(results) for path in root.glob(f"{task.name}+*") if path.is_dir()
+        path.name for root, _ in _list_result_folders(results) for path in root.glob(f"{task.name}+*") if path.is_dir()
     }
     for folder in sorted(folders):
         try:
@@ -308,11 +308,15 @@ def load_variant_results(task: Task, results: Path) -> list[TaskResults]:
             variants[folder] = variant
     results_of_tasks = [load_task_results(variant, results) for variant in variants.values()]
     return [
-        task_results for task_results in results_of_tasks if not task_results.is_empty or task_results.left_out_remarks
+        task_results
+        for task_results in results_of_tasks
+        if not task_results.is_empty or task_results.remarks_on_left_out_rows
     ]
 
 
-def append_lost_remarks(shown: list[TaskResults], results_of_tasks: Iterable[TaskResults]) -> list[TaskResults]:
+def append_remarks_of_hidden_tasks(
+    shown: list[TaskResults], results_of_tasks: Iterable[TaskResults]
+) -> list[TaskResults]:
     """Return the tasks shown, the last with the remarks on what was left out of the others, which have no table.
 
     Args:
@@ -326,12 +330,12 @@ def append_lost_remarks(shown: list[TaskResults], results_of_tasks: Iterable[Tas
         remark
         for task_results in results_of_tasks
         if id(task_results) not in here
-        for remark in task_results.left_out_remarks
+        for remark in task_results.remarks_on_left_out_rows
     ]
     return [*shown[:-1], replace(shown[-1], remarks=(*shown[-1].remarks, *lost))]
 
 
-def no_results_error(task_results: TaskResults, method: str = "NAME") -> UserError:
+def make_no_results_error(task_results: TaskResults, method: str = "NAME") -> UserError:
     """Return the error for a task without any row.
 
     Args:
@@ -380,7 +384,7 @@ def load_results_of_tasks(
         )
     if tasks and not labels:
         return results_of_tasks
-    return append_lost_remarks(
+    return append_remarks_of_hidden_tasks(
         [task_results for task_results in results_of_tasks if not task_results.is_empty], results_of_tasks
     )
 
@@ -469,7 +473,7 @@ def load_measured_tasks(
     """
     results_of_tasks = load_results_of_tasks(tasks, labels, folders, recipes)
     if not tasks:
-        results_of_tasks = append_lost_remarks(
+        results_of_tasks = append_remarks_of_hidden_tasks(
             [task_results for task_results in results_of_tasks if task_results.rows], results_of_tasks
         )
         if not results_of_tasks:
@@ -490,7 +494,7 @@ def load_results_by_name(task: str, folders: Paths) -> TaskResults:
     return load_task_results(load_task(task, folders), folders.results)
 
 
-def require_row(task_results: TaskResults, label: str) -> SeedAggregate:
+def find_row_or_raise(task_results: TaskResults, label: str) -> SeedAggregate:
     """Return a measured row.
 
     Args:
@@ -505,10 +509,10 @@ def require_row(task_results: TaskResults, label: str) -> SeedAggregate:
         return row
     labels = {row.label for row in (*task_results.measured_rows, *task_results.hidden_rows)}
     about = (f"{LEFT_OUT}{label}, seed ", f"/{label}.seed-")
-    if remarks := [remark for remark in task_results.left_out_remarks if any(part in remark for part in about)]:
+    if remarks := [remark for remark in task_results.remarks_on_left_out_rows if any(part in remark for part in about)]:
         raise UserError(f"there is no row {label} of task {task_results.task_name}; {remarks[0]}")
     if not labels:
-        raise no_results_error(task_results, label)
+        raise make_no_results_error(task_results, label)
     method = label.rpartition(":")[2]
     if names_file(label) and (mine := [row_label for row_label in labels if parse_label(row_label).name == method]):
         raise UserError(
@@ -523,7 +527,7 @@ def require_row(task_results: TaskResults, label: str) -> SeedAggregate:
     )
 
 
-def find_rival(task_results: TaskResults, label: str, other_label: str) -> SeedAggregate:
+def find_row_to_compare_with(task_results: TaskResults, label: str, other_label: str) -> SeedAggregate:
     """Return the row that another one is to be compared with.
 
     Args:
@@ -538,17 +542,17 @@ def find_rival(task_results: TaskResults, label: str, other_label: str) -> SeedA
         rf"{LAZY}(?: \((.+)\))?", label
     )
     return (
-        replace(base_only_aggregate(require_row(task_results, lazy[1] or other_label)), label=label)
+        replace(base_only_aggregate(find_row_or_raise(task_results, lazy[1] or other_label)), label=label)
         if lazy
-        else require_row(task_results, label)
+        else find_row_or_raise(task_results, label)
     )
 
 
 class ComparedRows(NamedTuple):
-    """Two rows to compare: the arguments of :func:`ifsl_bench.analysis.comparison.compare`."""
+    """Two rows to compare: the arguments of :func:`ifsl_bench.analysis.comparison.compare_rows`."""
 
-    a: SeedAggregate
-    b: SeedAggregate
+    row_a: SeedAggregate
+    row_b: SeedAggregate
     comparable_rows: tuple[SeedAggregate, ...] = ()
     same_label_rows: tuple[SeedAggregate, ...] = ()
 
@@ -576,7 +580,7 @@ def find_rows_to_compare(a: str, b: str, task: str | None, folders: Paths, recip
             (of_recipe,) = select_recipes([task_results], [recipe])
             labels_of = {row.label_without_recipe.lower(): row.label for row in of_recipe.measured_rows}
             a, b = (labels_of.get(label.lower(), label) for label in (a, b))
-        first, second = find_rival(task_results, a, b), find_rival(task_results, b, a)
+        first, second = find_row_to_compare_with(task_results, a, b), find_row_to_compare_with(task_results, b, a)
         if {id(first.results), id(second.results)} & {id(row.results) for row in task_results.hidden_rows}:
             task_results = task_results.select_recipes([row.recipe for row in (first, second) if row.recipe])
         ranked = {id(row.results) for row in task_results.comparable_rows}  # a lazy model has the results of its row

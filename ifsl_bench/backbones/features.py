@@ -71,7 +71,7 @@ def feature_folder(
         task: defines how views are augmented.
         n_views: 1 for the plain images, more for augmented copies.
         fingerprint_prefix: of the data set that the pool comes from, which tells pools of one name apart; see
-            :meth:`ifsl_bench.data.pools.Dataset.fingerprint_prefix`.
+            :meth:`ifsl_bench.data.pools.Dataset.fingerprint_prefix_of_pool`.
         stage: of maps, as of :func:`compute_features`.
     """
     name = pool.replace("/", "-") + (f"-from-{fingerprint_prefix}" if fingerprint_prefix else "")
@@ -127,9 +127,11 @@ def compute_features(
     """
     pool = dataset.pool(name)
     if pool.images.ndim == 2:
-        dataset.check_images(name)
+        dataset.check_image_checksum(name)
         return pool.images
-    folder = feature_folder(home, pretrained.features_key, name, task, n_views, dataset.fingerprint_prefix(name), stage)
+    folder = feature_folder(
+        home, pretrained.features_key, name, task, n_views, dataset.fingerprint_prefix_of_pool(name), stage
+    )
     shape, dtype, what = (n_views * len(pool), pretrained.network.features), "float32", "features"
     if stage:
         pretrained = replace(pretrained, network=FirstStages(pretrained.network, stage))
@@ -143,7 +145,7 @@ def compute_features(
     def compute() -> np.ndarray:
         if os.path.lexists(folder):
             reporter.warn(f"{folder} holds {what} of other weights; computing them again")
-        dataset.check_images(name)
+        dataset.check_image_checksum(name)
         with atomic_folder(folder) as partial:
             bank = create_array(partial / "features.npy", shape, dtype)
             title = f"{what} of {name}" + (f", {n_views} views" if n_views > 1 else "")

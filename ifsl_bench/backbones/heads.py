@@ -118,7 +118,7 @@ def measure_accuracies(
         features: of a pool, float32 [n, D].
     """
     shares = {}
-    for pool in filter(dataset.has, ("base/val", "base/test")):
+    for pool in filter(dataset.has_pool, ("base/val", "base/test")):
         with torch.no_grad():
             answers = head(torch.from_numpy(np.array(features(pool)))).argmax(1).numpy()
         shares[pool] = float((answers == dataset.pool(pool).labels).mean())

@@ -225,7 +225,7 @@ class PretrainingCheckpoint:
     @property
     def held_out_pools(self) -> list[str]:
         """Names of the pools on which the accuracy is measured."""
-        return [name for name in ("base/val", "base/test") if self.dataset.has(name)]
+        return [name for name in ("base/val", "base/test") if self.dataset.has_pool(name)]
 
     def restore(self) -> None:
         """Load the state on disk, if there is one.

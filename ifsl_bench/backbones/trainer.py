@@ -163,7 +163,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         """
         spec = self.task.pretraining
         for name in ("base/train", *self.held_out_pools):
-            self.dataset.check_images(name)
+            self.dataset.check_image_checksum(name)
         pool, recipe = self.dataset.pool("base/train"), self.recipe
         batch, steps_per_epoch = spec.epoch(len(pool))
         feed = self._start_training()

@@ -51,7 +51,7 @@ def data_list(home: str | None, style: str) -> None:
     from ifsl_bench.data.preparing import catalogue
     from ifsl_bench.reporting.table import table_from_dicts
 
-    rows = catalogue.dataset_rows(locate_folders(home))
+    rows = catalogue.make_dataset_rows(locate_folders(home))
     print_tables_in_format(
         [table_from_dicts(rows, min_fold_widths={"state": 12, "what": 24}, dropped_first=("fingerprint",))], style
     )
@@ -104,8 +104,8 @@ def data_prepare(
     .npz, .safetensors or .pt. Tasks NAME-1shot, NAME-5shot and NAME-sessions are written too.
     """
     from ifsl_bench.data.datasets import open_prepared
-    from ifsl_bench.data.preparing.catalogue import pool_rows
-    from ifsl_bench.data.preparing.prepare import download_archive, find_downloadable, prepare
+    from ifsl_bench.data.preparing.catalogue import make_pool_rows
+    from ifsl_bench.data.preparing.prepare import download_archive, find_downloadable, prepare_dataset
     from ifsl_bench.data.sets.folder import OwnOptions
     from ifsl_bench.reporting.table import table_from_dicts
 
@@ -121,16 +121,16 @@ def data_prepare(
         reporter.say(f"{name} is prepared already (--force fetches and builds it again)")
     else:
         with download_archive(folders, name, reporter) if download else nullcontext(given) as path:
-            dataset = prepare(folders, name, path, force, reporter, allow_partial, own)
-    mark = " (partial)" if dataset.partial else ""
+            dataset = prepare_dataset(folders, name, path, force, reporter, allow_partial, own)
+    mark = " (partial)" if dataset.is_partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
-    print_tables_in_format([table_from_dicts(pool_rows(dataset), min_fold_widths={"first classes": 16})])
-    if dataset.partial:
-        from ifsl_bench.data.suggested_tasks import infeasible_tasks
+    print_tables_in_format([table_from_dicts(make_pool_rows(dataset), min_fold_widths={"first classes": 16})])
+    if dataset.is_partial:
+        from ifsl_bench.data.suggested_tasks import list_infeasible_tasks
         from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 
         tasks = [task for task in packaged_tasks().values() if task.dataset.name == name and task.novel_from is None]
-        print_warnings(infeasible_tasks(dataset, tasks))
+        print_warnings(list_infeasible_tasks(dataset, tasks))
     if not quiet and dataset.has_images:
         _print_pretraining_estimate(folders, dataset, reporter)
 
@@ -179,7 +179,7 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
     """
     from ifsl_bench.data.preparing import catalogue
 
-    for line in catalogue.verify_all(locate_folders(home), names, make_reporter(quiet, verbose)):
+    for line in catalogue.verify_datasets(locate_folders(home), names, make_reporter(quiet, verbose)):
         click.echo(line)
 
 
@@ -196,7 +196,7 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     from ifsl_bench.data.preparing import catalogue
     from ifsl_bench.reporting.table import table_from_dicts
 
-    tables = catalogue.statistics_tables(locate_folders(home), name, make_reporter(quiet))
+    tables = catalogue.make_statistics_tables(locate_folders(home), name, make_reporter(quiet))
     fold = {"mean": 12, "std": 12, "classes": 16}
     print_tables_in_format([table_from_dicts(rows, title, fold) for title, rows in tables], style)
 
@@ -232,7 +232,7 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     from ifsl_bench.data.preparing import catalogue
 
     folders = locate_folders(home)
-    for path in catalogue.removable_paths(folders, name):
+    for path in catalogue.list_removable_paths(folders, name):
         click.echo(f"to be removed: {path}")
     if not confirm_removal("Remove this?", yes):
         return

@@ -47,4 +47,4 @@ def report(tasks: tuple[str, ...], out: str, recipes: tuple[str, ...], folders: 
         f"wrote {out}: {format_count(len(page.rows), 'row')} of {format_count(len(names), 'task')}, "
         f"{len(content) / 1e6:.1f} MB; open it in a browser"
     )
-    print_warnings(note for task_results in results_of_tasks for note in task_results.left_out_remarks)
+    print_warnings(note for task_results in results_of_tasks for note in task_results.remarks_on_left_out_rows)

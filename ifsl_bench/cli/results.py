@@ -49,7 +49,7 @@ def _print_task_tables(
     ranked: bool = True,
 ) -> None:
     """Print the tables of tasks; ranked ones with the tables of their variants."""
-    from ifsl_bench.analysis.task_results import no_results_error
+    from ifsl_bench.analysis.task_results import make_no_results_error
     from ifsl_bench.reporting.leaderboard import add_variants, leaderboard_tables, task_tables
 
     if style == "latex":
@@ -57,7 +57,7 @@ def _print_task_tables(
 
         shown = add_variants(results_of_tasks, folders.results, labels) if ranked else results_of_tasks
         if empty := [task_results for task_results in shown if task_results.is_empty]:
-            raise no_results_error(empty[0])
+            raise make_no_results_error(empty[0])
         click.echo(paper_tables(shown, full, rank=ranked))
     elif ranked:
         tables, closing = leaderboard_tables(results_of_tasks, folders.results, full, labels)
@@ -207,7 +207,7 @@ def compare(a: str, b: str, task: str | None, recipe: str | None, folders: Paths
     Your own row comes before the stored one of the same label, which "LABEL (stored)" names. In sessions, 'lazy' is the
     lazy model of the other row, and 'lazy (ROW)' that of any row.
     """
-    from ifsl_bench.analysis.comparison import compare as compare_rows
+    from ifsl_bench.analysis.comparison import compare_rows as compare_rows
     from ifsl_bench.analysis.task_results import find_rows_to_compare
     from ifsl_bench.reporting.comparison_tables import comparison_table
     from ifsl_bench.reporting.table import PROGRAMS
@@ -281,7 +281,7 @@ def grid(task: str, metric: str, labels: tuple[str, ...], recipes: tuple[str, ..
 def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
-    from ifsl_bench.analysis.task_results import load_results_by_name, require_row
+    from ifsl_bench.analysis.task_results import find_row_or_raise, load_results_by_name
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_task
     from ifsl_bench.reporting.detail_tables import describe_facts, describe_validation_pools, seed_table, session_tables
     from ifsl_bench.reporting.table import READERS
@@ -298,7 +298,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         label, name = what
         task_results = load_results_by_name(name, folders)
         task = task_results.task
-        row = require_row(task_results, label)
+        row = find_row_or_raise(task_results, label)
         if row.origin != STORED and task_results.find_row(f"{row.label} ({STORED})"):
             more = [f"The stored row: ifsl-bench show '{row.label} ({STORED})' {name}"]
         twice = sum(other_row.label == row.label for other_row in task_results.measured_rows) > 1
@@ -409,7 +409,7 @@ def reproduce(
 def _find_result_files(what: Sequence[str], seed: int | None = None) -> list[str]:
     """Return the named files; or the files of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.analysis.aggregate import STORED
-    from ifsl_bench.analysis.task_results import load_results_by_name, require_row
+    from ifsl_bench.analysis.task_results import find_row_or_raise, load_results_by_name
     from ifsl_bench.store.result_folder import packaged_results_folder
     from ifsl_bench.store.schema import result_path
 
@@ -421,7 +421,7 @@ def _find_result_files(what: Sequence[str], seed: int | None = None) -> list[str
         return list(what)
     folders, (label, task) = locate_folders(None), what
     task_results = load_results_by_name(task, folders)
-    row = task_results.find_row(f"{label} ({STORED})") or require_row(task_results, label)
+    row = task_results.find_row(f"{label} ({STORED})") or find_row_or_raise(task_results, label)
     root = packaged_results_folder() if row.origin == STORED else folders.results
     if seed is not None and seed not in row.seeds:
         raise UserError(f"{row.label} on {task} has {format_seeds(row.seeds)}, not {seed}")

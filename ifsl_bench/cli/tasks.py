@@ -49,11 +49,11 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     """
     if context.invoked_subcommand:
         return
-    from ifsl_bench.data.preparing.catalogue import task_rows
+    from ifsl_bench.data.preparing.catalogue import make_task_rows
     from ifsl_bench.protocols.tasks.task_files import packaged_tasks
     from ifsl_bench.reporting.table import READERS, table_from_dicts
 
-    rows = task_rows(locate_folders(home))
+    rows = make_task_rows(locate_folders(home))
     if style not in READERS:
         print_tables_in_format([table_from_dicts(rows)], style)
         return

@@ -26,7 +26,7 @@ from ifsl_bench.utils.errors import UserError
 BASE_POOLS = ("base/train", "base/val", "base/test")
 
 
-def choose_base_classes(count: int, classes: int) -> np.ndarray:
+def choose_kept_base_classes(count: int, classes: int) -> np.ndarray:
     """Return the base classes that stay, the first in the order of a hash; [count], ascending.
 
     Args:
@@ -61,7 +61,7 @@ class _ConcatenatedImages:
 TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT_POOL), ("base/test", "novel/test")
 
 
-def draw_base_classes(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
+def draw_base_class_names(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
     """Return the base classes of draw ``number`` among the classes of a list.
 
     Args:
@@ -79,18 +79,18 @@ class RegroupedDataset(Dataset):
     The fingerprint is the whole data set's; the change is in the task's definition.
 
     Attributes:
-        rows_by_pool_and_class: Pool -> class -> rows of its :attr:`source_pools_by_pool`, as if concatenated.
-        source_pools_by_pool: Pool -> pools of the whole data set with its images.
+        rows_by_pool_and_class: Pool -> class -> rows of its :attr:`original_pools_by_pool`, as if concatenated.
+        original_pools_by_pool: Pool -> pools of the whole data set with its images.
     """
 
     original_dataset: Dataset
     rows_by_pool_and_class: Mapping[str, Mapping[str, np.ndarray]]
-    source_pools_by_pool: Mapping[str, Sequence[str]]
+    original_pools_by_pool: Mapping[str, Sequence[str]]
 
     def pool(self, name: str) -> Pool:
         if name not in self.rows_by_pool_and_class:
             return self.original_dataset.pool(name)
-        parts = [self.original_dataset.pool(pool).images for pool in self.source_pools_by_pool[name]]
+        parts = [self.original_dataset.pool(pool).images for pool in self.original_pools_by_pool[name]]
         rows, counts = (
             np.concatenate([*self.rows_by_pool_and_class[name].values()]),
             [*map(len, self.rows_by_pool_and_class[name].values())],
@@ -102,9 +102,9 @@ class RegroupedDataset(Dataset):
         labels, starts = np.repeat(np.arange(len(counts), dtype=np.int64), counts), np.cumsum([0, *counts])
         return Pool(name, images, labels, tuple(self.rows_by_pool_and_class[name]), starts)
 
-    def check_images(self, pool: str) -> None:
-        for name in self.source_pools_by_pool.get(pool, [pool]):
-            self.original_dataset.check_images(name)
+    def check_image_checksum(self, pool: str) -> None:
+        for name in self.original_pools_by_pool.get(pool, [pool]):
+            self.original_dataset.check_image_checksum(name)
 
 
 def _make_regrouped_dataset(
@@ -127,9 +127,9 @@ def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
         dataset: Of a published list.
         number: Of the draw.
     """
-    train, test = (_rows_by_class([dataset.pool(name) for name in names]) for names in (TRAIN_POOLS, TEST_POOLS))
+    train, test = (_group_rows_by_class([dataset.pool(name) for name in names]) for names in (TRAIN_POOLS, TEST_POOLS))
     base = dataset.manifest["pools"]["base/train"]["classes"]
-    chosen = draw_base_classes([*train], len(base), number)
+    chosen = draw_base_class_names([*train], len(base), number)
     val, rest = (len(dataset.pool(name)) for name in ("base/val", "base/train"))
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in (*TRAIN_POOLS, *TEST_POOLS)}
     for name, images in train.items():
@@ -144,7 +144,7 @@ def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
     return _make_regrouped_dataset(dataset, rows, sources)
 
 
-def _rows_by_class(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
+def _group_rows_by_class(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
     """Return class -> rows of the pools, as if concatenated."""
     rows: dict[str, list[np.ndarray]] = {}
     first = 0
@@ -182,8 +182,8 @@ def with_fewer_base_classes(dataset: Dataset, count: int) -> Dataset:
     """
     classes = dataset.manifest["pools"]["base/train"]["classes"]
     check_base_classes(dataset.name, count, len(classes))
-    names = [classes[label] for label in choose_base_classes(count, len(classes))]
-    there = {name: _rows_by_class([dataset.pool(name)]) for name in BASE_POOLS if dataset.has(name)}
+    names = [classes[label] for label in choose_kept_base_classes(count, len(classes))]
+    there = {name: _group_rows_by_class([dataset.pool(name)]) for name in BASE_POOLS if dataset.has_pool(name)}
     rows = {pool: {name: by_class[name] for name in names} for pool, by_class in there.items()}
     return _make_regrouped_dataset(dataset, rows, {pool: [pool] for pool in rows})
 
@@ -206,26 +206,26 @@ class CrossDomainDataset(Dataset):
         return self.novel.fingerprint
 
     @property
-    def partial(self) -> bool:
-        return self.base.partial or self.novel.partial
+    def is_partial(self) -> bool:
+        return self.base.is_partial or self.novel.is_partial
 
-    def fingerprint_prefix(self, pool: str) -> str:
-        return fingerprint_prefix(self.novel.fingerprint) if pool in NOVEL_POOLS else ""
+    def fingerprint_prefix_of_pool(self, pool: str) -> str:
+        return shorten_fingerprint(self.novel.fingerprint) if pool in NOVEL_POOLS else ""
 
     def pool(self, name: str) -> Pool:
         if name not in NOVEL_POOLS:
             return self.base.pool(name)
         pool = replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
-        if is_grey_version(self.base.shape, self.novel.shape):
+        if has_grey_version_shape(self.base.shape, self.novel.shape):
             images = _ConcatenatedImages([pool.images], np.arange(len(pool)), channels=3)
             return replace(pool, images=cast(np.ndarray, images))
         return pool
 
-    def check_images(self, pool: str) -> None:
-        (self.novel if pool in NOVEL_POOLS else self.base).check_images(pool)
+    def check_image_checksum(self, pool: str) -> None:
+        (self.novel if pool in NOVEL_POOLS else self.base).check_image_checksum(pool)
 
 
-def is_grey_version(shape: Sequence[int], grey: Sequence[int]) -> bool:
+def has_grey_version_shape(shape: Sequence[int], grey: Sequence[int]) -> bool:
     """Return whether images are grey and of the size of coloured ones.
 
     Args:
@@ -235,7 +235,7 @@ def is_grey_version(shape: Sequence[int], grey: Sequence[int]) -> bool:
     return len(shape) == 3 and tuple(grey) == (*shape[:2], 1) and shape[2] == 3
 
 
-def fingerprint_prefix(fingerprint: str) -> str:
+def shorten_fingerprint(fingerprint: str) -> str:
     """Return the part of a fingerprint in names of files."""
     return fingerprint[:12]
 
@@ -252,7 +252,7 @@ def check_cross_domain(
         novel_shape: Of its images or features.
         pools: Pools of the data set of the novel classes.
     """
-    if tuple(base_shape) != tuple(novel_shape) and not is_grey_version(base_shape, novel_shape):
+    if tuple(base_shape) != tuple(novel_shape) and not has_grey_version_shape(base_shape, novel_shape):
         sizes = ["x".join(map(str, sides)) for sides in (novel_shape, base_shape)]
         raise UserError(
             f"novel classes of {novel!r} do not fit base classes of {base!r}: {sizes[0]} beside {sizes[1]}; both need "

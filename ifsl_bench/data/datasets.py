@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def dataset_source(name: str) -> DatasetSource:
+def find_dataset_source(name: str) -> DatasetSource:
     """Return the data set plugin registered under ``name``.
 
     Raises:
@@ -32,9 +32,11 @@ def dataset_source(name: str) -> DatasetSource:
     return value()
 
 
-def is_made_here(name: str) -> bool:
+def is_generated(name: str) -> bool:
     """Return whether a data set is registered, and made from nothing."""
-    return name in registry.registered_entry_points(registry.DATASET_GROUP) and not dataset_source(name).needs_source
+    return (
+        name in registry.registered_entry_points(registry.DATASET_GROUP) and not find_dataset_source(name).needs_source
+    )
 
 
 def is_prepared(home: Paths, name: str) -> bool:
@@ -65,12 +67,12 @@ def open_prepared(home: Paths, name: str) -> Dataset | None:
     try:
         return open_dataset(home.data / name)
     except CorruptFile as error:
-        if is_made_here(name):
+        if is_generated(name):
             return None
-        raise CorruptFile(f"{error}; make it again with: {prepare_command(name)} --force") from error
+        raise CorruptFile(f"{error}; make it again with: {format_prepare_command(name)} --force") from error
 
 
-def open_pinned(home: Paths, spec: DataSpec) -> Dataset | None:
+def open_prepared_with_pinned_fingerprint(home: Paths, spec: DataSpec) -> Dataset | None:
     """Open a prepared data set if it has the fingerprint that a task is pinned to, else return None.
 
     Args:
@@ -86,7 +88,7 @@ def open_pinned(home: Paths, spec: DataSpec) -> Dataset | None:
     return None
 
 
-def prepare_command(name: str) -> str:
+def format_prepare_command(name: str) -> str:
     """Return the command that prepares a data set."""
     plugin = (
         registry.load_plugin(registry.DATASET_GROUP, name)
@@ -104,7 +106,7 @@ def not_prepared_message(home: Paths, spec: DataSpec) -> str:
         home: Folders of caches.
         spec: Name and source in the task.
     """
-    then = f"Then: {prepare_command(spec.name)}"
+    then = f"Then: {format_prepare_command(spec.name)}"
     if spec.obtain and spec.name not in registry.registered_entry_points(registry.DATASET_GROUP):
         then = (
             "This version has no importer for them yet; frozen features of your own work with a task file of your own"

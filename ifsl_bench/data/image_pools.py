@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.images import BadItem, ImageItem, ImageSpec, decode_into, tree_items
+from ifsl_bench.data.read.images import BadItem, ImageItem, ImageSpec, decode_into, iterate_tree_images
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import ProgressTask
@@ -24,18 +24,20 @@ MAX_LISTED = 20  # bad, and duplicate, images that the manifest names
 class ListItem:
     """An image in a list, ``list[index]`` in messages."""
 
-    where: str
+    list_name: str
     index: int
 
     def __str__(self) -> str:
-        return f"{self.where}[{self.index}]"
+        return f"{self.list_name}[{self.index}]"
 
 
 ImageFiles = Mapping[str, Sequence[str | ListItem]]  # class -> images, in order
 ImageReader = Callable[[str, Sequence[Any]], Iterator[ImageItem]]  # pool, its images -> items
 
 
-def divide_80_10_10(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[T]]]:
+def divide_classes_into_pools(
+    classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]
+) -> dict[str, dict[str, Sequence[T]]]:
     """Divide classes into pools: images of base classes 80/10/10 in their order, novel classes whole.
 
     Args:
@@ -59,7 +61,7 @@ def divide_80_10_10(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]
 
 
 @contextmanager
-def unfinished_pools(
+def iterate_unfinished_pools(
     context: BuildContext, pools: Mapping[str, Mapping[str, Sequence[Any]]]
 ) -> Iterator[tuple[list[str], ProgressTask]]:
     """Yield the pools that an interrupted import has not completed, and the progress of their images.
@@ -69,13 +71,13 @@ def unfinished_pools(
         pools: Pool -> class -> images.
     """
     counts = {name: sum(map(len, files.values())) for name, files in pools.items()}
-    names = [name for name in pools if not context.writer.has(name)]
+    names = [name for name in pools if not context.writer.has_complete_pool(name)]
     total, left = sum(counts.values()), sum(counts[name] for name in names)
     with context.reporter.report_stage(f"importing {total:,} images", total, total - left) as stage:
         yield names, stage
 
 
-def pool_labels(files: Mapping[str, Sequence[Any]]) -> np.ndarray:
+def make_pool_labels(files: Mapping[str, Sequence[Any]]) -> np.ndarray:
     """Return the label of each image of a pool (class -> images), int64 [n]."""
     return np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
 
@@ -95,8 +97,8 @@ def import_images(
         UserError: Images cannot be used and the user has not allowed it; or a class has no image.
     """
     refused: list[BadItem] = []
-    items = read or (lambda _, paths: tree_items(context.files, paths))
-    with unfinished_pools(context, pools) as (names, stage):
+    items = read or (lambda _, paths: iterate_tree_images(context.file_tree, paths))
+    with iterate_unfinished_pools(context, pools) as (names, stage):
         for name in names:
             refused += _import_pool(context, name, pools[name], spec, stage.advance, items)
     if refused:
@@ -105,7 +107,7 @@ def import_images(
         more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
         raise UserError(
             f"{len(refused):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
-            f"{context.partial_option} to leave them out and mark the data set partial"
+            f"{context.partial_option_text} to leave them out and mark the data set partial"
         )
     for name in pools:
         if skipped := context.writer.pools[name].get("skipped"):
@@ -128,34 +130,34 @@ def _import_pool(
 ) -> list[BadItem]:
     """Write a pool; return the images that cannot be used, if the user has not allowed to leave them out."""
     paths = [path for group in files.values() for path in group]
-    labels = pool_labels(files)
-    shape, facts = (spec.size, spec.size, 3), dict[str, Any]()
+    labels = make_pool_labels(files)
+    shape, facts = (spec.side_pixels, spec.side_pixels, 3), dict[str, Any]()
     try:
-        with context.writer.pool(name, labels, tuple(files), shape, facts=facts) as images:
+        with context.writer.write_pool(name, labels, tuple(files), shape, facts=facts) as images:
             done = decode_into(images, read(name, paths), spec, advance)
             context.bytes_read += done.bytes_read
-            if done.bad:
+            if done.bad_images:
                 raise _BadImagesError
-            facts |= done.facts
-            np.save(context.writer.side_file(name), done.digests)
+            facts |= done.findings_by_image
+            np.save(context.writer.side_file_path(name), done.digests)
     except _BadImagesError:
         if not context.allow_partial:
-            return done.bad
+            return done.bad_images
     else:
         return []
     context.reporter.warn(
-        f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad[:MAX_LISTED])}"
+        f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad_images[:MAX_LISTED])}"
     )
-    good = np.setdiff1d(np.arange(len(paths)), [row for row, _, _ in done.bad])
+    good = np.setdiff1d(np.arange(len(paths)), [row for row, _, _ in done.bad_images])
     if lost := set(range(len(files))) - set(labels[good].tolist()):
-        raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad[0][2]})")
-    listed = [[path, why] for _, path, why in done.bad[:MAX_LISTED]]
-    facts = {"skipped": {"images": len(done.bad), "first": listed}, **done.facts}
+        raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad_images[0][2]})")
+    listed = [[path, why] for _, path, why in done.bad_images[:MAX_LISTED]]
+    facts = {"skipped": {"images": len(done.bad_images), "first": listed}, **done.findings_by_image}
     # Once more without them: rare, and simpler than moving the rows that follow.
-    with context.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
-        if again := decode_into(images, read(name, [paths[row] for row in good]), spec).bad:
+    with context.writer.write_pool(name, labels[good], tuple(files), shape, facts=facts) as images:
+        if again := decode_into(images, read(name, [paths[row] for row in good]), spec).bad_images:
             raise UserError(f"{name}: {again[0][1]}: {again[0][2]}; it could be read a moment ago, so try again")
-        np.save(context.writer.side_file(name), done.digests)  # of all paths, zero where left out
+        np.save(context.writer.side_file_path(name), done.digests)  # of all paths, zero where left out
     return []
 
 
@@ -170,14 +172,16 @@ def _warn_about_images(context: BuildContext, pools: Mapping[str, ImageFiles], s
         if fact == "enlarged":
             smallest = min(entry["smallest"] for entry in entries)
             context.reporter.warn(
-                f"{images} were enlarged to {spec.size} x {spec.size} pixels; the smallest had a side of {smallest}"
+                f"{images} were enlarged to {spec.side_pixels} x {spec.side_pixels} pixels; the smallest had a side "
+                f"of {smallest}"
             )
         elif fact == "not_turned":
             context.reporter.warn(f"{images} have an orientation (EXIF) that cannot be read; they are not turned")
         elif fact == "beyond_white":
             brightest = max(entry["brightest"] for entry in entries)
             context.reporter.warn(
-                f"{images} have more than a tenth of their pixels beyond --white {spec.white}, up to {brightest:,}: "
+                f"{images} have more than a tenth of their pixels beyond --white {spec.white_level}, up to "
+                f"{brightest:,}: "
                 "these are all white. Make the data set again with a larger number and --force, if that is not wanted"
             )
         else:
@@ -201,7 +205,7 @@ def report_duplicates(
         how: How they are compared, in messages.
     """
     paths = [(name, path) for name, files in pools.items() for group in files.values() for path in group]
-    digests = np.concatenate([np.load(context.writer.side_file(name)) for name in pools])
+    digests = np.concatenate([np.load(context.writer.side_file_path(name)) for name in pools])
     repeated = np.flatnonzero(digests != 0)
     order = repeated[np.argsort(digests[repeated], kind="stable")]
     equal = np.append(False, digests[order][1:] == digests[order][:-1])  # to the one before it
@@ -210,7 +214,7 @@ def report_duplicates(
     if not pairs:
         return
     pools_differ = [a[0] != b[0] for a, b in pairs]
-    sides_differ = [_base_or_pool(a[0]) != _base_or_pool(b[0]) for a, b in pairs]
+    sides_differ = [_side_of_pool(a[0]) != _side_of_pool(b[0]) for a, b in pairs]
     worst_first = sorted(range(len(pairs)), key=lambda i: (not sides_differ[i], not pools_differ[i]))
     shown = [pairs[i] for i in worst_first[:MAX_LISTED]]
     names = ", ".join(f"{a[1]} = {b[1]}" for a, b in shown[:3])
@@ -227,5 +231,5 @@ def report_duplicates(
     }
 
 
-def _base_or_pool(pool: str) -> str:
+def _side_of_pool(pool: str) -> str:
     return "base" if pool.startswith("base/") else pool

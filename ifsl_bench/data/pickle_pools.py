@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.data.image_pools import ListItem, pool_labels, unfinished_pools
+from ifsl_bench.data.image_pools import ListItem, iterate_unfinished_pools, make_pool_labels
 from ifsl_bench.data.read.archive import Entry, FileTree
-from ifsl_bench.data.read.images import ImageItem, image_digest
+from ifsl_bench.data.read.images import ImageItem, digest_image
 from ifsl_bench.data.read.pickles import describe_value, load_pickle
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
@@ -23,7 +23,7 @@ Rows = Mapping[str, Sequence[int]]  # class -> rows of the array or list, in ord
 _BLOCK_IMAGES = 256  # rows copied at a time
 
 
-def required_entry(tree: FileTree, name: str, what: str) -> Entry:
+def find_required_entry(tree: FileTree, name: str, what: str) -> Entry:
     """Return the file of a name in any folder of the tree.
 
     Args:
@@ -42,7 +42,7 @@ def required_entry(tree: FileTree, name: str, what: str) -> Entry:
     return entry
 
 
-def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, Any]:
+def load_pickled_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, Any]:
     """Read a pickled dict; its keys may be text or bytes.
 
     Args:
@@ -57,13 +57,13 @@ def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, An
     value = load_pickle(tree.memory_map(entry), where)
     if not isinstance(value, dict):
         raise UserError(f"{where} holds {describe_value(value)}, expected a dict with {', '.join(keys)}")
-    named = {to_text(key): item for key, item in value.items()}
+    named = {decode_text(key): item for key, item in value.items()}
     if missing := [key for key in keys if key not in named]:
         raise UserError(f"{where} lacks {', '.join(missing)}; it has {', '.join(named) or 'nothing'}")
     return named
 
 
-def to_text(value: object) -> str:
+def decode_text(value: object) -> str:
     """Return a name of Python 2 or 3 as text, and the kind of any other value, which may be nested deeply."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
@@ -71,7 +71,7 @@ def to_text(value: object) -> str:
     return str(value) if name else describe_value(value)
 
 
-def to_integers(value: object, what: str, where: str, images: int | None = None) -> np.ndarray:
+def to_integer_array(value: object, what: str, where: str, images: int | None = None) -> np.ndarray:
     """Return a list or an array of whole numbers as int64 [n].
 
     Args:
@@ -102,7 +102,7 @@ def to_integers(value: object, what: str, where: str, images: int | None = None)
     return numbers
 
 
-def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> dict[str, list[int]]:
+def group_rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> dict[str, list[int]]:
     """Return class -> rows.
 
     Args:
@@ -123,7 +123,7 @@ def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> d
     return {names[label]: rows.tolist() for label, rows in zip(present, groups, strict=False)}
 
 
-def to_names(value: object, what: str, where: str) -> list[str]:
+def to_class_names(value: object, what: str, where: str) -> list[str]:
     """Return the names of classes in a list or an array of texts.
 
     Args:
@@ -136,10 +136,10 @@ def to_names(value: object, what: str, where: str) -> list[str]:
     """
     if not isinstance(value, (list, tuple, np.ndarray)):
         raise UserError(f"{what} of {where} is {describe_value(value)}, expected a list of names")
-    return [to_text(name) for name in (np.atleast_1d(value) if isinstance(value, np.ndarray) else value)]
+    return [decode_text(name) for name in (np.atleast_1d(value) if isinstance(value, np.ndarray) else value)]
 
 
-def to_images(value: Any, what: str, where: str, shape: tuple[int, ...] = IMAGE_SHAPE) -> np.ndarray:
+def to_image_array(value: Any, what: str, where: str, shape: tuple[int, ...] = IMAGE_SHAPE) -> np.ndarray:
     """Return an array of images, uint8 [n, ``*shape``].
 
     Args:
@@ -160,7 +160,7 @@ def to_images(value: Any, what: str, where: str, shape: tuple[int, ...] = IMAGE_
     raise UserError(f"{what} of {where} is {kind}, expected uint8[n, {', '.join(map(str, shape))}]")
 
 
-def copy_pools(
+def write_pools_from_arrays(
     context: BuildContext, pools: Mapping[str, Rows], arrays: Mapping[str, np.ndarray], digests: bool = False
 ) -> None:
     """Write pools from arrays of images; complete pools stay.
@@ -171,11 +171,11 @@ def copy_pools(
         arrays: Pool -> uint8 [n, H, W, 3].
         digests: Whether to write a digest of each image, for :func:`ifsl_bench.data.image_pools.report_duplicates`.
     """
-    with unfinished_pools(context, pools) as (names, stage):
+    with iterate_unfinished_pools(context, pools) as (names, stage):
         for pool in names:
             source, groups = arrays[pool], pools[pool]
             rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
-            with context.writer.pool(pool, pool_labels(groups), tuple(groups), source.shape[1:]) as images:
+            with context.writer.write_pool(pool, make_pool_labels(groups), tuple(groups), source.shape[1:]) as images:
                 written = make_memory_releaser(images)
                 for start in range(0, len(rows), _BLOCK_IMAGES):
                     block = source[rows[start : start + _BLOCK_IMAGES]]
@@ -184,7 +184,8 @@ def copy_pools(
                     stage.advance(len(block))
                 if digests:
                     np.save(
-                        context.writer.side_file(pool), np.array([image_digest(image) for image in images], np.uint64)
+                        context.writer.side_file_path(pool),
+                        np.array([digest_image(image) for image in images], np.uint64),
                     )
                 context.bytes_read += images.nbytes
 

@@ -9,7 +9,7 @@ A data set is a folder::
 
 The fingerprint is a SHA-256 over the content (pool names, class names, images, labels, and whether it is partial), so
 two copies with equal fingerprints give equal results, however they were made. Images are checked by
-:meth:`Dataset.check_images` when something is computed from them, and by :func:`verify_checksums`; all
+:meth:`Dataset.check_image_checksum` when something is computed from them, and by :func:`verify_checksums`; all
 else, on opening.
 """
 
@@ -77,17 +77,17 @@ class Dataset:
         """Fingerprint of the data set of novel classes, "" where it is this one; see :mod:`.dataset_views`."""
         return ""
 
-    def fingerprint_prefix(self, pool: str) -> str:
+    def fingerprint_prefix_of_pool(self, pool: str) -> str:
         """Return the prefix of the fingerprint of the data set that a pool comes from; "" for this one."""
         return ""
 
     @property
-    def partial(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether it was made from less than its source should hold."""
         return bool(self.manifest.get("about", {}).get("partial", False))
 
     @property
-    def supports_unknown(self) -> str:
+    def reason_supports_unknown(self) -> str:
         """The reason why it is not known which supports its published list names, or an empty string."""
         return str(self.manifest.get("about", {}).get("supports_unknown", ""))
 
@@ -106,7 +106,7 @@ class Dataset:
         """(H, W, C) of an image, or (D,) of a feature vector."""
         return tuple(next(iter(self.manifest["pools"].values()))["shape"][1:])
 
-    def has(self, pool: str) -> bool:
+    def has_pool(self, pool: str) -> bool:
         return pool in self.manifest["pools"]
 
     def pool(self, name: str) -> Pool:
@@ -116,16 +116,16 @@ class Dataset:
             UserError: There is no such pool, or its files may not be read.
             CorruptFile: The labels, or the size or header of the images, are not what was written.
         """
-        entry = pool_entry(self.manifest["pools"], name, self.name)
+        entry = find_pool_entry(self.manifest["pools"], name, self.name)
         images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
         labels = _read_labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])
         starts = np.append(0, np.cumsum(np.bincount(labels, minlength=len(entry["classes"])))).astype(np.int64)
         return Pool(name, images, labels, tuple(entry["classes"]), starts)
 
-    def check_images(self, pool: str) -> None:
+    def check_image_checksum(self, pool: str) -> None:
         """Raise CorruptFile if a pool's images are not what was written; reads them all."""
         try:
-            _check_file(self.folder, self.manifest["pools"][pool]["images"])
+            _check_file_checksum(self.folder, self.manifest["pools"][pool]["images"])
         except CorruptFile as error:
             made_from = self.manifest["about"].get("made_from", {})
             source = " --from PATH" if "names" in made_from else ""
@@ -134,7 +134,7 @@ class Dataset:
             raise CorruptFile(f"{error}; make it again with {again}") from error
 
 
-def pool_entry(pools: Mapping[str, T], name: str, data: str) -> T:
+def find_pool_entry(pools: Mapping[str, T], name: str, data: str) -> T:
     """Return the entry of a pool.
 
     Args:
@@ -167,7 +167,7 @@ def _read_labels(path: Path, sha256: str, count: int) -> np.ndarray:
     return labels
 
 
-def content_fingerprint(pools: Mapping[str, dict[str, Any]], partial: bool) -> str:
+def compute_content_fingerprint(pools: Mapping[str, dict[str, Any]], partial: bool) -> str:
     """Return the identity of the content.
 
     Args:
@@ -199,7 +199,7 @@ def open_dataset(folder: Path) -> Dataset:
     try:
         if not manifest["pools"]:
             raise ValueError("it lists no pools")
-        if content_fingerprint(manifest["pools"], dataset.partial) != dataset.fingerprint:
+        if compute_content_fingerprint(manifest["pools"], dataset.is_partial) != dataset.fingerprint:
             raise ValueError("its fingerprint is not that of the pools")
         for pool in manifest["pools"]:
             dataset.pool(pool)
@@ -220,10 +220,10 @@ def verify_checksums(dataset: Dataset, advance: Callable[[int], None] | None = N
     """
     for entry in dataset.manifest["pools"].values():
         for part in ("images", "labels"):
-            _check_file(dataset.folder, entry[part], advance)
+            _check_file_checksum(dataset.folder, entry[part], advance)
 
 
-def _check_file(folder: Path, entry: dict[str, Any], advance: Callable[[int], None] | None = None) -> None:
+def _check_file_checksum(folder: Path, entry: dict[str, Any], advance: Callable[[int], None] | None = None) -> None:
     path = folder / entry["file"]
     if sha256_file(path, advance) != entry["sha256"]:
         raise CorruptFile(f"{path} is not what was written: its checksum differs")

@@ -25,9 +25,9 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from ifsl_bench.data.datasets import dataset_source
+from ifsl_bench.data.datasets import find_dataset_source
 from ifsl_bench.data.read.archive import FileTree, natural_sort_key
-from ifsl_bench.data.source import BuildContext, Count, DatasetSource, Layout, PoolCounts, count_files
+from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolCounts, PoolSize, count_files
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
 
@@ -46,7 +46,7 @@ def read_rows(name: str) -> Iterator[dict[str, str]]:
     yield from csv.DictReader(io.StringIO(content.decode("utf-8")))
 
 
-def lists_digest(*names: str) -> str:
+def digest_packaged_lists(*names: str) -> str:
     """Return 16 hex digits that change with packaged lists, for recipes."""
     return hashlib.sha256(b"".join(_read_packaged_list(name) for name in names)).hexdigest()[:16]
 
@@ -63,7 +63,7 @@ def read_mapping_of_columns(name: str, key: str, value: str) -> Mapping[str, str
     return MappingProxyType({row[key]: row[value] for row in read_rows(name)})
 
 
-def hash_shuffled(images: Sequence[ImageT], salt: str) -> list[ImageT]:
+def shuffle_by_hash(images: Sequence[ImageT], salt: str) -> list[ImageT]:
     """Return images in the order of a hash of ``salt`` and their positions.
 
     Args:
@@ -74,21 +74,21 @@ def hash_shuffled(images: Sequence[ImageT], salt: str) -> list[ImageT]:
     return [images[i] for i in order]
 
 
-def split_80_10_10(images: Sequence[ImageT], salt: str) -> dict[str, list[ImageT]]:
+def split_base_class_images(images: Sequence[ImageT], salt: str) -> dict[str, list[ImageT]]:
     """Draw a class's images into base pools: 80% train, 10% val (rounded down), the rest test.
 
     Args:
         images: Of the class, in the order of the list.
-        salt: Text that sets this draw apart from others, see :func:`hash_shuffled`.
+        salt: Text that sets this draw apart from others, see :func:`shuffle_by_hash`.
     """
     train, val = len(images) * 8 // 10, len(images) // 10
-    places = hash_shuffled(range(len(images)), salt)
+    places = shuffle_by_hash(range(len(images)), salt)
     parts = {"base/train": places[:train], "base/val": places[train : train + val], "base/test": places[train + val :]}
     return {pool: [images[i] for i in sorted(part)] for pool, part in parts.items()}
 
 
 def divide_into_pools(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], salt: str) -> Pools[ImageT]:
-    """Divide classes into pools: classes of side train by :func:`split_80_10_10`, the others whole.
+    """Divide classes into pools: classes of side train by :func:`split_base_class_images`, the others whole.
 
     Args:
         classes: Class -> images.
@@ -101,7 +101,9 @@ def divide_into_pools(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[st
     pools: Pools[ImageT] = {pool: {} for pool in ("base/train", "base/val", "base/test", "novel/val", "novel/test")}
     for name, images in classes.items():
         whole = {f"novel/{sides[name]}": images}
-        for pool, part in (split_80_10_10(images, f"{salt}:{name}") if sides[name] == "train" else whole).items():
+        for pool, part in (
+            split_base_class_images(images, f"{salt}:{name}") if sides[name] == "train" else whole
+        ).items():
             pools[pool][name] = part
     return pools
 
@@ -164,7 +166,7 @@ class IlsvrcLayout(Layout):
         }
 
 
-def report_missing(context: BuildContext, missing: Sequence[str], what: str) -> None:
+def report_missing_images(context: BuildContext, missing: Sequence[str], what: str) -> None:
     """Report images of a list that are missing.
 
     Args:
@@ -177,10 +179,10 @@ def report_missing(context: BuildContext, missing: Sequence[str], what: str) -> 
     """
     named = f"{', '.join(missing[:MAX_LISTED])}{', ...' if len(missing) > MAX_LISTED else ''}"
     refused = f"{context.origin} lacks {len(missing):,} {what} ({named}); get the whole"
-    context.require_complete(f"{len(missing):,} images are missing: {named}", refused)
+    context.require_complete_unless_partial(f"{len(missing):,} images are missing: {named}", refused)
 
 
-def check_pools(context: BuildContext, what: str, expected: PoolCounts, pools: Pools[ImageT]) -> None:
+def check_pool_counts(context: BuildContext, what: str, expected: PoolCounts, pools: Pools[ImageT]) -> None:
     """Sort each pool's classes, drop those without images, and compare the counts with the published ones.
 
     A base class that one of the base pools lacks is dropped from all of them.
@@ -208,41 +210,43 @@ class PublishedData(DatasetSource):
     """A data set whose classes and images are published.
 
     Attributes:
-        shape: (H, W, C) of an image.
-        counts: Classes and images of each pool.
-        lists: Packaged files of the split; the recipe changes with them.
+        image_shape: (H, W, C) of an image.
+        pool_counts: Classes and images of each pool.
+        packaged_list_names: Packaged files of the split; the recipe changes with them.
     """
 
-    shape: ClassVar[tuple[int, int, int]]
-    counts: ClassVar[PoolCounts]
-    lists: ClassVar[Sequence[str]] = ()
+    image_shape: ClassVar[tuple[int, int, int]]
+    pool_counts: ClassVar[PoolCounts]
+    packaged_list_names: ClassVar[Sequence[str]] = ()
 
     def recipe(self) -> str:
-        return ", ".join([self.name, "1", *([lists_digest(*self.lists)] if self.lists else [])])
+        return ", ".join(
+            [self.name, "1", *([digest_packaged_lists(*self.packaged_list_names)] if self.packaged_list_names else [])]
+        )
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
-        return self.shape, self.counts
+        return self.image_shape, self.pool_counts
 
 
 SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")
 HELD_OUT_PER_CLASS = 50  # training images of a base class in base/val, of the 500 in CIFAR-100 and mini-ImageNet
 COUNTS_60_40 = {  # of both data sets: 60 base and 40 novel classes
-    "base/train": Count(60, 60 * 450),
-    "base/val": Count(60, 60 * HELD_OUT_PER_CLASS),
-    "base/test": Count(60, 60 * 100),
-    "novel/support": Count(40, 40 * 500),
-    "novel/test": Count(40, 40 * 100),
+    "base/train": PoolSize(60, 60 * 450),
+    "base/val": PoolSize(60, 60 * HELD_OUT_PER_CLASS),
+    "base/test": PoolSize(60, 60 * 100),
+    "novel/support": PoolSize(40, 40 * 500),
+    "novel/test": PoolSize(40, 40 * 100),
 }
 
 
 @dataclass(frozen=True)
 class ListedImage:
-    """A row of a session list: an image of class ``name``, which comes in ``session`` (0 is the base session)."""
+    """A row of a session list: an image, its class, and the number of the session it comes in (0: the base)."""
 
-    image: str
-    name: str
-    session: int
-    test: bool
+    image_key: str
+    class_name: str
+    session_number: int
+    is_test_image: bool
 
 
 def session_pools(
@@ -268,14 +272,14 @@ def session_pools(
     names: dict[tuple[str, bool], list[str]] = {}
     role: dict[str, bool] = {}
     for row in listed:
-        if (session := sessions.setdefault(row.name, row.session)) != row.session:
-            both = "both base and novel" if 0 in (session, row.session) else "in two sessions"
-            raise UserError(f"{what}: class {row.name} is {both} (sessions {session} and {row.session})")
-        if row.image in role:
-            twice = "there twice" if role[row.image] is row.test else "both for training and for testing"
-            raise UserError(f"{what}: image {row.image} is {twice}")
-        role[row.image] = row.test
-        names.setdefault((row.name, row.test), []).append(row.image)
+        if (session := sessions.setdefault(row.class_name, row.session_number)) != row.session_number:
+            both = "both base and novel" if 0 in (session, row.session_number) else "in two sessions"
+            raise UserError(f"{what}: class {row.class_name} is {both} (sessions {session} and {row.session_number})")
+        if row.image_key in role:
+            twice = "there twice" if role[row.image_key] is row.is_test_image else "both for training and for testing"
+            raise UserError(f"{what}: image {row.image_key} is {twice}")
+        role[row.image_key] = row.is_test_image
+        names.setdefault((row.class_name, row.is_test_image), []).append(row.image_key)
     pools: Pools[ImageT] = {pool: {} for pool in SESSION_POOLS}
     for name, session in sessions.items():
         train, test, present = names.get((name, False), []), names.get((name, True), []), images.get(name, {})
@@ -284,7 +288,7 @@ def session_pools(
             others = [image for image in present if image not in listed_names]
             parts = {"novel/support": [*train, *others], "novel/test": test}
         else:
-            drawn = set(hash_shuffled(train, f"{salt}:{name}")[:held_out])
+            drawn = set(shuffle_by_hash(train, f"{salt}:{name}")[:held_out])
             parts = {
                 "base/train": [image for image in train if image not in drawn],
                 "base/val": [image for image in train if image in drawn],
@@ -303,7 +307,7 @@ class SessionSource(PublishedData):
         """Return class -> session, in the order of the list."""
 
 
-def novel_class_order(data: str, classes: Sequence[str]) -> np.ndarray:
+def published_novel_class_order(data: str, classes: Sequence[str]) -> np.ndarray:
     """Return the order of the novel classes of a session list, as indices into ``classes``; int64 [T N].
 
     Args:
@@ -313,7 +317,7 @@ def novel_class_order(data: str, classes: Sequence[str]) -> np.ndarray:
     Raises:
         UserError: The data set has no published list, or lacks a class of it.
     """
-    source = dataset_source(data) if data in registry.registered_entry_points(registry.DATASET_GROUP) else None
+    source = find_dataset_source(data) if data in registry.registered_entry_points(registry.DATASET_GROUP) else None
     if not isinstance(source, SessionSource):
         raise UserError(f"data set {data!r} has no published list of sessions; leave out published = true")
     sessions = source.session_of_class()

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ifsl_bench.data.pools import ALL_POOLS
-from ifsl_bench.data.read.archive import FileTree, to_printable
-from ifsl_bench.data.writer import Writer
+from ifsl_bench.data.read.archive import FileTree, escape_undecoded_bytes
+from ifsl_bench.data.writer import DatasetWriter
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
 
 @dataclass(frozen=True)
-class Count:
+class PoolSize:
     """Classes and images of a pool."""
 
     classes: int
@@ -31,12 +31,12 @@ class Count:
         return f"{self.classes:,} classes with {self.images:,} images"
 
 
-PoolCounts = Mapping[str, Count]  # by pool
+PoolCounts = Mapping[str, PoolSize]  # by pool
 
 
-def count_files(pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, Count]:
+def count_files(pools: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, PoolSize]:
     """Return classes and images of pools, given as pool -> class -> images."""
-    return {pool: Count(len(files), sum(map(len, files.values()))) for pool, files in pools.items()}
+    return {pool: PoolSize(len(files), sum(map(len, files.values()))) for pool, files in pools.items()}
 
 
 class BuildContext:
@@ -52,25 +52,28 @@ class BuildContext:
         bytes_read: Counted by the layout, for the reported speed.
     """
 
-    writer: Writer  # set when building begins
+    writer: DatasetWriter  # set when building begins
 
     def __init__(
         self, tree: FileTree | None, reporter: Reporter, allow_partial: bool = False, origin: str = "made here"
     ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
         self.origin = str(tree.path) if tree else origin
-        self.about: dict[str, Any] = {"source": to_printable(tree.path.name) if tree else origin, "partial": False}
+        self.about: dict[str, Any] = {
+            "source": escape_undecoded_bytes(tree.path.name) if tree else origin,
+            "partial": False,
+        }
         self.bytes_read = 0
 
     @property
-    def files(self) -> FileTree:
+    def file_tree(self) -> FileTree:
         """The files of a data set that needs them."""
         if self.tree is None:
             raise UserError("this data set is made from files; say where they are with --from PATH")
         return self.tree
 
     @property
-    def partial_option(self) -> str:
+    def partial_option_text(self) -> str:
         """The option by which a user accepts less, on the command line or in Python."""
         return "--allow-partial" if self.tree else "allow_partial=True"
 
@@ -85,14 +88,14 @@ class BuildContext:
         Raises:
             UserError: They differ, and the user has not allowed it.
         """
-        none = Count(0, 0)
+        none = PoolSize(0, 0)
         pairs = [(pool, expected.get(pool, none), counts.get(pool, none)) for pool in ALL_POOLS]
         wrong = "; ".join(f"{pool} should have {should} and has {has}" for pool, should, has in pairs if should != has)
         if wrong:
             refused = f"{self.origin} does not give all of {what}: {wrong}. Get the whole"
-            self.require_complete(wrong, refused, "partial: ")
+            self.require_complete_unless_partial(wrong, refused, "partial: ")
 
-    def require_complete(self, missing: str, refused: str, kind: str = "") -> None:
+    def require_complete_unless_partial(self, missing: str, refused: str, kind: str = "") -> None:
         """Warn of something missing and mark the data set as partial, if the user allows it.
 
         Args:
@@ -105,7 +108,8 @@ class BuildContext:
         """
         if not self.allow_partial:
             raise UserError(
-                f"{refused}, or add {self.partial_option} for a data set that is marked partial wherever it is used"
+                f"{refused}, or add {self.partial_option_text} for a data set that is marked partial wherever it is "
+                "used"
             )
         self.reporter.warn(f"{kind}{missing}")
         self.mark_partial(missing)
@@ -158,19 +162,20 @@ class DatasetSource(ABC):
     def recipe(self) -> str:
         """Return an identity that changes whenever the content would."""
 
-    def layout(self, tree: FileTree) -> Layout | None:
+    def find_layout(self, tree: FileTree) -> Layout | None:
         """Return the layout that a tree has, or None."""
         return next((layout for layout in self.layouts if layout.matches(tree)), None)
 
-    def required_layout(self, tree: FileTree) -> Layout:
+    def find_required_layout(self, tree: FileTree) -> Layout:
         """Return the layout that a tree has; raise :class:`UserError` where it has none."""
-        if (layout := self.layout(tree)) is not None:
+        if (layout := self.find_layout(tree)) is not None:
             return layout
         wanted = "; or ".join(layout.title for layout in self.layouts)
         names = [entry.path for entry in tree.entries[:3]]
         holds = f"it holds {', '.join(names)}, ...;" if names else "it holds no files (hidden ones do not count);"
         raise UserError(
-            f"{tree.path} ({tree.kind}) has none of the forms of data set {self.name!r}: {holds} known are: {wanted}"
+            f"{tree.path} ({tree.kind_in_words}) has none of the forms of data set {self.name!r}: {holds} known are: "
+            f"{wanted}"
         )
 
     def build(self, context: BuildContext) -> None:
@@ -179,8 +184,8 @@ class DatasetSource(ABC):
         Raises:
             UserError: The files are not what they should be.
         """
-        layout = self.required_layout(context.files)
-        context.reporter.say(f"{context.files.path}: {layout.title} ({context.files.kind})")
+        layout = self.find_required_layout(context.file_tree)
+        context.reporter.say(f"{context.file_tree.path}: {layout.title} ({context.file_tree.kind_in_words})")
         context.about["form"] = layout.title
         layout.build(context)
 
@@ -194,11 +199,11 @@ class Downloadable(DatasetSource):
 
     @property
     @abstractmethod
-    def address(self) -> str:
+    def archive_url(self) -> str:
         """The address of the archive."""
 
     @abstractmethod
-    def fetch(self, folder: Path) -> Path:
+    def download_archive(self, folder: Path) -> Path:
         """Download the archive into a folder and check it.
 
         Raises:

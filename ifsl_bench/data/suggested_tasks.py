@@ -23,7 +23,7 @@ FEATURE_STEPS, FEATURE_RATE = 2000, 0.1  # of a base classifier on features with
 SIDES: tuple[Side, ...] = ("train", "val", "test")
 
 
-def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
+def list_infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
     """Return a line for each task whose episodes cannot be drawn from a data set.
 
     Args:
@@ -37,7 +37,7 @@ def infeasible_tasks(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
     for task in tasks:
         reason = _infeasible_reason(dataset, task)
         if reason is not None:
-            options = _sufficient_options(dataset, task)
+            options = _find_sufficient_options(dataset, task)
             remedy = f"within reach with {options}" if options else "no number of --ways or --queries would do"
             lines.append(f"{task.name} is out of reach: {reason}; {remedy}")
     return lines
@@ -70,7 +70,7 @@ def _infeasible_reason(dataset: Dataset, task: Task) -> str | None:
     return None
 
 
-def _sufficient_options(dataset: Dataset, task: Task) -> str:
+def _find_sufficient_options(dataset: Dataset, task: Task) -> str:
     """Return options of the nearest feasible task, as many ways as possible, then as many queries; "" for none."""
     if task.sessions is None:
         ways, queries = task.episode.ways, task.episode.novel_queries
@@ -88,11 +88,11 @@ def _mean_images_per_class(dataset: Dataset, pool: str) -> int:
     return int(facts["images"] // facts["classes"])
 
 
-def suggested_task_tables(dataset: Dataset) -> dict[str, Any]:
+def make_suggested_task_tables(dataset: Dataset) -> dict[str, Any]:
     """Return the tables of a task file on a data set, without the tasks."""
     pools = dataset.manifest["pools"]
     train = pools["base/train"]["statistics"]
-    data = {"name": dataset.name, "fingerprint": dataset.fingerprint, "partial": dataset.partial}
+    data = {"name": dataset.name, "fingerprint": dataset.fingerprint, "partial": dataset.is_partial}
     batch = max(2, min(PRETRAINING_BATCH, train["images"]))
     if len(dataset.shape) != 3:
         square = float(np.mean(np.square(train["mean"]) + np.square(train["std"])))  # of an entry
@@ -116,13 +116,13 @@ def suggested_task_tables(dataset: Dataset) -> dict[str, Any]:
     return {"dataset": data, "pretraining": pretraining}
 
 
-def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
+def make_task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head: str, reporter: Reporter) -> str:
     """Return TOML with tasks of 1 and of 5 shots, and one in sessions if classes and images suffice.
 
     Args:
         dataset: The data set of the tasks.
         name: Beginning of the names of the tasks.
-        content: Tables of the file, as :func:`suggested_task_tables` returns them.
+        content: Tables of the file, as :func:`make_suggested_task_tables` returns them.
         head: Comments above them.
         reporter: Takes messages.
     """
@@ -131,7 +131,7 @@ def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head
         f"{name}-{shots}shot": {
             "title": f"{name} {base}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
             "shots": shots,
-            "protocol": "separate" if dataset.has("novel/train") else "shared",
+            "protocol": "separate" if dataset.has_pool("novel/train") else "shared",
         }
         for shots in (1, SHOTS)
     }
@@ -144,7 +144,7 @@ def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head
             smaller = apply_change(task, Change(sessions=2, ways=ways))
             options = f"--ways {ways}"
             if _infeasible_reason(dataset, smaller) is not None:
-                found = _sufficient_options(dataset, smaller)
+                found = _find_sufficient_options(dataset, smaller)
                 options = found if "--ways" in found or not found else f"{options} {found}"
             if options:
                 line += f"; smaller ones: ifsl-bench run --method ncm --task {task.name} --sessions 2 {options}"
@@ -156,7 +156,7 @@ def task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any], head
         "sessions": {"count": count, "ways": WAYS},
     }
     text = format_task_file({**episodes, "variants": {f"{name}-sessions": sessions}}, head)
-    if lines := infeasible_tasks(
+    if lines := list_infeasible_tasks(
         dataset, [task for task in parse_tasks(text, name) if task.name == f"{name}-sessions"]
     ):
         reporter.say(

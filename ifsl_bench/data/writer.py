@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.data.pools import ALL_POOLS, POOLS, SUPPORT_POOL, Dataset, content_fingerprint, open_dataset
+from ifsl_bench.data.pools import ALL_POOLS, POOLS, SUPPORT_POOL, Dataset, compute_content_fingerprint, open_dataset
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import sha256_file
 from ifsl_bench.utils.locks import atomic_folder
@@ -19,7 +19,7 @@ from ifsl_bench.utils.serialization import create_array, read_checksummed, relea
 PROGRESS_FILE = "progress.json"  # in the folder of an unfinished build: the pools that are complete
 
 
-class Writer:
+class DatasetWriter:
     """The pools of a data set under construction in a folder; for ``keys`` see :func:`build_dataset`."""
 
     def __init__(self, folder: Path, keys: Sequence[str] = ()) -> None:
@@ -27,24 +27,26 @@ class Writer:
         self.pools: dict[str, dict[str, Any]] = {}
         self._origins: dict[str, list[str]] = {}  # pool -> its key, and the checksum of its side file
         if keys:
-            self._resume()
+            self._resume_unfinished_build()
 
-    def _resume(self) -> None:
+    def _resume_unfinished_build(self) -> None:
         """Take over the complete pools of an unfinished build of the same data set, and remove everything else."""
         try:
             progress = read_checksummed(self.folder / PROGRESS_FILE)
             origins = {name: list(origin) for name, origin in progress["made"].items() if origin[0] in self.keys}
             whole = {name: progress["pools"][name] for name in origins}
-            whole = {name: entry for name, entry in whole.items() if self._is_whole(name, entry, origins[name][1])}
+            whole = {
+                name: entry for name, entry in whole.items() if self._is_pool_complete(name, entry, origins[name][1])
+            }
         except (CorruptFile, OSError, LookupError, TypeError, AttributeError):
             whole, origins = {}, {}
         if whole:
             self._record_complete_pools(whole, {name: origins[name] for name in whole})
         self.discard_incomplete()
 
-    def _is_whole(self, name: str, entry: dict[str, Any], side: str) -> bool:
+    def _is_pool_complete(self, name: str, entry: dict[str, Any], side: str) -> bool:
         parts = {entry[part]["file"]: entry[part]["sha256"] for part in ("images", "labels")}
-        parts[self.side_file(name).name] = side
+        parts[self.side_file_path(name).name] = side
         return all(self._compute_checksum(file) == checksum for file, checksum in parts.items())
 
     def _compute_checksum(self, file: str) -> str:
@@ -60,21 +62,21 @@ class Writer:
         """Remove all files that belong to no complete pool."""
         names = {PROGRESS_FILE} if self.pools else set()
         for name, entry in self.pools.items():
-            names |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
+            names |= {entry["images"]["file"], entry["labels"]["file"], self.side_file_path(name).name}
         for path in self.folder.iterdir():
             if path.name not in names and not path.name.startswith(".nfs"):
                 path.unlink()
 
-    def has(self, pool: str) -> bool:
+    def has_complete_pool(self, pool: str) -> bool:
         """Return whether a pool is complete."""
         return pool in self.pools
 
-    def side_file(self, pool: str) -> Path:
+    def side_file_path(self, pool: str) -> Path:
         """Return the path of a .npy file with further facts of a pool, which exists until the data set is finished."""
         return self.folder / f"{pool.replace('/', '-')}.side.npy"
 
     @contextmanager
-    def pool(
+    def write_pool(
         self,
         name: str,
         labels: np.ndarray,
@@ -106,18 +108,18 @@ class Writer:
         np.save(self.folder / labels_file, labels)
         release_memory(images)
         with ThreadPoolExecutor(1) as thread:  # checksums and sums over arrays release the GIL
-            described = thread.submit(_size_and_sha256, self.folder / images_file)
+            described = thread.submit(_measure_size_and_sha256, self.folder / images_file)
             entry = {
                 **(facts or {}),
                 "shape": list(images.shape),
                 "dtype": dtype,
                 "classes": list(classes),
-                "statistics": _pool_statistics(images, labels),
+                "statistics": _compute_pool_statistics(images, labels),
                 "images": described.result(),
-                "labels": _size_and_sha256(self.folder / labels_file),
+                "labels": _measure_size_and_sha256(self.folder / labels_file),
             }
         del images
-        origin = [self.keys[0] if self.keys else "", self._compute_checksum(self.side_file(name).name)]
+        origin = [self.keys[0] if self.keys else "", self._compute_checksum(self.side_file_path(name).name)]
         self._record_complete_pools({**self.pools, name: entry}, {**self._origins, name: origin})
 
 
@@ -130,7 +132,7 @@ def _check_labels(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> No
         raise UserError(f"pool {name}: class names are not unique")
 
 
-def _pool_statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def _compute_pool_statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Return mean and standard deviation of each channel in stored units (0..255 for images), and images per class."""
     channels = images.shape[-1] if images.ndim == 4 else 1
     integer = images.dtype == np.uint8
@@ -157,7 +159,7 @@ def _pool_statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _size_and_sha256(path: Path) -> dict[str, Any]:
+def _measure_size_and_sha256(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
@@ -165,7 +167,7 @@ def build_dataset(
     folder: Path,
     name: str,
     recipe: str,
-    fill: Callable[[Writer], None],
+    fill: Callable[[DatasetWriter], None],
     about: dict[str, Any],
     keys: Sequence[str] = (),
 ) -> Dataset:
@@ -181,14 +183,14 @@ def build_dataset(
             and takes over those under any of its keys. Empty: it starts from nothing and leaves nothing.
     """
     with atomic_folder(folder, bool(keys)) as partial:
-        writer = Writer(partial, keys)
+        writer = DatasetWriter(partial, keys)
         try:
             fill(writer)
             _check_classes(writer.pools)
             manifest = {
                 "name": name,
                 "recipe": recipe,
-                "fingerprint": content_fingerprint(writer.pools, bool(about.get("partial"))),
+                "fingerprint": compute_content_fingerprint(writer.pools, bool(about.get("partial"))),
                 "about": about,
                 "pools": writer.pools,
             }
@@ -197,7 +199,7 @@ def build_dataset(
             with suppress(OSError):
                 writer.discard_incomplete()
             raise
-    for path in (folder / PROGRESS_FILE, *(folder / writer.side_file(pool).name for pool in writer.pools)):
+    for path in (folder / PROGRESS_FILE, *(folder / writer.side_file_path(pool).name for pool in writer.pools)):
         with suppress(OSError):
             path.unlink(missing_ok=True)
     return open_dataset(folder)

@@ -252,7 +252,7 @@ class EvaluationStage(Stage):
                 "checkpoint": context.folder,
             },
             novel_fingerprint=prepared.dataset.novel_fingerprint,
-            partial=prepared.dataset.partial,
+            partial=prepared.dataset.is_partial,
             calibration=StoredCalibration.from_calibrated_hits(calibrated, self.job.calibrated) if calibrated else None,
             images=StoredImageHits.from_image_hits(images) if images else None,
             transductive=job.method.transductive,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ifsl_bench.backbones.networks import PixelNormalisation
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.prepare import prepare_objects
+from ifsl_bench.data.preparing.prepare import prepare_from_objects
 from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.plugin.learn2learn import load_learn2learn
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
@@ -60,7 +60,7 @@ def from_learn2learn(
         >>> dataset = ifsl_bench.from_learn2learn(sides, name="cifarfs")  # doctest: +SKIP
     """
     work = work or workspace()
-    return prepare_objects(work.home, datasets, name, force, work.reporter, allow_partial)
+    return prepare_from_objects(work.home, datasets, name, force, work.reporter, allow_partial)
 
 
 class Tasksets(NamedTuple):

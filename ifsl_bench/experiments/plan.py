@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from ifsl_bench.backbones.pretrained import is_package_used
-from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared_message
-from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task
+from ifsl_bench.data.datasets import is_generated, is_prepared, not_prepared_message
+from ifsl_bench.data.preparing.metadata import DatasetMetadata, cache_fingerprints, data_specs_of_task
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, INTERRUPTED, RUNNING, LogState, log_path, read_log
 from ifsl_bench.experiments.runner import check_job, divide_into_work_items, list_stages, make_training_stage
@@ -96,7 +96,7 @@ def plan_jobs(
     """
     home, paths = work.home, data or {}
     cached: dict[tuple[str, str], bool] = {}
-    with cached_fingerprints():
+    with cache_fingerprints():
         plans = _job_states(jobs, home, rerun or retrain, lacking)
         for index, plan in enumerate(plans):
             if plan.state in (STORED, REFUSED):
@@ -113,7 +113,7 @@ def plan_jobs(
             for spec in data_specs_of_task(plan.job.task, home):
                 if spec.name in paths and not is_prepared(home, spec.name):
                     why = f"data set {spec.name}: made from {paths[spec.name]} first"
-                elif not is_prepared(home, spec.name) and not is_made_here(spec.name):
+                elif not is_prepared(home, spec.name) and not is_generated(spec.name):
                     state, why = LACKS_DATA, not_prepared_message(home, spec)
             plans[index] = JobState(plan.job, state, why, missing)
     if plans and len({(plan.state, plan.reason) for plan in plans}) == 1 and plans[0].state == REFUSED:
@@ -128,7 +128,7 @@ def job_states(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
         jobs: each once.
         work: folders.
     """
-    with cached_fingerprints():
+    with cache_fingerprints():
         states = _job_states(jobs, work.home, anyway=False, lacking=True)
         todo = {index: state.job for index, state in enumerate(states) if state.state not in (STORED, REFUSED)}
         for item in chain(*divide_into_work_items(todo, work)):

@@ -20,7 +20,7 @@ from ifsl_bench.backbones.pretrained import (
 )
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.datasets import not_prepared_message
-from ifsl_bench.data.preparing.metadata import dataset_fingerprint
+from ifsl_bench.data.preparing.metadata import find_dataset_fingerprint
 from ifsl_bench.experiments.job import Job, with_recipe
 from ifsl_bench.experiments.stages import make_pretrain_stage
 from ifsl_bench.experiments.training_curves import CurveLogs, CurveReporter
@@ -130,7 +130,7 @@ def export_weights(
         raise UserError(
             f"{chosen.name} has its {kind} head on the backbone of the linear one; export that: --head linear"
         )
-    if (fingerprint := dataset_fingerprint(chosen.dataset, home)) is None:
+    if (fingerprint := find_dataset_fingerprint(chosen.dataset, home)) is None:
         raise UserError(not_prepared_message(home, chosen.dataset))
     key = pretraining_key(chosen, fingerprint, kind, seed)
     path = to or Path()

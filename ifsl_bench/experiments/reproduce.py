@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.data.datasets import is_prepared
-from ifsl_bench.data.preparing.metadata import data_specs_of_task, task_metadata
+from ifsl_bench.data.preparing.metadata import data_specs_of_task, load_task_metadata
 from ifsl_bench.experiments.job import Job, make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import list_stages
@@ -197,7 +197,7 @@ def run_unstored(job: Job, work: Workspace) -> Result:
     Raises:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
-    make_data_stage(job).check(task_metadata(job.task, work.home))  # before anything is made, let alone trained
+    make_data_stage(job).check(load_task_metadata(job.task, work.home))  # before anything is made, let alone trained
     *stages, evaluation = list_stages(job)
     with limit_evaluation_threads():
         for stage in stages:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ifsl_bench.data.datasets import is_made_here, is_prepared
+from ifsl_bench.data.datasets import is_generated, is_prepared
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks, packaged_task, packaged_tasks
@@ -247,7 +247,7 @@ def _all_tasks(home: Paths) -> list[Task]:
 
 def _has_data(task: Task, home: Paths) -> bool:
     with suppress(UserError):  # of a broken plugin
-        return is_prepared(home, task.dataset.name) or is_made_here(task.dataset.name)
+        return is_prepared(home, task.dataset.name) or is_generated(task.dataset.name)
     return False
 
 

@@ -17,7 +17,12 @@ from typing import NamedTuple
 
 from ifsl_bench.backbones.device import CPU_DEVICE, release_freed_memory
 from ifsl_bench.data.datasets import is_prepared
-from ifsl_bench.data.preparing.metadata import DatasetMetadata, cached_fingerprints, data_specs_of_task, task_metadata
+from ifsl_bench.data.preparing.metadata import (
+    DatasetMetadata,
+    cache_fingerprints,
+    data_specs_of_task,
+    load_task_metadata,
+)
 from ifsl_bench.experiments.evaluate_stage import EvaluationStage
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, Log, log_path
@@ -289,7 +294,7 @@ def run_jobs(
         todo = _jobs_to_run(jobs, work, rerun or retrain, failures)
         if todo:
             check_writable(work.home.results)
-        with cached_fingerprints():
+        with cache_fingerprints():
             phases = divide_into_work_items(todo, work, retrain, command, backend.parallel)
         if not backend.parallel:  # one job ends before the next begins
             phases = [sorted(chain.from_iterable(phases), key=lambda item: item.job_indices[0])]
@@ -327,7 +332,7 @@ def _jobs_to_run(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: d
     todo: dict[int, Job] = {}
     metadata: dict[str, DatasetMetadata] = {}
     reasons: dict[str, list[str]] = {}
-    with cached_fingerprints():
+    with cache_fingerprints():
         for index, job in enumerate(jobs):
             try:
                 if not anyway and load_current_result(job, work) is not None:
@@ -362,7 +367,7 @@ def check_job(job: Job, home: Paths, metadata: dict[str, DatasetMetadata], lacki
         UserError: they are not, or cannot.
     """
     if job.task.hash not in metadata:
-        metadata[job.task.hash] = task_metadata(job.task, home, lacking)
+        metadata[job.task.hash] = load_task_metadata(job.task, home, lacking)
     make_data_stage(job).check(metadata[job.task.hash])
     make_pretrain_stage(job).check(metadata[job.task.hash], home)
 
@@ -388,9 +393,9 @@ def check_data_paths(data: Mapping[str, Path], tasks: Sequence[Task], home: Path
         if not os.path.exists(path.expanduser()):
             raise UserError(f"data set {name}: there is no {path}")
         if forms:
-            from ifsl_bench.data.preparing.prepare import check_files
+            from ifsl_bench.data.preparing.prepare import check_source_files
 
-            check_files(name, path.expanduser())
+            check_source_files(name, path.expanduser())
 
 
 def prepare_from_paths(data: Mapping[str, Path], work: Workspace) -> None:
@@ -406,6 +411,6 @@ def prepare_from_paths(data: Mapping[str, Path], work: Workspace) -> None:
     for name, path in data.items():
         if is_prepared(work.home, name) and not os.path.exists(path.expanduser()):
             continue  # its source may be deleted
-        from ifsl_bench.data.preparing.prepare import prepare
+        from ifsl_bench.data.preparing.prepare import prepare_dataset
 
-        prepare(work.home, name, path.expanduser(), False, work.reporter)
+        prepare_dataset(work.home, name, path.expanduser(), False, work.reporter)

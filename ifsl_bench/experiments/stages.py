@@ -31,15 +31,15 @@ from ifsl_bench.backbones.pretrained import (
     read_weights_sha256,
     shares_linear_backbone,
 )
-from ifsl_bench.data.dataset_views import NOVEL_POOLS, fingerprint_prefix
+from ifsl_bench.data.dataset_views import NOVEL_POOLS, shorten_fingerprint
 from ifsl_bench.data.datasets import is_prepared
-from ifsl_bench.data.pools import pool_entry
+from ifsl_bench.data.pools import find_pool_entry
 from ifsl_bench.data.preparing.metadata import (
     DatasetMetadata,
-    check_supports,
+    check_supports_known,
     data_specs_of_task,
-    dataset_fingerprint,
-    novel_fingerprint,
+    find_dataset_fingerprint,
+    find_novel_fingerprint,
 )
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.trained_models import TrainedModel, is_free_or_same_method, load_trained, model_folders
@@ -116,9 +116,9 @@ class DataStage(Stage):
         """Raise :class:`UserError` where episodes cannot be drawn, as far as the metadata show it."""
 
         def starts(pool: str) -> np.ndarray:
-            return pool_entry(data.class_starts_by_pool, pool, self.task.dataset.name)
+            return find_pool_entry(data.class_starts_by_pool, pool, self.task.dataset.name)
 
-        check_supports(self.task, data.supports_unknown)
+        check_supports_known(self.task, data.reason_supports_unknown)
         for side in self.sides if data.class_starts_by_pool else ():
             protocol_of_task(self.task).make_sampler(
                 self.task, side, 0, starts, classes=lambda pool: data.class_names_by_pool.get(pool, ())
@@ -160,12 +160,12 @@ class PretrainStage(Stage):
             fingerprint: of data that are neither prepared nor pinned.
         """
         return pretraining_key(
-            self.task, dataset_fingerprint(self.task.dataset, home) or fingerprint, self.head, self.seed
+            self.task, find_dataset_fingerprint(self.task.dataset, home) or fingerprint, self.head, self.seed
         )
 
     def features_key(self, home: Paths) -> str:
         """Name the folder of its features."""
-        return features_key(self.task, dataset_fingerprint(self.task.dataset, home) or "?", self.head, self.seed)
+        return features_key(self.task, find_dataset_fingerprint(self.task.dataset, home) or "?", self.head, self.seed)
 
     @property
     def linear_stage(self) -> PretrainStage | None:
@@ -218,7 +218,7 @@ class FeatureStage(Stage):
     def key(self, home: Paths) -> str:
         task, origin = self.backbone.task, ""
         if task.novel_from and self.pool in NOVEL_POOLS:
-            origin = fingerprint_prefix(novel_fingerprint(task, home)) or "?"
+            origin = shorten_fingerprint(find_novel_fingerprint(task, home)) or "?"
         of = self.views, origin, self.stage
         folder = feature_folder(home, self.backbone.features_key(home), self.pool, task, *of)
         return folder.relative_to(home.features).as_posix()
@@ -280,7 +280,7 @@ def training_key(job: Job, home: Paths) -> str:
     plan, backbone = msgspec.to_builtins(job.schedule), make_pretrain_stage(job).key(home)
     made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
     if job.task.novel_from:
-        made_of.append(novel_fingerprint(job.task, home))
+        made_of.append(find_novel_fingerprint(job.task, home))
     return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
 

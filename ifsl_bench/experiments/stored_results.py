@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ifsl_bench.data.preparing.metadata import dataset_fingerprint, novel_fingerprint
+from ifsl_bench.data.preparing.metadata import find_dataset_fingerprint, find_novel_fingerprint
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.workspace import Workspace
@@ -53,7 +53,7 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
         result = schema.read_result(path)
     except CorruptFile as error:
         return CachedResult(None, str(error), True)
-    fingerprint = dataset_fingerprint(job.task.dataset, home)
+    fingerprint = find_dataset_fingerprint(job.task.dataset, home)
     key = PretrainStage(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
     rounds = candidates_by_round(job, lambda candidate: result.validation_accuracy(candidate.name)) if searched else []
@@ -63,7 +63,7 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
         "data": (result.fingerprint, fingerprint or result.fingerprint),
         "novel classes' data": (
             result.novel_fingerprint,
-            novel_fingerprint(job.task, home) or result.novel_fingerprint,
+            find_novel_fingerprint(job.task, home) or result.novel_fingerprint,
         ),
         "options": (result.user_settings()[0], {k: v for k, v in job.options.items() if k not in searched}),
         "training": (result.user_settings()[1], job.training.non_default_values()),

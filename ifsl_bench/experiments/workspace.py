@@ -206,7 +206,7 @@ class PreparedTask:
         """Return the devices that computed the opened features, as far as recorded: one entry, or one a pool."""
         places = {}
         for pool, views, stage in self._features:
-            of = views, self.dataset.fingerprint_prefix(pool), stage
+            of = views, self.dataset.fingerprint_prefix_of_pool(pool), stage
             folder = feature_folder(self.work.home, self.pretrained.features_key, pool, self.task, *of)
             if place := str(read_feature_record(folder).get("place", "")):
                 name = "maps" if stage else "features"
@@ -254,7 +254,7 @@ class PreparedTask:
         """Return the numbers of a pool's images or maps, a row for each, as a memory map."""
         if stage := stage_seen(self.sees):
             return as_rows(self.features(name, views, stage))
-        self.dataset.check_images(name)
+        self.dataset.check_image_checksum(name)
         return as_rows(self.dataset.pool(name).images)
 
     def feature_pool(self, name: str, views: int = 1, device: torch.device = CPU_DEVICE) -> FeaturePool:

@@ -152,9 +152,9 @@ class Sessions(Protocol):
     def published_class_order(self, task: Task, classes: Callable[[str], Sequence[str]]) -> np.ndarray | None:
         if not (task.sessions and task.sessions.published):
             return None
-        from ifsl_bench.data.published_splits import novel_class_order
+        from ifsl_bench.data.published_splits import published_novel_class_order
 
-        return novel_class_order(task.novel_data, classes("novel/test"))
+        return published_novel_class_order(task.novel_data, classes("novel/test"))
 
     def make_loader(
         self, task: Task, sampler: Any, novel: FeaturePool, base: FeaturePool | None, support: FeaturePool | None

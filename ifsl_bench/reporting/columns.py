@@ -307,7 +307,7 @@ def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> 
         return {name: round_or_none(value.mean), f"{name}_interval": round_or_none(value.interval)}
 
     def bold(entry: TableRow) -> bool:
-        return ranked and name == "acc" and entry.ranked_row is not None and entry.ranked_row.may_be_best
+        return ranked and name == "acc" and entry.ranked_row is not None and entry.ranked_row.may_be_best_row
 
     def latex(entry: TableRow, is_bold: bool) -> str:
         """Return a number as papers print it: with its ± next to an accuracy only."""
@@ -362,8 +362,8 @@ def _format_ranks(entry: TableRow) -> str:
 def _rank_fields(entry: TableRow) -> dict[str, int | bool | None]:
     ranks = entry.ranked_row.rank_interval if entry.ranked_row else None
     return {
-        "rank_first": ranks.first if ranks else None,
-        "rank_last": ranks.last if ranks else None,
+        "rank_first": ranks.best_rank if ranks else None,
+        "rank_last": ranks.worst_rank if ranks else None,
         "provisional": entry.ranked_row.is_provisional if entry.ranked_row else None,
     }
 
@@ -455,7 +455,7 @@ def list_remarks(row: SeedAggregate) -> list[str]:
     remarks = (
         "transductive" if row.is_transductive else "",
         *row.flags,
-        f"keeps {row.images_kept}" if row.images_kept else "",
+        f"keeps {row.images_kept_by_method}" if row.images_kept_by_method else "",
         SEEN_MARKS[row.novel_classes_seen],
         "knows the number of classes" if row.knows_number_of_classes else "",
     )
@@ -490,7 +490,7 @@ def _format_difference_to_best(entry: TableRow) -> str:
     """
     if not (entry.ranked_row and entry.ranked_row.difference_to_best):
         return ""
-    few = entry.ranked_row.n_common_seeds < 2 and not entry.ranked_row.row.has_single_unit
+    few = entry.ranked_row.n_common_seeds < 2 and not entry.ranked_row.row.has_single_interval_unit
     return format_plus_minus(entry.ranked_row.difference_to_best, "+") + (FEW_SEEDS if few else "")
 
 

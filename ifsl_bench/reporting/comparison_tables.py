@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, unique_names
+from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, unique_row_names
 from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, describe_verdict
 from ifsl_bench.analysis.published_comparison import (
     OUTSIDE,
@@ -36,7 +36,7 @@ from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
 def comparison_table(comparison: Comparison) -> Table[str]:
     """Return a row for each metric: A - B, first with the interval that claims about methods need."""
-    several, units, images = len(comparison.seeds) > 1, comparison.units, bool(comparison.image_intervals)
+    several, units, images = len(comparison.seeds) > 1, comparison.interval_units_noun, bool(comparison.image_intervals)
 
     def record(name: str) -> dict[str, Any]:
         over, seeds, both = (
@@ -61,8 +61,8 @@ def comparison_table(comparison: Comparison) -> Table[str]:
             "each_seed": [round(float(value), 6) for value in comparison.seed_differences[name]],
             "seeds": list(comparison.seeds),
             "partial_data": comparison.is_partial,
-            "a": comparison.a,
-            "b": comparison.b,
+            "a": comparison.label_a,
+            "b": comparison.label_b,
         }
 
     def main(name: str) -> RowDifference | PairedDifference:
@@ -101,9 +101,10 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         Column(fields=record),
     ]
     title = (
-        f"A = {display_name_of_label(comparison.a)}, B = {display_name_of_label(comparison.b)}, "
+        f"A = {display_name_of_label(comparison.label_a)}, B = {display_name_of_label(comparison.label_b)}, "
         f"task {comparison.task}, "
-        f"{comparison.n_units:,} {units if comparison.n_units > 1 else units[:-1]}, {format_seeds(comparison.seeds)}"
+        f"{comparison.n_interval_units:,} {units if comparison.n_interval_units > 1 else units[:-1]}, "
+        f"{format_seeds(comparison.seeds)}"
     )
     drawn = f"{units}, seeds and test images" if images else f"{units} and seeds"
     overall = [
@@ -144,7 +145,8 @@ def _explain_class_interval(comparison: Comparison) -> list[str]:
     if not comparison.n_classes:
         return []
     note = (
-        f"over classes: over {comparison.units} and the {comparison.n_classes} novel classes that they draw from; "
+        f"over classes: over {comparison.interval_units_noun} and the {comparison.n_classes} novel classes that they "
+        "draw from; "
         "trained models held fixed; for claims about other classes."
     )
     none = [
@@ -155,7 +157,7 @@ def _explain_class_interval(comparison: Comparison) -> list[str]:
     if none:
         metrics = ", ".join(title_by_metric()[name] for name in none)
         note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
-    if comparison.n_units > MANY:
+    if comparison.n_interval_units > MANY:
         note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
     return [note]
 
@@ -170,10 +172,10 @@ def published_comparison_tables(results_of_tasks: Iterable[TaskResults]) -> list
 
 
 def _published_comparison_table(task_results: TaskResults, pairs: list[PublishedPair]) -> Table[PublishedPair]:
-    judged = [pair for pair in pairs if pair.band_verdict]
+    judged = [pair for pair in pairs if pair.tolerance_verdict]
     notes = []
     if judged:
-        outside = [pair.measured_row.display_name for pair in judged if pair.band_verdict == OUTSIDE]
+        outside = [pair.measured_row.display_name for pair in judged if pair.tolerance_verdict == OUTSIDE]
         notes.append(
             f"{len(judged) - len(outside)} of {len(judged)} rows are within the band around the printed accuracy"
             + (f"; outside: {', '.join(outside)}" if outside else "")
@@ -227,7 +229,7 @@ def _published_comparison_fields(pair: PublishedPair) -> dict[str, float | str |
         "plus_minus_as_printed": printed.get("plus_minus_as_printed"),
         "difference": round_or_none(pair.difference),
         "band": pair.published_row.tolerance_band,
-        "verdict": pair.band_verdict,
+        "verdict": pair.tolerance_verdict,
         "apart": pair.incompatibility,
         "delta": round_or_none(values["delta"].mean),
         "printed_delta": printed.get("delta"),
@@ -252,7 +254,7 @@ PUBLISHED_COLUMNS: tuple[Column[PublishedPair], ...] = (
         "band",
         lambda pair: "" if pair.published_row.tolerance_band is None else f"± {pair.published_row.tolerance_band:g}",
     ),
-    Column("verdict", lambda pair: pair.band_verdict or "not comparable", min_fold_width=10),
+    Column("verdict", lambda pair: pair.tolerance_verdict or "not comparable", min_fold_width=10),
     Column("Delta (printed)", _format_delta_with_printed, drop_priority=3),
     Column("seeds", lambda pair: str(len(pair.measured_row.results)), drop_priority=1),
     Column(
@@ -292,11 +294,11 @@ def variance_tables(task_results: TaskResults, metric: str = "acc") -> list[Tabl
     """
     rows = split_variance_of_rows(task_results, metric)
     heading = protocol_of_task(task_results.task).metric_column(metric).title
-    names = dict(zip((row.a for row in rows), unique_names([row.a for row in rows]), strict=True))
+    names = dict(zip((row.row for row in rows), unique_row_names([row.row for row in rows]), strict=True))
     notes = [*VARIANCE_NOTES]
-    if any(row.a.has_one_pretraining for row in rows):
+    if any(row.row.has_one_pretraining for row in rows):
         notes.append("Seeds are of meta-training alone: the backbone is held fixed.")
-    if fixed := [row.a.display_name for row in rows if row.a.is_seed_independent]:
+    if fixed := [row.row.display_name for row in rows if row.row.is_seed_independent]:
         notes.append(f"The same for every seed, of which one counts: {', '.join(fixed)}.")
     columns = [*_name_columns(names, "method", "a"), *_variance_columns(task_results, heading, rows)]
     tables = [Table(columns, rows, f"{task_results.task_name}, {heading}", [*notes, *_explain_empty_cells(rows)])]
@@ -306,7 +308,7 @@ def variance_tables(task_results: TaskResults, metric: str = "acc") -> list[Tabl
         signs = [
             SIGN,
             *_explain_empty_cells(differences),
-            *([NO_SIGN] if any(entry.wrong_sign is None for entry in differences) else []),
+            *([NO_SIGN] if any(entry.wrong_sign_chance is None for entry in differences) else []),
         ]
         tables.append(Table(columns, differences, f"{task_results.task_name}, differences of two rows", signs))
     return tables
@@ -322,11 +324,11 @@ def _explain_empty_cells(splits: Sequence[VarianceSplit]) -> list[str]:
 
 def _name_columns(names: Mapping[SeedAggregate, str], heading: str, which: str) -> list[Column[VarianceSplit]]:
     def name(entry: VarianceSplit) -> str:
-        row = entry.a if which == "a" else entry.b
+        row = entry.row if which == "a" else entry.subtracted_row
         return names[row] if row else ""
 
     def label(entry: VarianceSplit) -> str:
-        row = entry.a if which == "a" else entry.b
+        row = entry.row if which == "a" else entry.subtracted_row
         return "" if row is None else row.label if names[row] == row.display_name else row.label_with_origin
 
     return [Column(heading, name, lambda entry: {heading.lower(): label(entry)}, min_fold_width=14)]
@@ -355,14 +357,14 @@ def _variance_columns(
     def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
         return {
             "task": task_results.task_name,
-            "mean": round_or_none(entry.mean.mean),
-            "interval": round_or_none(entry.mean.interval),
+            "mean": round_or_none(entry.mean_with_interval.mean),
+            "interval": round_or_none(entry.mean_with_interval.interval),
             "seeds": entry.n_seeds,
         }
 
     sign = "+" if " - " in heading else ""
     return [
-        Column(heading, lambda entry: format_plus_minus(entry.mean, sign), mean),
+        Column(heading, lambda entry: format_plus_minus(entry.mean_with_interval, sign), mean),
         *map(deviation, (ONE, *sources[:-1])),
         Column("seeds", lambda entry: str(entry.n_seeds)),
     ]
@@ -374,23 +376,31 @@ def _standard_deviations(variance: VarianceEstimate) -> tuple[float, float, floa
 
 def _wrong_sign_columns() -> list[Column[VarianceSplit]]:
     def text(entry: VarianceSplit) -> str:
-        if entry.wrong_sign is None:
+        if entry.wrong_sign_chance is None:
             return ""
         chance, low, high = (
-            100 * value for value in (entry.wrong_sign.chance, entry.wrong_sign.low, entry.wrong_sign.high)
+            100 * value
+            for value in (
+                entry.wrong_sign_chance.chance,
+                entry.wrong_sign_chance.lower_limit,
+                entry.wrong_sign_chance.upper_limit,
+            )
         )
         return f"{chance:.0f}% ({low:.0f}-{high:.0f}%)"
 
     def fields(entry: VarianceSplit) -> dict[str, float | None]:
-        sign = entry.wrong_sign or WrongSignChance(math.nan, math.nan, math.nan, math.nan)
+        sign = entry.wrong_sign_chance or WrongSignChance(math.nan, math.nan, math.nan, math.nan)
         return {
             "wrong_sign": round_or_none(sign.chance),
-            "wrong_sign_low": round_or_none(sign.low),
-            "wrong_sign_high": round_or_none(sign.high),
+            "wrong_sign_low": round_or_none(sign.lower_limit),
+            "wrong_sign_high": round_or_none(sign.upper_limit),
             "wrong_sign_made": round_or_none(sign.observed_share),
         }
 
     return [
         Column("wrong sign", text, fields),
-        Column("made here", lambda entry: f"{100 * entry.wrong_sign.observed_share:.0f}%" if entry.wrong_sign else ""),
+        Column(
+            "made here",
+            lambda entry: f"{100 * entry.wrong_sign_chance.observed_share:.0f}%" if entry.wrong_sign_chance else "",
+        ),
     ]

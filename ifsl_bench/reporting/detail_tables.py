@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, PARTIAL, NovelBiasAggregate, SeedAggregate, note_solve_failures
+from ifsl_bench.analysis.aggregate import FILE, PARTIAL, NovelBiasAggregate, SeedAggregate, list_notes_on_solve_failures
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
@@ -25,9 +25,9 @@ PERCENT = "In percent; intervals are over {}, trained models held fixed."
 
 def _fixed_factor_notes(row: SeedAggregate) -> list[str]:
     """Return what the intervals of a row hold fixed."""
-    if row.has_single_unit:
-        return [f"In percent; of one {row.units.removesuffix('s')}, so there are no intervals."]
-    notes = [PERCENT.format(row.units)]
+    if row.has_single_interval_unit:
+        return [f"In percent; of one {row.interval_units_noun.removesuffix('s')}, so there are no intervals."]
+    notes = [PERCENT.format(row.interval_units_noun)]
     if "sessions" in row.protocol.figures_and_tables and any(map(row.includes_bias, row.results)):
         unmoved = [
             name for name in METRICS_AFTER_SESSION if row.protocol.metric_of_resampled_counts(name, biased=True) is None
@@ -58,7 +58,7 @@ def seed_table(row: SeedAggregate) -> Table[str]:
         metric_name_column(row.protocol),
         number("mean", "mean", {name: value.mean for name, value in summary.items()}),
     ]
-    if not row.has_single_unit:
+    if not row.has_single_interval_unit:
         columns.append(number("95% interval", "interval", {name: value.interval for name, value in summary.items()}))
     for place, seed in enumerate(() if of_file else row.seeds):
         means = {name: float(row.metric_by_seed(name)[place].mean()) for name in summary}
@@ -66,7 +66,7 @@ def seed_table(row: SeedAggregate) -> Table[str]:
     seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {format_count(len(row.seeds), 'seed')}"
     notes = [
         *_fixed_factor_notes(row),
-        *([] if of_file else note_solve_failures({row.display_name: row.solve_failures})),
+        *([] if of_file else list_notes_on_solve_failures({row.display_name: row.solve_failures})),
     ]
     return Table(columns, list(summary), f"{row.display_name} on {first.task}{seeds}", notes)
 

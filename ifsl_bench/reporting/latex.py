@@ -231,7 +231,7 @@ def _find_bold_cells(task_results: TaskResults, entries: Sequence[TableRow], nam
     bold = set()
     for name in set(names) - {"pd"}:  # of which the least is the best, where A_0 are alike
         ranking = Ranking(select_rows_with_metric(task_results.comparable_rows, name), name, task_results.setting)
-        tops = {place.row for place in ranking.ranked_rows if place.may_be_best}
+        tops = {place.row for place in ranking.ranked_rows if place.may_be_best_row}
         bold |= {(entry, name) for entry in entries if entry.measured_row in tops}
         apart = protocol_of_task(task_results.task).has_separate_published_table
         published = [e for e in entries if e.kind == "published" and name in e.values and not apart]
@@ -247,7 +247,7 @@ def _note_hidden_best_rows(results_of_tasks: Sequence[TaskResults], bold: Bold) 
     shown = {entry.measured_row for entry, name in bold if name == "acc"}
     lines = []
     for task_results in results_of_tasks:
-        tops = [place.row for place in task_results.ranking.ranked_rows if place.may_be_best]
+        tops = [place.row for place in task_results.ranking.ranked_rows if place.may_be_best_row]
         if task_results.rows and tops and not shown.intersection(tops):
             names = escape_controls(", ".join(row.display_name for row in tops))
             lines.append(

@@ -7,8 +7,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED, note_solve_failures
-from ifsl_bench.analysis.task_results import TaskResults, append_lost_remarks, load_variant_results, no_results_error
+from ifsl_bench.analysis.aggregate import COMPUTED, STORED, list_notes_on_solve_failures
+from ifsl_bench.analysis.task_results import (
+    TaskResults,
+    append_remarks_of_hidden_tasks,
+    load_variant_results,
+    make_no_results_error,
+)
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.columns import TableRow, list_table_rows, round_or_none, task_columns
@@ -76,7 +81,7 @@ def task_table(task_results: TaskResults, full: bool = False, ranked: bool = Fal
         UserError: there is no row, and none to rank in another setting.
     """
     if task_results.is_empty and not ranked:
-        raise no_results_error(task_results)
+        raise make_no_results_error(task_results)
 
     def order(entry: TableRow) -> tuple[int, float]:
         row, place = entry.measured_row, entry.ranked_row
@@ -155,10 +160,10 @@ def short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Tab
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         count = len(whole.rows) - len(shown)
         notes = [f"{format_count(count, 'more row')}: ifsl-bench leaderboard {task_results.task_name}"] if count else []
-        notes += note_solve_failures(
+        notes += list_notes_on_solve_failures(
             {row.name_with_origin: row.solve_failures for entry in own if (row := entry.measured_row)}
         )
-        notes += [*recipe_notes(task_results), *(f"{remark}." for remark in task_results.left_out_remarks)]
+        notes += [*recipe_notes(task_results), *(f"{remark}." for remark in task_results.remarks_on_left_out_rows)]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     units = join_or(protocol_of_task(task_results.task).interval_units_noun for task_results in results_of_tasks)
     closing = (
@@ -296,7 +301,7 @@ def add_variants(results_of_tasks: Iterable[TaskResults], results: Path, labels:
         if all(task_results.is_empty for task_results in (task_results, *variants)):
             if labels and not all(other.is_empty for other in named.values()):
                 continue
-            raise no_results_error(task_results)
+            raise make_no_results_error(task_results)
         if not task_results.is_empty:
             stored = [v for v in variants if all(row.origin == STORED for row in v.measured_rows)]
             variants = [variant for variant in variants if variant not in stored]
@@ -305,4 +310,4 @@ def add_variants(results_of_tasks: Iterable[TaskResults], results: Path, labels:
                 remark = f"Stored as well: {short} (`ifsl-bench leaderboard {names[0]}`)"
                 task_results = replace(task_results, remarks=(*task_results.remarks, remark))
         shown |= {b.task_name: b for b in (task_results, *variants) if not b.is_empty}
-    return append_lost_remarks(list(shown.values()), [variant for variant in every if variant.is_empty])
+    return append_remarks_of_hidden_tasks(list(shown.values()), [variant for variant in every if variant.is_empty])

@@ -11,14 +11,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from ifsl_bench.analysis.comparison import compare as compare_rows
+from ifsl_bench.analysis.comparison import compare_rows as compare_rows
 from ifsl_bench.analysis.task_results import (
     ALL_RECIPES,
+    find_row_or_raise,
     find_rows_to_compare,
     load_measured_tasks,
     load_results_by_name,
     load_results_of_tasks,
-    require_row,
     select_setting,
 )
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -214,7 +214,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
         [0, 1, 2, 3, 4]
     """
     if task is not None:
-        return Results(require_row(load_results_by_name(task, Paths.locate(home, results)), str(what)).results)
+        return Results(find_row_or_raise(load_results_by_name(task, Paths.locate(home, results)), str(what)).results)
     path = Path(what).expanduser()
     if not os.path.isfile(path):
         raise UserError(

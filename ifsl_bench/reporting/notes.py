@@ -11,9 +11,9 @@ from ifsl_bench.analysis.aggregate import (
     PARTIAL,
     SeedAggregate,
     describe_fixed_factors,
-    note_solve_failures,
-    note_unrecorded_choices,
-    unique_names,
+    list_notes_on_solve_failures,
+    list_notes_on_unrecorded_choices,
+    unique_row_names,
 )
 from ifsl_bench.analysis.ranking import Ranking, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
@@ -87,7 +87,7 @@ def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> lis
     """Return what is measured, over how many episodes, and what intervals hold fixed."""
     notes, protocol = [], protocol_of_task(task_results.task)
     measured = task_results.measured_rows
-    single = bool(task_results.rows) and task_results.rows[0].has_single_unit
+    single = bool(task_results.rows) and task_results.rows[0].has_single_interval_unit
     if task_results.rows:
         first = task_results.rows[0].results[0]
         notes.append(f"Measured: {_describe_evaluated_classes(first)}, averaged over seeds, in percent.")
@@ -101,7 +101,7 @@ def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> lis
         if task_results.task.hides_base_classes("val"):
             notes.append(f"{HIDDEN.capitalize()}.")
     usual = task_results.task.evaluation.episodes
-    labels = zip(measured, unique_names(measured), strict=True)
+    labels = zip(measured, unique_row_names(measured), strict=True)
     if many := [label for row, label in labels if len(row.results[0].episodes) > usual]:
         notes.append(
             f"Over more {protocol.drawn_items_noun} than the task's {usual:,}: {', '.join(many)}. More of them make "
@@ -118,7 +118,7 @@ def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> lis
 def _choice_notes(task_results: TaskResults) -> list[str]:
     """Return how the options of rows were chosen."""
     measured = task_results.measured_rows
-    labels = dict(zip(measured, unique_names(measured), strict=True))
+    labels = dict(zip(measured, unique_row_names(measured), strict=True))
     tried_on = f"validation {protocol_of_task(task_results.task).drawn_items_noun}"
     tuned = {row.setting: row.results[0].n_trials for row in task_results.rows if row.results[0].n_trials}
     notes = [
@@ -133,7 +133,9 @@ def _choice_notes(task_results: TaskResults) -> list[str]:
         f"{labels[row]}: {', '.join(row.options_at_edge)}" for row in task_results.rows if row.options_at_edge
     ]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
-    return notes + [f"{remark[0].upper()}{remark[1:]}." for remark in note_unrecorded_choices(task_results.rows)]
+    return notes + [
+        f"{remark[0].upper()}{remark[1:]}." for remark in list_notes_on_unrecorded_choices(task_results.rows)
+    ]
 
 
 def _group_notes(task_results: TaskResults) -> list[str]:
@@ -179,7 +181,7 @@ def _anomaly_notes(task_results: TaskResults) -> list[str]:
     """Return what went wrong in solves, on novel logits, and what is not installed here."""
     measured = task_results.measured_rows
     notes = [
-        *note_solve_failures({row.name_with_origin: row.solve_failures for row in measured}),
+        *list_notes_on_solve_failures({row.name_with_origin: row.solve_failures for row in measured}),
         *(
             f"{row.name_with_origin} takes nearly every base query for one of a novel class: its novel logits are "
             "larger throughout, as where features are not centred (docs/data.md)."
@@ -200,7 +202,7 @@ def _incomparable_notes(task_results: TaskResults) -> list[str]:
     above = "the rows above" if task_results.rows or task_results.published_rows else "results on the whole"
     apart: dict[str, list[str]] = {}
     for row in task_results.incomparable_rows:
-        if reason := task_results.incompatibility(row):
+        if reason := task_results.incompatibility_reason(row):
             apart.setdefault(reason, []).append(row.name_with_origin)
     for reason, names in _merge_reasons(apart).items():
         are = "is" if len(names) == 1 else "are"
@@ -240,8 +242,8 @@ def rank_notes(task_results: TaskResults, to_best: bool = True) -> list[str]:
         notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
     reasons: dict[str, list[str]] = {}
     for place in places:
-        if place.provisional_reason:
-            reasons.setdefault(place.provisional_reason, []).append(place.row.name_with_origin)
+        if place.reason_for_provisional_rank:
+            reasons.setdefault(place.reason_for_provisional_rank, []).append(place.row.name_with_origin)
 
     def which(rows: list[str]) -> str:
         if len(rows) > 1 and len(rows) >= len(places) - 1:
@@ -254,7 +256,7 @@ def rank_notes(task_results: TaskResults, to_best: bool = True) -> list[str]:
     held = [
         place.row.name_with_origin
         for place in places
-        if place.difference_to_best and place.difference_to_best.images_fixed and not place.row.has_single_unit
+        if place.difference_to_best and place.difference_to_best.images_fixed and not place.row.has_single_interval_unit
     ]
     if len(places) > 1:
         of_images = f"hold the test images fixed for {which(held)}" if held else "include other test images"
@@ -262,7 +264,7 @@ def rank_notes(task_results: TaskResults, to_best: bool = True) -> list[str]:
     few = [
         place.row.name_with_origin
         for place in places
-        if place.difference_to_best and place.n_common_seeds < 2 and not place.row.has_single_unit
+        if place.difference_to_best and place.n_common_seeds < 2 and not place.row.has_single_interval_unit
     ]
     if few and to_best:
         notes.append(
@@ -280,7 +282,7 @@ def describe_standings(task_results: TaskResults, labels: Sequence[str]) -> list
         task_results: the results of the task.
         labels: of the rows.
     """
-    reasons = {place.provisional_reason for place in task_results.ranking.ranked_rows}
+    reasons = {place.reason_for_provisional_rank for place in task_results.ranking.ranked_rows}
     if len(labels) > 1 and not task_results.ranking.family and len(reasons) == 1:
         reason = str(reasons.pop())
         needs = "; ranks need three seeds" if reason.endswith(("seed", "seeds")) else ""
@@ -310,14 +312,16 @@ def describe_standing(task_results: TaskResults, label: str) -> list[str]:
     if not places:
         return [f"{label} is the only measured row on these {protocol_of_task(task_results.task).drawn_items_noun}."]
     rank = (
-        f"provisional ({place.provisional_reason})"
+        f"provisional ({place.reason_for_provisional_rank})"
         if place.is_provisional
         else f"rank {place.rank_interval} of {place.n_ranked_together}"
     )
     best = next((place.row for place in places if not place.is_provisional), places[0].row)
     away = [place.row for place in places if place.row.label != label]
     nearest = min(
-        away, key=lambda row: abs(ranking.ranking_with(mine, row).row_difference(mine, row).mean), default=best
+        away,
+        key=lambda row: abs(ranking.find_ranking_containing(mine, row).estimate_row_difference(mine, row).mean),
+        default=best,
     )
     kin = "" if task_results.setting == PAPER else f" of those ranked with it ({task_results.setting})"
     targets = (
@@ -339,7 +343,8 @@ def _describe_namesake_difference(ranking: Ranking, mine: SeedAggregate, row: Se
     """Return the difference of a row to its namesake in words."""
     gap, common = _paired_difference(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
-        return f"  {row.name_with_origin} has the same accuracy in every {mine.units[:-1]} ({format_seeds(common)})"
+        unit = mine.interval_units_noun.removesuffix("s")
+        return f"  {row.name_with_origin} has the same accuracy in every {unit} ({format_seeds(common)})"
     return f"  against the row of the same name, {_describe_difference(ranking, mine, row)}"
 
 
@@ -347,24 +352,29 @@ def _paired_difference(
     ranking: Ranking, mine: SeedAggregate, row: SeedAggregate
 ) -> tuple[RowDifference, tuple[int, ...]]:
     """Return the difference of two rows in their common ranking, and the seeds of the difference."""
-    part = ranking.ranking_with(mine, row)
-    return part.row_difference(mine, row), part.common_seeds(mine, row)
+    part = ranking.find_ranking_containing(mine, row)
+    return part.estimate_row_difference(mine, row), part.common_seeds(mine, row)
 
 
 def _describe_difference(ranking: Ranking, mine: SeedAggregate, row: SeedAggregate) -> str:
     """Return the difference of two rows in words, with their numbers on its seeds where a table has other numbers."""
     gap, common = _paired_difference(ranking, mine, row)
-    ours, theirs = ranking.ranking_with(mine, row).means_on_common_seeds(mine, row)
+    ours, theirs = ranking.find_ranking_containing(mine, row).means_on_common_seeds(mine, row)
     level = f"{theirs:.2f} on {format_seeds(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
         level += f", where {mine.display_name} has {ours:.2f}"
-    units = mine.units if gap.images_fixed else f"{mine.units}, test images"
-    over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {units} and seeds"
+    units = mine.interval_units_noun if gap.images_fixed else f"{mine.interval_units_noun}, test images"
+    over = (
+        f"over {mine.interval_units_noun} alone, of these trained models"
+        if gap.models_fixed
+        else f"over {units} and seeds"
+    )
     if gap.models_fixed and not gap.images_fixed:
-        over = f"over {mine.units} and test images, of these trained models"
+        over = f"over {mine.interval_units_noun} and test images, of these trained models"
     if not common:
         over += "; the two have no seed in common"
     if math.isnan(gap.interval):
-        return f"{row.name_with_origin} with {level}: {gap.mean:+.2f} points on one {mine.units.removesuffix('s')}"
+        unit = mine.interval_units_noun.removesuffix("s")
+        return f"{row.name_with_origin} with {level}: {gap.mean:+.2f} points on one {unit}"
     p_value = format_p_value(gap.p_value)
     return f"{row.name_with_origin} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value}, {over}"

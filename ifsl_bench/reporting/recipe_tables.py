@@ -11,7 +11,7 @@ from typing import Any
 
 from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, describe_fixed_factors
 from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, FIXED, GRID_SOURCES, RECIPE
-from ifsl_bench.analysis.recipe_grid import RECIPES, CellOrder, GridSplit, RecipeGrid, grid_of
+from ifsl_bench.analysis.recipe_grid import RECIPES, CellOrder, GridSplit, RecipeGrid, make_recipe_grid
 from ifsl_bench.analysis.session_variance import IMAGES, VarianceEstimate
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import recipe_in_print
@@ -69,7 +69,7 @@ def grid_tables(task_results: TaskResults, metric: str = "acc") -> list[Table[An
     Raises:
         UserError: there is nothing to compare; one order of the classes, whose variance cannot be split, is no error.
     """
-    grid = grid_of(task_results, metric)
+    grid = make_recipe_grid(task_results, metric)
     return [grid_table(grid), errors_table(grid), order_table(grid), *share_tables(grid)]
 
 
@@ -77,7 +77,12 @@ def grid_table(grid: RecipeGrid) -> Table[str]:
     """Return the grid for readers: recipes by classifiers, and what the recipes cost."""
     protocol = protocol_of_task(grid.task_results.task)
     estimates = {cell: row.summarise_metrics()[grid.metric] for cell, row in grid.cells.items()}
-    leading = {(recipe, order.under) for order in grid.orders if order.of == RECIPES for recipe in _leading(order)}
+    leading = {
+        (recipe, order.fixed_name)
+        for order in grid.cell_orders
+        if order.ordered_factor == RECIPES
+        for recipe in _leading(order)
+    }
 
     def column(classifier: str) -> Column[str]:
         return Column(
@@ -133,10 +138,10 @@ def _grid_notes(grid: RecipeGrid, protocol: Protocol) -> list[str]:
         "passes: of the backbone in a step for each image; at test: for each image that is classified; seconds: of the "
         "training, the fastest seed, on the processors of the results."
     )
-    if missing := [f"{classifier} | {recipe_in_print(recipe)}" for recipe, classifier in grid.missing]:
+    if missing := [f"{classifier} | {recipe_in_print(recipe)}" for recipe, classifier in grid.missing_cells]:
         notes.append(f"Not measured: {', '.join(missing)}.")
-    if grid.alone:
-        notes.append(f"Measured under one recipe alone, and left out: {', '.join(grid.alone)}.")
+    if grid.classifiers_with_one_recipe:
+        notes.append(f"Measured under one recipe alone, and left out: {', '.join(grid.classifiers_with_one_recipe)}.")
     if knowing := sorted(
         {recipe_in_print(recipe) for (recipe, _), row in grid.cells.items() if row.knows_number_of_classes}
     ):
@@ -195,33 +200,36 @@ def order_table(grid: RecipeGrid) -> Table[CellOrder]:
     protocol = protocol_of_task(grid.task_results.task)
 
     def named(order: CellOrder, name: str) -> str:
-        return recipe_in_print(name) if order.of == RECIPES else name
+        return recipe_in_print(name) if order.ordered_factor == RECIPES else name
 
     def text(order: CellOrder) -> str:
-        parts = zip(order.names, order.ranks, order.rows, strict=True)
+        parts = zip(order.names, order.rank_intervals, order.rows, strict=True)
         return ", ".join(
             f"{named(order, name)} {row.summarise_metrics()[grid.metric].mean:.2f} ({rank})"
             for name, rank, row in parts
         )
 
     def alike(order: CellOrder) -> str:
-        return "; ".join(", ".join(named(order, name) for name in group) for group in order.groups) or "none"
+        return (
+            "; ".join(", ".join(named(order, name) for name in group) for group in order.indistinguishable_groups)
+            or "none"
+        )
 
     def fields(order: CellOrder) -> dict[str, Any]:
         return {
             "task": grid.task_results.task_name,
             "table": "orders",
-            "order_of": order.of,
-            "recipe" if order.of != RECIPES else "classifier": order.under,
+            "order_of": order.ordered_factor,
+            "recipe" if order.ordered_factor != RECIPES else "classifier": order.fixed_name,
             "order": list(order.names),
-            "rank_first": [rank.first for rank in order.ranks],
-            "rank_last": [rank.last for rank in order.ranks],
-            "not_told_apart": [", ".join(group) for group in order.groups],
+            "rank_first": [rank.best_rank for rank in order.rank_intervals],
+            "rank_last": [rank.worst_rank for rank in order.rank_intervals],
+            "not_told_apart": [", ".join(group) for group in order.indistinguishable_groups],
             "models_fixed": order.models_fixed,
         }
 
     def under(order: CellOrder) -> str:
-        return order.under if order.of == RECIPES else recipe_in_print(order.under)
+        return order.fixed_name if order.ordered_factor == RECIPES else recipe_in_print(order.fixed_name)
 
     columns: list[Column[CellOrder]] = [
         Column("under", under, fields, min_fold_width=10),
@@ -234,21 +242,23 @@ def order_table(grid: RecipeGrid) -> Table[CellOrder]:
         + f"{protocol.interval_units_noun}, seeds, and test images where results record them). No two of a group "
         "of the last column are told apart.",
     ]
-    means = [[float(row.metric_by_seed(grid.metric).mean()) for row in order.rows] for order in grid.orders]
+    means = [[float(row.metric_by_seed(grid.metric).mean()) for row in order.rows] for order in grid.cell_orders]
     if any(above < below for of_order in means for above, below in itertools.pairwise(of_order)):
         notes.append(SHARED)
-    if any(order.models_fixed for order in grid.orders):
+    if any(order.models_fixed for order in grid.cell_orders):
         notes.append(
             "Where two rows have fewer than two seeds in common, their difference is that of these trained models: it "
             "says nothing of what another seed of the recipe would give."
         )
-    return Table(columns, grid.orders, f"{grid.task_results.task_name}: recipes in order, classifiers in order", notes)
+    return Table(
+        columns, grid.cell_orders, f"{grid.task_results.task_name}: recipes in order, classifiers in order", notes
+    )
 
 
 def share_tables(grid: RecipeGrid) -> list[Table[SourceRow]]:
     """Return the sources of the variance of a single value; none where there is one order of the classes."""
     try:
-        splits = grid.splits
+        splits = grid.variance_splits
     except UserError:
         return []
     return [_share_table(grid, split) for split in splits]
@@ -258,27 +268,29 @@ def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
     protocol = protocol_of_task(grid.task_results.task)
     unit = protocol.interval_units_noun.removesuffix("s")
     total = "a single one"
-    rows = [SourceRow(split, source) for source in (*(s for s in GRID_SOURCES if s in split.shares), total)]
+    rows = [SourceRow(split, source) for source in (*(s for s in GRID_SOURCES if s in split.share_by_source), total)]
 
     def name(source: str) -> str:
         return source.replace("order", unit)
 
     def deviation(row: SourceRow) -> str:
         if row.source == total:
-            return f"{math.sqrt(split.total):.2f}"
-        return "{:.2f} ({:.2f}-{:.2f})".format(*_deviations(split.shares[row.source].variance))
+            return f"{math.sqrt(split.total_variance):.2f}"
+        return "{:.2f} ({:.2f}-{:.2f})".format(*_deviations(split.share_by_source[row.source].variance))
 
     def percent(row: SourceRow) -> str:
         if row.source == total:
             return "100%"
-        share = split.shares[row.source].percent
+        share = split.share_by_source[row.source].percent
         return f"{share.value:.1f}% ({share.low:.1f}-{share.high:.1f}%)"
 
     def part(heading: str, *parts: str) -> Column[SourceRow]:
         def text(row: SourceRow) -> str:
             if row.source in (*FIXED, total):
                 return ""
-            return f"{sum(split.shares[row.source].by_part.get(part, 0.0) for part in parts):.1f}%"
+            return (
+                f"{sum(split.share_by_source[row.source].percent_by_grid_part.get(part, 0.0) for part in parts):.1f}%"
+            )
 
         return Column(heading, text)
 
@@ -292,10 +304,10 @@ def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
             "seeds": list(split.seeds),
         }
         if row.source == total:
-            return common | {"sd": round_or_none(math.sqrt(split.total)), "percent": 100.0}
-        share = split.shares[row.source]
+            return common | {"sd": round_or_none(math.sqrt(split.total_variance)), "percent": 100.0}
+        share = split.share_by_source[row.source]
         names = {ALIKE: "alike", RECIPE: "by_recipe", CLASSIFIER: "by_classifier", BOTH: "by_both"}
-        parts = {names[part]: round_or_none(value) for part, value in share.by_part.items()}
+        parts = {names[part]: round_or_none(value) for part, value in share.percent_by_grid_part.items()}
         return (
             common
             | dict(zip(("sd", "sd_low", "sd_high"), map(round_or_none, _deviations(share.variance)), strict=True))
@@ -337,9 +349,9 @@ def _share_notes(grid: RecipeGrid, split: GridSplit, protocol: Protocol) -> list
         notes.append("One seed: what a seed does to a recipe or classifier is counted as theirs.")
     elif len(split.seeds) < 3:
         notes.append("Two seeds tell little of how much others vary.")
-    if split.one_pretraining:
+    if split.has_one_pretraining:
         notes.append("Seeds are of meta-training alone: backbones are held fixed.")
-    if IMAGES not in split.shares:
+    if IMAGES not in split.share_by_source:
         notes.append("Test images are held fixed: not all results record the hits of single images.")
     return notes
 
@@ -350,7 +362,7 @@ def _deviations(variance: VarianceEstimate) -> tuple[float, float, float]:
 
 def _leading(order: CellOrder) -> list[str]:
     """Return the names that may be first; none where they all may be."""
-    leading = [name for name, rank in zip(order.names, order.ranks, strict=True) if rank.first == 1]
+    leading = [name for name, rank in zip(order.names, order.rank_intervals, strict=True) if rank.best_rank == 1]
     return leading if len(leading) < len(order.names) else []
 
 

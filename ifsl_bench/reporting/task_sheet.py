@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ifsl_bench.analysis.task_results import TaskResults, load_task_results
 from ifsl_bench.backbones.contract import is_frozen, pretraining_corpora
-from ifsl_bench.data.preparing.catalogue import availability
-from ifsl_bench.data.preparing.metadata import task_metadata
+from ifsl_bench.data.preparing.catalogue import describe_availability
+from ifsl_bench.data.preparing.metadata import load_task_metadata
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
@@ -36,9 +36,9 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
     data = task.dataset.name
     yield "task", f"{task.name}: {task.title}"
     yield "variant of", task.variant_of and f"{task.variant_of}; rows of the two are not compared"
-    yield "data", f"{data}: {availability(folders, data)}"
+    yield "data", f"{data}: {describe_availability(folders, data)}"
     if task.novel_from:
-        yield "novel data", f"{task.novel_from}: {availability(folders, task.novel_from)}"
+        yield "novel data", f"{task.novel_from}: {describe_availability(folders, task.novel_from)}"
     if task.has_base:
         yield "base", _describe_base_classes(task, folders)
     yield protocol_of_task(task).describe_drawn_items(task)
@@ -67,7 +67,7 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
 
 def _describe_base_classes(task: Task, folders: Paths) -> str:
     try:
-        count = task_metadata(task, folders, published_counts=True).base_classes
+        count = load_task_metadata(task, folders, published_counts=True).n_base_classes
     except UserError:
         count = 0
     return f"{count} classes" if count else "as many classes as its data have"

@@ -144,7 +144,7 @@ def _reason_to_keep(item: CacheItem, now: float) -> str | None:
         return "may not be available again"
     if item.kind == "compiled" and name == code_folder_name():
         return "needed by this version"
-    if item.kind == "data" and not datasets.is_made_here(name):
+    if item.kind == "data" and not datasets.is_generated(name):
         return "made from files of yours: ifsl-bench data remove"
     if is_locked(item.path.with_name(name)):
         return "a process holds its lock"

@@ -251,7 +251,7 @@ def _has_partial_data(result: Result, task: Task, home: Paths) -> bool:
         dataset = open_dataset(home.data / spec.name)
         if dataset.fingerprint != fingerprint:
             raise UnverifiedError(f"data set {spec.name} here has fingerprint {dataset.fingerprint[:16]}")
-        partial = partial or dataset.partial
+        partial = partial or dataset.is_partial
     return partial
 
 

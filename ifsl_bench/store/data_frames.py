@@ -147,7 +147,12 @@ def result_column_names() -> list[str]:
 
 def make_episodes_frame(result: Result) -> pandas.DataFrame:
     """Return a row for each episode, or for each sequence and session, see the counts' ``table``."""
-    columns = {"task": result.task, "method": result.label, "seed": result.seed, **result.to_hit_counts().to_table_columns()}
+    columns = {
+        "task": result.task,
+        "method": result.label,
+        "seed": result.seed,
+        **result.to_hit_counts().to_table_columns(),
+    }
     return import_pandas_or_explain().DataFrame(columns)
 
 

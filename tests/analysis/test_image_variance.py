@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.image_variance import WeightedPoolShares, estimate_image_variance, sum_pool_variances
 from ifsl_bench.analysis.ranking import Ranking, SeedVariancePrior, estimate_difference
 from ifsl_bench.protocols.image_counts import ImageHits, PoolHits
@@ -104,9 +104,9 @@ def test_overall_intervals_ranks_and_comparisons_include_images():
     assert expected.standard_error**2 == pytest.approx(
         estimate_difference(x, y, SeedVariancePrior(0, 0), 2).standard_error ** 2 + images.variance
     )
-    assert Ranking([a, b]).row_difference(a, b) == expected
+    assert Ranking([a, b]).estimate_row_difference(a, b) == expected
     assert not expected.images_fixed
-    comparison = compare(a, b, [a, b])
+    comparison = compare_rows(a, b, [a, b])
     assert comparison.overall_differences["acc"] == expected
     fixed = estimate_image_variance(a, b, "delta", a.seeds, models_fixed=True)
     assert comparison.image_intervals["delta"].interval == pytest.approx(fixed.interval_half_width)
@@ -117,7 +117,7 @@ def test_overall_intervals_ranks_and_comparisons_include_images():
         tuple(counted("b", s, b.results[s].to_hit_counts(), b.results[s].drawn_novel_classes()) for s in b.seeds),
     )
     assert estimate_image_variance(a, older, "acc", a.seeds, models_fixed=True) is None
-    assert Ranking([a, older]).row_difference(a, older).images_fixed
+    assert Ranking([a, older]).estimate_row_difference(a, older).images_fixed
 
 
 def test_rows_whose_images_are_grouped_differently_are_compared_on_the_larger_groups():

@@ -11,7 +11,7 @@ from scipy import stats
 
 from ifsl_bench.analysis.ranking import (
     SeedVariancePrior,
-    _row_variances,
+    _seed_variance_of_rows,
     estimate_difference,
     fit_seed_variance_prior,
     rank_intervals,
@@ -96,7 +96,7 @@ def test_a_row_of_which_a_seed_has_collapsed_moves_no_other_row():
     own = collapsed[7].var(ddof=1)
     # The other rows' variances move too, by what the next line but one allows.
     assert after.mean_variance == pytest.approx(before.mean_variance + (own - means[7].var(ddof=1)) / 10, rel=0.1)
-    variances = [_row_variances(x)[np.arange(10) != 7] for x in (means, collapsed)]
+    variances = [_seed_variance_of_rows(x)[np.arange(10) != 7] for x in (means, collapsed)]
     assert variances[1] == pytest.approx(variances[0], rel=0.25), "the effect of its seed is not that of its row"
 
 
@@ -111,7 +111,9 @@ def test_rows_that_cannot_vary_are_no_part_of_the_prior():
 def test_ranks_of_rows_that_are_far_apart_are_certain_and_of_equal_ones_open():
     x = drawn(6, 6, 5, 60, spread=0.05)
     apart = x + 30 * np.arange(6)[:, None, None]
-    assert [(r.first, r.last) for r in rank_intervals(apart, np.zeros(6, bool))] == [(i, i) for i in (6, 5, 4, 3, 2, 1)]
+    assert [(r.best_rank, r.worst_rank) for r in rank_intervals(apart, np.zeros(6, bool))] == [
+        (i, i) for i in (6, 5, 4, 3, 2, 1)
+    ]
     pairs = x + 30 * (np.arange(6) // 2)[:, None, None]
     assert [str(r) for r in rank_intervals(pairs, np.zeros(6, bool))] == ["5-6", "5-6", "3-4", "3-4", "1-2", "1-2"]
 
@@ -125,15 +127,15 @@ def test_a_noisy_row_gains_nothing_by_its_noise():
         intervals = rank_intervals(x, np.zeros(8, bool))
         for i, j in itertools.permutations(steady, 2):
             if x[i].mean() - x[j].mean() > 2:
-                assert intervals[i].first <= intervals[j].first
-        assert intervals[2].last - intervals[2].first >= 2, "its rank is open"
+                assert intervals[i].best_rank <= intervals[j].best_rank
+        assert intervals[2].worst_rank - intervals[2].best_rank >= 2, "its rank is open"
 
 
 @pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.slow("many seeds are drawn"))])
 def test_equal_rows_are_told_apart_in_no_more_than_one_case_of_twenty(seeds):
     cases = 400
     wrong = sum(
-        any((r.first, r.last) != (1, 8) for r in rank_intervals(drawn(case, 8, seeds, 40), np.zeros(8, bool)))
+        any((r.best_rank, r.worst_rank) != (1, 8) for r in rank_intervals(drawn(case, 8, seeds, 40), np.zeros(8, bool)))
         for case in range(cases)
     )
     assert wrong / cases <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / cases)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import compare, describe_verdict
+from ifsl_bench.analysis.comparison import compare_rows, describe_verdict
 from ifsl_bench.analysis.ranking import (
     Ranking,
     RankInterval,
@@ -32,7 +32,7 @@ def test_a_comparison_says_what_its_interval_says():
     for seeds in (1, 3):
         for noise in range(1, 9):
             a, b = row("a", [15, 15.4, 14.9][:seeds], noise=noise), row("b", [14.9, 15, 14.5][:seeds], noise=20 + noise)
-            comparison = compare(a, b)
+            comparison = compare_rows(a, b)
             gap = comparison.overall_differences["acc"] if seeds == 3 else comparison.episode_differences["acc"]
             ahead, behind = ("a (yours)", "b (yours)") if gap.mean > 0 else ("b (yours)", "a (yours)")
             claim = (f"{ahead} has a significantly higher Acc. than {behind}" if abs(gap.mean) > gap.interval
@@ -40,7 +40,7 @@ def test_a_comparison_says_what_its_interval_says():
             assert describe_verdict(comparison).startswith(f"{claim} (p {format_p_value(gap.p_value)}")
             assert describe_verdict(comparison).endswith("over episodes and 3 seeds)." if seeds == 3 else
                                            "a claim about methods needs --seeds 3 or more.")  # fmt: skip
-    assert describe_verdict(compare(a, a)) == "a (yours) and a (yours) have the same accuracy in every episode."
+    assert describe_verdict(compare_rows(a, a)) == "a (yours) and a (yours) have the same accuracy in every episode."
 
 
 def test_overall_is_over_episodes_and_seeds_together():
@@ -48,17 +48,17 @@ def test_overall_is_over_episodes_and_seeds_together():
     d = accuracies(a) - accuracies(b)
     over_seeds, over_episodes = d.mean(1).var(ddof=1) / 3, d.mean(0).var(ddof=1) / 400
     degrees = (over_seeds + over_episodes) ** 2 / (over_seeds**2 / 2 + over_episodes**2 / 399)
-    overall = compare(a, b).overall_differences["acc"]
+    overall = compare_rows(a, b).overall_differences["acc"]
     assert overall.mean == pytest.approx(d.mean())
     assert overall.interval == pytest.approx(stats.t.ppf(0.975, degrees) * np.sqrt(over_seeds + over_episodes))
-    single = compare(row("a", [15], noise=1), row("b", [14], noise=2)).overall_differences["acc"]
+    single = compare_rows(row("a", [15], noise=1), row("b", [14], noise=2)).overall_differences["acc"]
     assert single.models_fixed, "one seed says nothing of others"
     assert single.interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d[0]))
     more = [a, b, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))]
-    assert compare(a, b, more).overall_differences["acc"] == Ranking(more).row_difference(a, b), (
+    assert compare_rows(a, b, more).overall_differences["acc"] == Ranking(more).estimate_row_difference(a, b), (
         "moderated as ranks are"
     )
-    assert compare(a, b, more).overall_differences["acc"].degrees_of_freedom > degrees
+    assert compare_rows(a, b, more).overall_differences["acc"].degrees_of_freedom > degrees
 
 
 def test_rows_are_ranked_as_far_as_they_can_be_told_apart():
@@ -71,7 +71,7 @@ def test_rows_are_ranked_as_far_as_they_can_be_told_apart():
     ranking = Ranking(rows)
     assert ranks(ranking.ranked_rows) == {"best": "1-2", "near": "1-2", "behind": "3", "last": "4"}
     assert [place.row.label for place in ranking.ranked_rows] == ["best", "near", "behind", "last"]
-    assert [place.may_be_best for place in ranking.ranked_rows] == [True, True, False, False]
+    assert [place.may_be_best_row for place in ranking.ranked_rows] == [True, True, False, False]
     assert [place.difference_to_best is None for place in ranking.ranked_rows] == [True, False, False, False]
     whole = rank_intervals(np.stack([accuracies(entry) for entry in rows]), np.zeros(4, bool))
     assert ranks(ranking.ranked_rows) == {
@@ -88,13 +88,13 @@ def test_few_seeds_and_options_make_a_row_provisional():
         row("file.a", [10.0, 10.1, 10.2], noise=7), row("file.a.gamma=1", [9.0, 9.1, 9.2], noise=8, method="file.a"),
     ]  # fmt: skip
     places = Ranking(rows).ranked_rows
-    assert {place.row.label: place.provisional_reason for place in places if place.is_provisional} == {
+    assert {place.row.label: place.reason_for_provisional_rank for place in places if place.is_provisional} == {
         "one": "1 seed", "two": "2 seeds", "a.gamma=1": "options of its own", "file.a.gamma=1": "options of its own",
     }  # fmt: skip
     assert ranks(place for place in places if not place.is_provisional) == {
         "a": "1", "b": "2", "a@tuned-12": "3", "file.a": "4",
     }  # fmt: skip
-    assert not any(place.may_be_best for place in places if place.is_provisional)
+    assert not any(place.may_be_best_row for place in places if place.is_provisional)
     (single,) = (place for place in places if place.row.label == "one")
     assert single is places[0]
     assert single.difference_to_best.models_fixed
@@ -112,8 +112,10 @@ def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
     five, three, four = of("five", [0, 1, 2, 3, 4], 1), of("three", [0, 1, 2], 2), of("four", [0, 1, 2, 4], 3)
     ranking = Ranking([five, three, four])
     assert ranking.seeds == (0, 1, 2)
-    assert ranking.row_difference(five, four).mean == pytest.approx((accuracies(five, 3) - accuracies(four, 3)).mean())
-    gaps = compare(five, four, [five, three, four])
+    assert ranking.estimate_row_difference(five, four).mean == pytest.approx(
+        (accuracies(five, 3) - accuracies(four, 3)).mean()
+    )
+    gaps = compare_rows(five, four, [five, three, four])
     assert gaps.overall_differences["acc"].mean == pytest.approx(gaps.episode_differences["acc"].mean), (
         "on all seeds that these two have"
     )
@@ -121,9 +123,9 @@ def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
     late = of("late", [2, 3, 4], 4)
     ranking = Ranking([late, five, three, four])
     assert ranking.seeds == (0, 1, 2)
-    assert {place.row.label: place.provisional_reason for place in ranking.ranked_rows if place.is_provisional} == {
-        "late": "it lacks seeds 0, 1"
-    }
+    assert {
+        place.row.label: place.reason_for_provisional_rank for place in ranking.ranked_rows if place.is_provisional
+    } == {"late": "it lacks seeds 0, 1"}
     apart = Ranking([of("a", [0, 1, 2], 1), of("b", [3, 4, 5], 2), of("c", [3, 4, 5], 3)])
     assert [row.label for row in apart.family] == ["b", "c"]
     (place,) = (place for place in apart.ranked_rows if place.is_provisional)
@@ -140,9 +142,9 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
     ]
     ranking = Ranking([*rows, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))])
     d = (accuracies(rows[0]) - accuracies(rows[1]))[0]
-    assert ranking.row_difference(*rows).models_fixed
-    assert not ranking.row_difference(rows[0], ranking.rows[-1]).models_fixed
-    assert ranking.row_difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
+    assert ranking.estimate_row_difference(*rows).models_fixed
+    assert not ranking.estimate_row_difference(rows[0], ranking.rows[-1]).models_fixed
+    assert ranking.estimate_row_difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
     trained = [
         SeedAggregate(
             entry.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in entry.results)
@@ -208,11 +210,11 @@ def test_ranks_of_nothing_of_one_and_of_equals():
     assert [(str(p.rank_interval), p.difference_to_best) for p in Ranking([original]).ranked_rows] == [("1", None)]
     twin = SeedAggregate("b", "yours", original.results)
     assert [str(p.rank_interval) for p in Ranking([original, twin]).ranked_rows] == ["1-2", "1-2"]
-    assert Ranking([original, twin]).row_difference(original, twin).interval == 0
+    assert Ranking([original, twin]).estimate_row_difference(original, twin).interval == 0
     lonely = row("c", [14.0])
-    assert [(p.rank_interval, p.provisional_reason, p.difference_to_best) for p in Ranking([lonely]).ranked_rows] == [
-        (None, "1 seed", None)
-    ]
+    assert [
+        (p.rank_interval, p.reason_for_provisional_rank, p.difference_to_best) for p in Ranking([lonely]).ranked_rows
+    ] == [(None, "1 seed", None)]
 
 
 def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
@@ -224,11 +226,11 @@ def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
     status, out, err = call("compare", "x", "y", *arguments)
     assert not status, err
     assert document(out)[0]["interval_overall"] == pytest.approx(
-        compare(*apart).overall_differences["acc"].interval, abs=DIGITS
+        compare_rows(*apart).overall_differences["acc"].interval, abs=DIGITS
     )
     _, out, _ = call("compare", "r0", "r1", *arguments)
     rows = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)
-    moderated = rows.ranking.row_difference(rows.find_row("r0"), rows.find_row("r1"))
+    moderated = rows.ranking.estimate_row_difference(rows.find_row("r0"), rows.find_row("r1"))
     assert document(out)[0]["interval_overall"] == pytest.approx(moderated.interval, abs=DIGITS)
 
 
@@ -244,10 +246,10 @@ def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, 
         (quiet[0], rows[-1], "paper"),
         (quiet[0], tuned[1], "paper"),
     ):
-        gap = compare(a, b, rows).overall_differences["acc"]
-        assert gap == Ranking(rows, setting=setting).row_difference(a, b, (0, 1, 2)), (a.label, b.label)
+        gap = compare_rows(a, b, rows).overall_differences["acc"]
+        assert gap == Ranking(rows, setting=setting).estimate_row_difference(a, b, (0, 1, 2)), (a.label, b.label)
     tuned_gap, paper_gap = (
-        Ranking(rows, setting=setting).row_difference(*tuned[:2]) for setting in ("tuned-12", "paper")
+        Ranking(rows, setting=setting).estimate_row_difference(*tuned[:2]) for setting in ("tuned-12", "paper")
     )
     assert tuned_gap.interval != pytest.approx(paper_gap.interval, rel=0.05), "or this test would tell nothing"
     stored_rows(*rows)
@@ -313,15 +315,15 @@ def test_a_comparison_says_whose_rows_it_is_of():
     rival = row("b", [14.0] * 3, noise=2)
     stored_row, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
     everything = [stored_row, mine, rival]
-    comparison = compare(mine, rival, everything, [stored_row, mine])
-    assert (comparison.a, comparison.b) == ("a (yours)", "b (yours)")
+    comparison = compare_rows(mine, rival, everything, [stored_row, mine])
+    assert (comparison.label_a, comparison.label_b) == ("a (yours)", "b (yours)")
     other = "'a (yours)' is compared; there is also 'a (stored)', with seeds 0, 1, 2"
     assert comparison.same_label_notes == (other,)
     assert "a (yours)" in describe_verdict(comparison)
-    namesakes = compare(mine, stored_row, everything, [stored_row, mine])
-    assert (namesakes.a, namesakes.b) == ("a (yours)", "a (stored)")
+    namesakes = compare_rows(mine, stored_row, everything, [stored_row, mine])
+    assert (namesakes.label_a, namesakes.label_b) == ("a (yours)", "a (stored)")
     assert not namesakes.same_label_notes
-    same = compare(mine, mine, everything, [stored_row, mine])
+    same = compare_rows(mine, mine, everything, [stored_row, mine])
     assert same.same_label_notes == (other,), "once"
     assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in namesakes.notes)
-    assert compare(stored_row, rival, [stored_row, rival]).a == "a (stored)"
+    assert compare_rows(stored_row, rival, [stored_row, rival]).label_a == "a (stored)"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from ifsl_bench.analysis.comparison import overall_difference
+from ifsl_bench.analysis.comparison import estimate_overall_difference
 from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, RECIPE, split_grid
-from ifsl_bench.analysis.image_variance import ImageEffects, effects_of_images, estimate_image_variance
-from ifsl_bench.analysis.recipe_grid import RECIPES, _cliques, grid_of
+from ifsl_bench.analysis.image_variance import ImageEffects, estimate_image_effects, estimate_image_variance
+from ifsl_bench.analysis.recipe_grid import RECIPES, _find_maximal_cliques, make_recipe_grid
 from ifsl_bench.analysis.session_variance import PARTS, split_variance
 from ifsl_bench.analysis.task_results import ALL_RECIPES, load_results_by_name
 from ifsl_bench.reporting.figures.recipes import draw_recipes
@@ -160,7 +160,7 @@ def test_what_is_alike_in_all_cells_is_told_from_what_differs_by_recipe():
     rng = np.random.default_rng(2)
     order, of_recipe = rng.normal(size=(1, 1, 1, 400, 1)), rng.normal(size=(4, 1, 1, 400, 1))
     shares = split_grid(np.broadcast_to(2 * order + of_recipe, (4, 3, 1, 400, 1)).copy(), draws=100)
-    by_part = shares["order"].by_part
+    by_part = shares["order"].percent_by_grid_part
     assert by_part[ALIKE] == pytest.approx(100 * (4 + 1 / 4) / 5, abs=5)
     assert by_part[RECIPE] == pytest.approx(100 * (3 / 4) / 5, abs=5)
     assert [by_part[CLASSIFIER], by_part[BOTH]] == pytest.approx([0, 0], abs=1e-9)
@@ -175,12 +175,12 @@ def test_a_grid_in_which_nothing_varies_has_no_shares():
 def test_covariances_over_images_are_those_of_pairs(step, models_fixed):
     """Var(a - b) = Var a + Var b - 2 Cov(a, b), where it is not below 0; the coarser groups of images count."""
     rows, seeds = rows_of_images(step), (0, 1, 2)
-    effects = effects_of_images(rows, "acc", seeds, models_fixed)
-    covariance = effects.covariance()
+    effects = estimate_image_effects(rows, "acc", seeds, models_fixed)
+    covariance = effects.estimate_covariance()
     apart = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
     expected = estimate_image_variance(*rows, "acc", seeds, models_fixed)
     assert max(0.0, apart) == pytest.approx(expected.variance)
-    contrast = effects.of_sums(np.array([[1.0, -1.0]])).mean_variance()
+    contrast = effects.effects_on_weighted_sums(np.array([[1.0, -1.0]])).estimate_mean_variance()
     assert (contrast.variance, contrast.degrees_of_freedom) == pytest.approx(
         (expected.variance, expected.degrees_of_freedom)
     )
@@ -206,8 +206,8 @@ def test_cliques_are_those_of_all_subsets():
         subsets = [s for n in range(1, size + 1) for s in itertools.combinations(range(size), n)]
         cliques = {s for s in subsets if all(alike[i, j] for i, j in itertools.combinations(s, 2))}
         expected = sorted(s for s in cliques if not any(set(s) < set(other) for other in cliques))
-        assert _cliques(alike) == expected
-    assert _cliques(np.ones((25, 25), dtype=bool)) == [tuple(range(25))], "without trying all subsets"
+        assert _find_maximal_cliques(alike) == expected
+    assert _find_maximal_cliques(np.ones((25, 25), dtype=bool)) == [tuple(range(25))], "without trying all subsets"
 
 
 def test_cells_are_rows_of_the_table(board, tables):
@@ -233,32 +233,39 @@ def test_cells_are_rows_of_the_table(board, tables):
 
 def test_the_order_of_recipes_is_that_of_paired_comparisons(board):
     """Of each pair that is told apart the difference is significant by itself, too; names are by their means."""
-    grid = grid_of(board)
-    assert [(order.of, order.under) for order in grid.orders] == [
+    grid = make_recipe_grid(board)
+    assert [(order.ordered_factor, order.fixed_name) for order in grid.cell_orders] == [
         *((RECIPES, name) for name in grid.classifiers), *(("classifiers", name) for name in grid.recipes)
     ]  # fmt: skip
-    for order in grid.orders:
+    for order in grid.cell_orders:
         means = [float(row.metric_by_seed("acc").mean()) for row in order.rows]
         assert means == sorted(means, reverse=True)
         for (i, a), (j, b) in itertools.combinations(enumerate(order.rows), 2):
-            gap = overall_difference(a, b, order.rows, "acc")
-            together = any(order.names[i] in group and order.names[j] in group for group in order.groups)
+            gap = estimate_overall_difference(a, b, order.rows, "acc")
+            together = any(
+                order.names[i] in group and order.names[j] in group for group in order.indistinguishable_groups
+            )
             if not together:
                 assert gap.p_value < 0.05
-                assert order.ranks[i].first < order.ranks[j].first or order.ranks[i].last < order.ranks[j].last
+                assert (
+                    order.rank_intervals[i].best_rank < order.rank_intervals[j].best_rank
+                    or order.rank_intervals[i].worst_rank < order.rank_intervals[j].worst_rank
+                )
             if abs(gap.mean) < 0.5 * gap.interval:
                 assert together
 
 
 def test_shares_are_of_the_largest_complete_part(board):
-    (whole,) = grid_of(board).splits
+    (whole,) = make_recipe_grid(board).variance_splits
     assert (set(whole.recipes), set(whole.classifiers)) == ({"ce", "closer", "fact"}, {"ncm", "teen"})
     assert whole.seeds == (0, 1, 2, 3, 4)
-    rows = {cell: grid_of(board).cells[cell] for cell in itertools.product(whole.recipes, whole.classifiers)}
+    rows = {cell: make_recipe_grid(board).cells[cell] for cell in itertools.product(whole.recipes, whole.classifiers)}
     x = np.stack([row.metric_by_sequence("acc", range(5)) for row in rows.values()])
-    images = effects_of_images(list(rows.values()), "acc", range(5), models_fixed=False)
-    assert whole.shares["recipe"].percent == split_grid(x.reshape(3, 2, *x.shape[1:]), images)["recipe"].percent
-    assert ("test images" in whole.shares) == (images is not None)
+    images = estimate_image_effects(list(rows.values()), "acc", range(5), models_fixed=False)
+    assert (
+        whole.share_by_source["recipe"].percent == split_grid(x.reshape(3, 2, *x.shape[1:]), images)["recipe"].percent
+    )
+    assert ("test images" in whole.share_by_source) == (images is not None)
 
 
 def test_recipes_with_several_seeds_are_split_too(tmp_path):
@@ -270,11 +277,11 @@ def test_recipes_with_several_seeds_are_split_too(tmp_path):
         .select_recipes([ALL_RECIPES])
         .select_labels(["ncm", "teen"])
     )
-    whole, several = grid_of(of_task).splits
+    whole, several = make_recipe_grid(of_task).variance_splits
     assert (set(whole.recipes), whole.seeds) == ({"ce", "closer", "fact"}, (0,))
-    assert "seed" not in whole.shares
+    assert "seed" not in whole.share_by_source
     assert (set(several.recipes), several.seeds) == ({"ce", "closer"}, (0, 1, 2, 3, 4))
-    assert several.shares["seed"].variance.value > 0
+    assert several.share_by_source["seed"].variance.value > 0
 
 
 def test_the_command_and_every_format_have_the_same_numbers(tables, results, call):
@@ -320,9 +327,9 @@ def test_in_episodes_the_units_are_episodes(tmp_path, call):
 
 def test_what_is_no_grid_is_one_line(board, results, call):
     with pytest.raises(UserError, match="did you mean 'gacc' or"):
-        grid_of(board, "gac")
+        make_recipe_grid(board, "gac")
     with pytest.raises(UserError, match="there are: none that trains here"):
-        grid_of(load_results_by_name("tiny-features-sessions", Paths.locate(results=results)))
+        make_recipe_grid(load_results_by_name("tiny-features-sessions", Paths.locate(results=results)))
     status, _, err = call("grid", TASK, "--results", str(results), "--recipe", "ce")
     assert (status, err.count("\n")) == (2, 1)
     assert "no classifier of glyphs-sessions is measured under two recipes (there are: ce); make rows with" in err

@@ -12,9 +12,9 @@ from ifsl_bench.analysis.session_variance import (
     PARTS,
     MeanSquare,
     _variance_interval,
+    compute_mean_squares,
     estimate_mean_difference,
     estimate_wrong_sign_chance,
-    mean_squares,
     split_variance,
 )
 from ifsl_bench.analysis.task_results import load_results_by_name
@@ -49,7 +49,7 @@ def test_heavy_tails_leave_fewer_degrees():
     rng, effective = np.random.default_rng(5), dict[str, float]()
     for name, draw in (("normal", rng.normal), ("exponential", rng.exponential)):
         x = draw(size=(1, 4000, 1))
-        effective[name] = mean_squares(x)["order"].effective_degrees_of_freedom
+        effective[name] = compute_mean_squares(x)["order"].effective_degrees_of_freedom
     assert effective["normal"] > 0.85 * 3999
     assert effective["exponential"] == pytest.approx(3999 / (1 + 6 / 2), rel=0.3)
 
@@ -124,11 +124,11 @@ def test_the_chance_of_a_wrong_sign():
     deviations, mean = (0.3, 0.5, 0.4, 0.2, 0.3), 0.6
     truth = stats.norm.cdf(-mean / np.sqrt(np.square(deviations).sum()))
     cases = [estimate_wrong_sign_chance(simulated(rng, (5, 60, 4), deviations, mean)) for _ in range(300)]
-    assert np.mean([case.low <= truth <= case.high for case in cases]) > 0.91
+    assert np.mean([case.lower_limit <= truth <= case.upper_limit for case in cases]) > 0.91
     assert np.mean([case.chance for case in cases]) == pytest.approx(truth, abs=0.02)
     assert np.mean([case.observed_share for case in cases]) == pytest.approx(truth, abs=0.02)
     none = estimate_wrong_sign_chance(simulated(rng, (5, 60, 4), deviations, 0.0))
-    assert none.high == 0.5
+    assert none.upper_limit == 0.5
     assert estimate_wrong_sign_chance(np.ones((2, 3, 2))).chance == 0
     tied = np.array([[[1.0], [0.0], [2.0], [-1.0]]])
     assert estimate_wrong_sign_chance(tied).observed_share == (1 + 0.5) / 4

@@ -26,7 +26,7 @@ from ifsl_bench.backbones.features import compute_features
 from ifsl_bench.backbones.networks import make_backbone, make_head, to_channels_last
 from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build_dataset
 from ifsl_bench.experiments.job import with_recipe
@@ -240,7 +240,7 @@ def test_import(benchmark, tmp_path, kind):
     home, count = Paths.locate(tmp_path / "home"), loky.cpu_count()
     times: list[tuple[float, float]] = []
     for _ in range(1 if benchmark.disabled else ROUNDS + 1):
-        ours = seconds(lambda: prepare(home, "photos", path, True, Reporter(), own=OwnOptions(size=64)))
+        ours = seconds(lambda: prepare_dataset(home, "photos", path, True, Reporter(), own=OwnOptions(size=64)))
         peers = [
             subprocess.Popen([sys.executable, "-c", DECODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             for _ in range(count)

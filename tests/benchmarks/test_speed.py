@@ -170,7 +170,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
 
 def test_rendering(benchmark):
     """Goal: about 35,000 images in under a minute on two cores."""
-    letter, indices = glyphs.all_letters()[0], np.arange(100)
+    letter, indices = glyphs.read_all_letters()[0], np.arange(100)
     benchmark(glyphs.render_images, letter, indices)
     if benchmark.stats:
         note(benchmark, images_per_second_on_one_core=len(indices) / benchmark.stats["mean"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.data.pools import Pool
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -32,6 +32,6 @@ def of_class(pool: Pool, name: str) -> np.ndarray:
 def refused(home: Paths, name: str, path: Path, message: str, **options: Any) -> str:
     """Holds that a data set cannot be prepared and is not there then; returns what is said."""
     with pytest.raises(UserError, match=message) as caught:
-        prepare(home, name, path, False, Reporter(), **options)
+        prepare_dataset(home, name, path, False, Reporter(), **options)
     assert not (home.data / name).exists()
     return str(caught.value)

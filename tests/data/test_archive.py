@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.data.read.archive import Entry, file_kind, open_tree
+from ifsl_bench.data.read.archive import Entry, describe_file_kind, open_tree
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import sha256_json
 from ifsl_bench.utils.limits import ARCHIVE_MEMBERS
@@ -94,9 +94,9 @@ def test_every_kind_holds_the_same_files(kind, tmp_path):
     path = MAKERS[kind](tmp_path / "data", FILES)
     with open_tree(path) as tree:
         assert tree.entries == [Entry(name, len(FILES[name])) for name in sorted(FILES)]
-        entries = [tree.by_path[name] for name in ("top/b/ä ö.png", "top/a/a_10.JPEG", "top/a/a_2.JPEG")]
+        entries = [tree.entry_by_path[name] for name in ("top/b/ä ö.png", "top/a/a_10.JPEG", "top/a/a_2.JPEG")]
         for entry in entries:
-            assert tree.read(entry) == FILES[entry.path]
+            assert tree.read_bytes(entry) == FILES[entry.path]
             with tree.open(entry) as file:
                 assert file.read(7) + file.read() == FILES[entry.path]
         assert tree.find_by_name("a_2.JPEG").path == "top/a/a_2.JPEG"
@@ -115,8 +115,8 @@ def test_every_kind_holds_the_same_files(kind, tmp_path):
 def test_random_reading_from_several_threads(kind, tmp_path):
     files = {f"top/a/a_{i}.JPEG": bytes([i]) * (i * 777) for i in range(60)}
     with open_tree(MAKERS[kind](tmp_path / "data", files)) as tree, ThreadPoolExecutor(8) as pool:
-        entries = [tree.by_path[name] for _ in range(5) for name in files]
-        for entry, content in zip(entries, pool.map(tree.read, entries), strict=True):
+        entries = [tree.entry_by_path[name] for _ in range(5) for name in files]
+        for entry, content in zip(entries, pool.map(tree.read_bytes, entries), strict=True):
             assert content == files[entry.path]
 
 
@@ -128,9 +128,9 @@ def test_links_in_folders_are_followed_but_not_in_circles(tmp_path):
     (tmp_path / "tree" / "broken.png").symlink_to(tmp_path / "nowhere")
     with open_tree(tmp_path / "tree") as tree:
         assert tree.entries == [Entry("broken.png", 0, is_broken_link=True), Entry("linked/1.png", 1)]
-        assert tree.read(tree.entries[1]) == b"1"
+        assert tree.read_bytes(tree.entries[1]) == b"1"
         with pytest.raises(UserError, match=r"cannot read .*broken\.png: No such file"):
-            tree.read(tree.entries[0])
+            tree.read_bytes(tree.entries[0])
         assert tree.content_hashes() == tree.content_hashes()
         assert tree.identity_hash() == tree.identity_hash()
 
@@ -194,7 +194,7 @@ def test_an_entry_is_found_again_after_the_archive_was_read(tmp_path):
 def test_what_is_no_archive_is_called_what_it_is(content, words, tmp_path):
     path = tmp_path / "tiny-imagenet-200.zip"
     path.write_bytes(content)
-    assert words in file_kind(content)
+    assert words in describe_file_kind(content)
     with pytest.raises(UserError, match=r"tiny-imagenet-200\.zip is neither a folder nor a zip or tar") as error:
         open_tree(path)
     assert words in str(error.value)
@@ -216,7 +216,7 @@ def test_encrypted_files_are_said_to_be(tmp_path):
         content[content.index(start) + offset] |= 1
     path.write_bytes(content)
     with open_tree(path) as tree, pytest.raises(UserError, match="encrypted"):
-        tree.read(tree.entries[0])
+        tree.read_bytes(tree.entries[0])
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar of tars", "tar.gz", "tar.bz2", "tar.xz"])
@@ -236,9 +236,9 @@ def test_damaged_content_in_a_zip_archive_is_named(kind, tmp_path):
     path = MAKERS[kind](tmp_path / "data", files)
     spoil(path, path.read_bytes().index(b"top/bad.JPEG") + 1000)
     with open_tree(path) as tree:
-        assert tree.read(tree.by_path["top/good.JPEG"]) == files["top/good.JPEG"]
+        assert tree.read_bytes(tree.entry_by_path["top/good.JPEG"]) == files["top/good.JPEG"]
         with pytest.raises(UserError, match=r"cannot read top/bad\.JPEG in .*data: its content is damaged"):
-            tree.read(tree.by_path["top/bad.JPEG"])
+            tree.read_bytes(tree.entry_by_path["top/bad.JPEG"])
 
 
 @pytest.mark.slow("a long list is made and read")

@@ -18,18 +18,18 @@ from PIL import Image
 from torchvision.datasets import CIFAR100
 
 from ifsl_bench.data.pools import open_dataset, verify_checksums
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.published_splits import read_mapping_of_columns
 from ifsl_bench.data.sets import cifar
-from ifsl_bench.data.source import Count
+from ifsl_bench.data.source import PoolSize
 from tests.data.helpers import of_class, refused
 
 SIDES = read_mapping_of_columns("cifar-fs.csv", "class", "split")
 NAMES = sorted(SIDES)  # as CIFAR-100 numbers them
 PER = {"train": 9, "test": 3}  # images of a class in each of the two files
 COUNTS = {
-    "base/train": Count(64, 64 * 9), "base/val": Count(64, 64), "base/test": Count(64, 64 * 2),
-    "novel/val": Count(16, 16 * 12), "novel/test": Count(20, 20 * 12),
+    "base/train": PoolSize(64, 64 * 9), "base/val": PoolSize(64, 64), "base/test": PoolSize(64, 64 * 2),
+    "novel/val": PoolSize(16, 16 * 12), "novel/test": PoolSize(20, 20 * 12),
 }  # fmt: skip
 
 
@@ -115,11 +115,11 @@ def test_known_classes_lie_where_the_paper_has_them():
 
 
 def test_the_official_files_make_the_pools(home, tmp_path, python2, small, messages):
-    dataset = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2), False, messages)
+    dataset = prepare_dataset(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2), False, messages)
     check(dataset)
     verify_checksums(dataset)
     assert dataset.shape == (32, 32, 3)
-    assert not dataset.partial
+    assert not dataset.is_partial
     assert messages.warned == []
     assert any("Python version of CIFAR-100" in line for line in messages.said)
 
@@ -129,7 +129,7 @@ def test_images_that_repeat_another_are_named_by_file_and_row(home, tmp_path, py
     labels = {part: content[part]["fine_labels"] for part in PER}
     apple, baby = labels["train"].index(NAMES.index("apple")), labels["test"].index(NAMES.index("baby"))
     content["test"]["data"][baby] = content["train"]["data"][apple]
-    dataset = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2, content), False, messages)
+    dataset = prepare_dataset(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2, content), False, messages)
     assert dataset.manifest["about"]["duplicates"]["first"] == [[f"train[{apple}]", f"test[{baby}]"]]
     assert "1 image equal to another one pixel by pixel, 1 in another pool and 1 on another side" in messages.warned[0]
 
@@ -165,11 +165,11 @@ def test_a_missing_file_and_two_copies_are_said(home, tmp_path, python2):
 
 
 def test_png_files_make_the_same_data_set(home, tmp_path, python2, small, messages):
-    whole = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2), False, messages)
-    pngs = prepare(home, "cifar-fs", write_pngs(tmp_path / "images"), True, messages)
+    whole = prepare_dataset(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2), False, messages)
+    pngs = prepare_dataset(home, "cifar-fs", write_pngs(tmp_path / "images"), True, messages)
     assert pngs.fingerprint == whole.fingerprint
     assert any("CIFAR-100 as PNG files" in line for line in messages.said)
-    assert not pngs.partial
+    assert not pngs.is_partial
     assert messages.warned == []
 
 
@@ -177,14 +177,16 @@ def test_png_files_make_the_same_data_set(home, tmp_path, python2, small, messag
 def test_png_files_in_other_folders_make_it_too(home, tmp_path, small, messages):
     """Below folders of superclasses in a zip archive; and with the folders spelled otherwise."""
     nested = write_pngs(tmp_path / "nested" / "cifar100", "{part}/vehicles_1/{name}")
-    check(prepare(home, "cifar-fs", Path(shutil.make_archive(str(nested), "zip", nested.parent)), False, messages))
+    check(
+        prepare_dataset(home, "cifar-fs", Path(shutil.make_archive(str(nested), "zip", nested.parent)), False, messages)
+    )
     folder = write_pngs(tmp_path / "spelled", "{part}")
     for path in [*folder.glob("*/*.png")]:
         part, name = {"train": "Training", "test": "val"}[path.parent.name], path.name.partition("_s_")[0]
         target = folder / "images" / part / name.replace("_", " ").title() / f"{path.stem}.PNG"
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
-    check(prepare(home, "cifar-fs", folder, True, messages))
+    check(prepare_dataset(home, "cifar-fs", folder, True, messages))
 
 
 def test_png_files_that_are_missing_are_counted_by_class(home, tmp_path, small, messages):
@@ -201,8 +203,8 @@ def test_png_files_that_are_missing_are_counted_by_class(home, tmp_path, small, 
     shutil.copy(next((folder / "train" / "wolf").iterdir()), extra)
     refused(home, "cifar-fs", folder, r"has 1 classes that are not CIFAR-100's \(train/unicorn\)", allow_partial=True)
     shutil.rmtree(extra.parent)
-    dataset = prepare(home, "cifar-fs", folder, False, messages, allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "cifar-fs", folder, False, messages, allow_partial=True)
+    assert dataset.is_partial
     assert [len(of_class(dataset.pool("novel/test"), name)) for name in ("baby", "bed")] == [9, 12]
     assert "missing are 7 of CIFAR-100's 1,200 images: 4 of train/wolf, 3 of test/baby" in messages.warned
 
@@ -234,7 +236,7 @@ def test_it_is_downloaded_checked_and_made_and_nothing_else_stays(served, small,
     assert "then: ifsl-bench data prepare cifar-fs --from PATH" in err
     monkeypatch.setattr(CIFAR100, "tgz_md5", hashlib.md5((served / CIFAR100.filename).read_bytes()).hexdigest())
     with monkeypatch.context() as patch:
-        patch.setattr(cifar, "POOL_COUNTS", COUNTS | {"novel/test": Count(1, 1)})
+        patch.setattr(cifar, "POOL_COUNTS", COUNTS | {"novel/test": PoolSize(1, 1)})
         assert call(*prepare_it)[0] == 2
     shutil.move(served / CIFAR100.filename, served / "moved")
     status, out, err = call(*prepare_it)

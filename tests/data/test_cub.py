@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.published_splits import read_rows
 from ifsl_bench.data.sets import cub
-from ifsl_bench.data.source import Count
+from ifsl_bench.data.source import PoolSize
 from tests.data.helpers import of_class, refused
 from tests.data.test_archive import add_files
 
@@ -22,8 +22,8 @@ LISTED = list(read_rows("cub.csv"))
 SIDES = {row["class"]: row["split"] for row in LISTED}
 EACH = 10
 COUNTS = {
-    "base/train": Count(100, 800), "base/val": Count(100, 100), "base/test": Count(100, 100),
-    "novel/val": Count(50, 500), "novel/test": Count(50, 500),
+    "base/train": PoolSize(100, 800), "base/val": PoolSize(100, 100), "base/test": PoolSize(100, 100),
+    "novel/val": PoolSize(50, 500), "novel/test": PoolSize(50, 500),
 }  # fmt: skip
 
 
@@ -118,9 +118,9 @@ def check(dataset, size: int) -> None:
     ids=["archive", "folder", "its images alone"],
 )  # fmt: skip
 def test_the_download_makes_the_pools(name, size, source, archive, unpacked, home, small, messages):
-    dataset = prepare(home, name, source(archive, unpacked), False, messages)
+    dataset = prepare_dataset(home, name, source(archive, unpacked), False, messages)
     check(dataset, size)
-    assert not dataset.partial
+    assert not dataset.is_partial
     assert any("photographs of CUB-200-2011" in line for line in messages.said)
 
 
@@ -132,7 +132,7 @@ def test_whole_photographs_are_stretched(tmp_path, home, messages):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(count):
             image.save(tmp_path / "images" / name / f"a_{number}.jpg", quality=95)
-    dataset = prepare(home, "cub", tmp_path / "images", False, messages, allow_partial=True)
+    dataset = prepare_dataset(home, "cub", tmp_path / "images", False, messages, allow_partial=True)
     first = dataset.pool("base/train").images[0][:, :, 0].astype(int)
     assert (first[:, :18] < 40).all()  # a quarter of 84 is 21
     assert (first[:, 24:] > 215).all()

@@ -33,7 +33,7 @@ def test_every_data_set_every_task_and_a_command_for_each_importer_are_in_the_do
     assert {*OURS, *tasks, *(task.dataset.name for task in tasks.values())} <= ticked(DOCUMENT)
     for name in OURS:
         shown = any(command.startswith(f"data prepare {name} --from ") for command in COMMANDS)
-        assert shown or not datasets.dataset_source(name).layouts, name
+        assert shown or not datasets.find_dataset_source(name).layouts, name
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -95,7 +95,7 @@ def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
     ],
 )
 def test_counts_are_those_that_imports_are_held_against(name, title, column):
-    _, counts = datasets.dataset_source(name).expected_shape_and_counts()
+    _, counts = datasets.find_dataset_source(name).expected_shape_and_counts()
     assert counts_in(title, column) == {pool: (count.classes, count.images) for pool, count in counts.items()}
 
 

@@ -80,13 +80,15 @@ def used(made, tmp_path, monkeypatch):
     root, *rest = made
     monkeypatch.setattr(embedded, "FEATURES_FOLDER", root / "features")
     monkeypatch.setattr(pretrained, "PACKAGED_FOLDERS", (root / "weights",))
-    names, source = registry.registered_entry_points, datasets.dataset_source
+    names, source = registry.registered_entry_points, datasets.find_dataset_source
     monkeypatch.setattr(
         registry,
         "registered_entry_points",
         lambda group: names(group) | ({"embedded": None} if group == registry.DATASET_GROUP else {}),
     )
-    monkeypatch.setattr(datasets, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
+    monkeypatch.setattr(
+        datasets, "find_dataset_source", lambda name: _Named(name) if name == "embedded" else source(name)
+    )
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(root)
     return Paths.locate(tmp_path / "home"), *rest

@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import save_file
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.arrays import npz_arrays
-from ifsl_bench.data.sets.feature_files import mean_cosine
-from ifsl_bench.data.suggested_tasks import infeasible_tasks
+from ifsl_bench.data.preparing.prepare import prepare_dataset
+from ifsl_bench.data.read.arrays import read_npz_arrays
+from ifsl_bench.data.sets.feature_files import mean_cosine_similarity
+from ifsl_bench.data.suggested_tasks import list_infeasible_tasks
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.variants import Change, apply_change
 from ifsl_bench.utils.progress import Reporter
@@ -61,8 +61,8 @@ def numbers(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     ],
 )
 def test_every_way_to_write_them_makes_the_same_data_set(suffix, label, features_folder, home):
-    first = prepare(home, "first", features_folder, False, Reporter())
-    again = prepare(home, "again", saved_as(features_folder, suffix, label), False, Reporter())
+    first = prepare_dataset(home, "first", features_folder, False, Reporter())
+    again = prepare_dataset(home, "again", saved_as(features_folder, suffix, label), False, Reporter())
     assert again.fingerprint == first.fingerprint
 
 
@@ -77,7 +77,7 @@ def test_numbers_of_every_width_are_those_that_torch_reads(kind, suffix, feature
         torch.save({**content, "features": wide[:, 1::2]}, path)  # with the strides of a part
     else:
         save_file(content, path)
-    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    pool = prepare_dataset(home, "mine", features_folder, False, Reporter()).pool("novel/test")
     order = np.argsort(content["labels"].numpy(), kind="stable")
     np.testing.assert_array_equal(pool.images, content["features"].float().numpy()[order])
 
@@ -87,7 +87,7 @@ def test_arrays_of_numpy_in_a_pt_file_are_read(kind, features_folder, home):
     features, labels = np.random.default_rng(0).normal(size=(60, 16)), (np.arange(60) // 12 + 250).astype(kind)
     (features_folder / "novel-test.npz").unlink()
     torch.save({"features": features, "labels": labels}, features_folder / "novel-test.pt")
-    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    pool = prepare_dataset(home, "mine", features_folder, False, Reporter()).pool("novel/test")
     np.testing.assert_array_equal(pool.images, features.astype(np.float32))
 
 
@@ -254,15 +254,15 @@ def test_narrow_floats_and_other_suffixes_are_read(kind, suffix, features_folder
     (features_folder / "novel-test.npz").unlink()
     content = {"features": torch.randn(60, 16).to(kind), "labels": torch.arange(60) // 12 + 900}
     (save_file if suffix == ".safetensors" else torch.save)(content, features_folder / f"novel-test{suffix}")
-    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    pool = prepare_dataset(home, "mine", features_folder, False, Reporter()).pool("novel/test")
     np.testing.assert_array_equal(pool.images, content["features"].float().numpy())
 
 
 def test_names_of_files_may_have_underscores_and_capitals(features_folder, home):
-    first = prepare(home, "first", features_folder, False, Reporter())
+    first = prepare_dataset(home, "first", features_folder, False, Reporter())
     for path in features_folder.iterdir():
         path.rename(features_folder / path.name.replace("-", "_").title())
-    assert prepare(home, "again", features_folder, False, Reporter()).fingerprint == first.fingerprint
+    assert prepare_dataset(home, "again", features_folder, False, Reporter()).fingerprint == first.fingerprint
     shutil.copy(features_folder / "Base_Val.Npz", features_folder / "base-val.npz")
     refused(home, "mine", features_folder, "holds Base_Val.Npz and base-val.npz; leave one of them there")
 
@@ -286,11 +286,11 @@ def test_features_whose_squares_float32_cannot_hold_are_refused(scale, factor, f
         with np.load(path) as file:
             content = {"features": file["features"] * 2.0**power, "labels": file["labels"]}
         np.savez(path, **content)
-    prepare(home, "mine", features_folder, False, Reporter())
+    prepare_dataset(home, "mine", features_folder, False, Reporter())
 
 
 def test_rows_of_features_are_not_called_images(features_folder, home, messages):
-    dataset = prepare(home, "mine", features_folder, False, messages)
+    dataset = prepare_dataset(home, "mine", features_folder, False, messages)
     count = sum(len(dataset.pool(name)) for name in POOLS)
     (line,) = (line for line in messages.said if "MB/s written" in line)
     assert line.startswith(f"mine: {count:,} features, ")
@@ -312,7 +312,7 @@ def test_cosines_of_all_features_that_are_read_are_those_of_float64(exponent, fe
     with np.load(path) as file:
         features, labels = np.ldexp(file["features"].astype(np.float64), exponent), file["labels"]
     np.savez(path, features=features, labels=labels)
-    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    pool = prepare_dataset(home, "mine", features_folder, False, Reporter()).pool("novel/test")
     order = np.argsort(labels, kind="stable")
 
     def nearest(rows: np.ndarray) -> np.ndarray:
@@ -334,16 +334,16 @@ def test_accents_may_be_written_in_two_ways(features_folder, home, messages):
             np.savez(path, features=features, labels=np.array(labels))
 
     written({})
-    first = prepare(home, "first", features_folder, False, messages)
+    first = prepare_dataset(home, "first", features_folder, False, messages)
     written({"base-val": ("NFD", "NFD")})
-    assert prepare(home, "again", features_folder, False, messages).fingerprint == first.fingerprint
+    assert prepare_dataset(home, "again", features_folder, False, messages).fingerprint == first.fingerprint
     assert not messages.warned
     written({"base-train": ("NFC", "NFD")})
-    assert prepare(home, "mixed", features_folder, False, messages).fingerprint == first.fingerprint
+    assert prepare_dataset(home, "mixed", features_folder, False, messages).fingerprint == first.fingerprint
     (warning,) = messages.warned
     assert "base-train.npz: 8 of 16 labels differ from others only in how Unicode writes accents" in warning
     written({"novel-test": ("NFD", "NFD")})
-    prepare(home, "apart", features_folder, False, messages)
+    prepare_dataset(home, "apart", features_folder, False, messages)
     written({"novel-test": ("NFD", "NFD"), "novel-val": ("NFC", "NFC")})
     with np.load(features_folder / "novel-test.npz") as file:
         content = {"features": file["features"], "labels": np.char.replace(file["labels"], "300", "3")}
@@ -360,7 +360,7 @@ def test_rows_that_repeat_and_rows_of_zeros_are_counted(features_folder, home, m
     features[:7] = 0
     np.savez(features_folder / "base-train.npz", features=features, labels=labels)
     np.savez(features_folder / "base-test.npz", features=features[5:], labels=labels[5:])
-    prepare(home, "mine", features_folder, False, messages)
+    prepare_dataset(home, "mine", features_folder, False, messages)
     repeated, zeros = messages.warned
     assert f"{len(labels) - 7} rows equal to another one number by number" in repeated
     assert f"{len(labels) - 7} in another pool and 0 on another side" in repeated
@@ -375,22 +375,22 @@ def test_rows_that_repeat_within_their_pool_too_are_counted_in_another(features_
             own, labels = file["features"], file["labels"]
         own[:4] = features[row]
         np.savez(features_folder / f"{name}.npz", features=own, labels=labels)
-    prepare(home, "mine", features_folder, False, messages)
+    prepare_dataset(home, "mine", features_folder, False, messages)
     (warning,) = messages.warned
     assert "11 rows equal to another one number by number, 8 in another pool and 4 on" in warning
 
 
 def test_fewer_sessions_are_suggested_only_where_they_can_be_drawn(tmp_path, write_features, home, messages):
     counts = {"base": 8, "novel/train": 9, "novel/val": 7, "novel/test": 6}
-    dataset = prepare(home, "mine", write_features(tmp_path / "f", classes=counts), False, messages)
+    dataset = prepare_dataset(home, "mine", write_features(tmp_path / "f", classes=counts), False, messages)
     (line,) = (line for line in messages.said if "mine-sessions is left out" in line)
     options = re.search(r"--task mine-5shot --sessions 2 --ways (\d+) --queries (\d+)$", line)
     assert options, line
     task = load_tasks("mine-5shot", home=home)[0]
     ways, queries = int(options[1]), int(options[2])
     assert ways == 3
-    assert infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways, queries=queries))]) == []
-    assert len(infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways))])) == 1
+    assert list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways, queries=queries))]) == []
+    assert len(list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways))])) == 1
 
 
 def test_large_features_are_reported_before_a_classifier_fails_on_them(features_folder, home, messages):
@@ -398,31 +398,31 @@ def test_large_features_are_reported_before_a_classifier_fails_on_them(features_
         with np.load(path) as file:
             content = {"features": file["features"] * 64, "labels": file["labels"]}
         np.savez(path, **content)
-    prepare(home, "mine", features_folder, False, messages)
+    prepare_dataset(home, "mine", features_folder, False, messages)
     (warning,) = messages.warned
     assert "multiply the features of all files by one number, such as 2.0**-6" in warning
 
 
 def test_sessions_out_of_reach_name_options_that_suffice(tmp_path, write_features, home, messages):
     counts = {"base": 8, "novel/train": 9, "novel/val": 7, "novel/test": 10}
-    dataset = prepare(home, "mine", write_features(tmp_path / "f", classes=counts), False, messages)
+    dataset = prepare_dataset(home, "mine", write_features(tmp_path / "f", classes=counts), False, messages)
     (line,) = (line for line in messages.said if "mine-sessions is out of reach" in line)
     # Sessions have as many queries as a base class has images in base/test, 14; so many has a novel class in all.
     assert "need 19 images of a novel class (5 shots + 14 queries)" in line
     assert "within reach with --queries 9; it is left out" in line
     assert "--task mine-5shot --sessions 2" in line
     task = load_tasks("mine-5shot", home=home)[0]
-    assert infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=9))]) == []
-    assert len(infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=10))])) == 1
+    assert list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=9))]) == []
+    assert len(list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=10))])) == 1
 
 
 def test_less_is_taken_where_it_suffices_or_is_allowed(features_folder, home, messages):
     for part in ("val", "test"):
         keep(features_folder / f"base-{part}.npz", lambda y: np.arange(len(y)) % 3 > 0)
-    assert not prepare(home, "fewer", features_folder, False, messages).partial
+    assert not prepare_dataset(home, "fewer", features_folder, False, messages).is_partial
     keep(features_folder / "novel-val.npz", lambda y: y < 204)
     refused(home, "mine", features_folder, "make smaller episodes, of a task file of your own, or add --allow-partial")
-    assert prepare(home, "mine", features_folder, False, messages, allow_partial=True).partial
+    assert prepare_dataset(home, "mine", features_folder, False, messages, allow_partial=True).is_partial
     assert any("novel/val has 4" in line for line in messages.warned)
 
 
@@ -462,13 +462,13 @@ def test_a_data_set_of_features_has_tasks_and_they_run(features_folder, home, ca
 
 
 def test_features_on_one_side_of_the_origin_are_told(features_folder, home, messages):
-    prepare(home, "centred", features_folder, False, messages)
+    prepare_dataset(home, "centred", features_folder, False, messages)
     assert not messages.warned
     for path in features_folder.glob("*.npz"):
         with np.load(path) as file:
             content = {"features": file["features"] + 3, "labels": file["labels"]}
         np.savez(path, **content)
-    prepare(home, "aside", features_folder, False, messages)
+    prepare_dataset(home, "aside", features_folder, False, messages)
     (warning,) = messages.warned
     assert "not centred" in warning
     assert "Delta_a near -90" in warning
@@ -479,8 +479,8 @@ def test_the_mean_cosine_is_that_of_all_pairs():
     rows[3] = 0
     units = [row / max(np.linalg.norm(row), 1e-12) for row in rows]
     pairs = [float(a @ b) for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
-    assert mean_cosine(rows) == pytest.approx(np.mean(pairs), abs=5.1e-5)  # four decimals
-    assert mean_cosine(rows[:1]) == 0
+    assert mean_cosine_similarity(rows) == pytest.approx(np.mean(pairs), abs=5.1e-5)  # four decimals
+    assert mean_cosine_similarity(rows[:1]) == 0
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
@@ -510,7 +510,7 @@ def test_arrays_of_every_order_and_packing_are_read_as_numpy_reads_them(method, 
             np.save(buffer, array)
             archive.writestr(f"{name}.npy", buffer.getvalue())
     out.seek(0)
-    result = npz_arrays(out, "x.npz", *arrays)
+    result = read_npz_arrays(out, "x.npz", *arrays)
     for name, array in arrays.items():
         assert result[name].dtype == array.dtype
         assert (result[name] == array).all()

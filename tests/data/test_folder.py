@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data import suggested_tasks as own_task
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides
 from ifsl_bench.protocols.tasks.task_files import own_tasks
 from ifsl_bench.utils.errors import UserError
@@ -52,10 +52,10 @@ def test_split_by_a_file(tmp_path, home):
     sides = {name: "base" if i < 13 else "val" if i < 18 else "test" for i, name in enumerate(BIRDS)}
     split = write_split(tmp_path / "split.csv", sides | dict.fromkeys(more, "train"))
     source = write_birds(tmp_path / "photos", [*BIRDS, *more])
-    dataset = prepare(home, "birds", source, False, Reporter(), own=OwnOptions(split, size=32))
+    dataset = prepare_dataset(home, "birds", source, False, Reporter(), own=OwnOptions(split, size=32))
     assert dataset.shape == (32, 32, 3)
-    assert not dataset.has("novel/train")
-    assert not dataset.partial
+    assert not dataset.has_pool("novel/train")
+    assert not dataset.is_partial
     base = [*BIRDS[:13], *more]  # in natural order: bird 101 after bird 13
     for name, classes, indices in (
         ("base/train", base, range(10)), ("base/val", base, [10]), ("base/test", base, [11]),
@@ -128,7 +128,7 @@ def test_thirty_classes_have_sessions_and_the_division_is_reported(tmp_path, hom
         (folder / f"class {number}").mkdir(parents=True)
         for i in range(20):
             Image.new("L", (16, 16), (number * 7 + i) % 256).save(folder / f"class {number}" / f"{i}.png")
-    prepare(home, "mine", folder, False, messages, own=OwnOptions(size=16))
+    prepare_dataset(home, "mine", folder, False, messages, own=OwnOptions(size=16))
     assert any(
         "15 on base, 5 on novel/val, 10 on novel/test; novel/test has 10 in place of 6, for two sessions of 5" in line
         for line in messages.said
@@ -185,8 +185,8 @@ def test_what_is_missing_needs_consent(tmp_path, home):
     options = OwnOptions(write_split(tmp_path / "split.csv", sides), size=16)
     refused(home, "birds", source, r"1 of 24 classes in .*split\.csv have no images in .*photos: bird 9\.", own=options)
     (source / "bird 9").mkdir()
-    dataset = prepare(home, "birds", source, False, Reporter(), allow_partial=True, own=options)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "birds", source, False, Reporter(), allow_partial=True, own=options)
+    assert dataset.is_partial
     assert "bird 8 (5)" in dataset.manifest["about"]["missing"][1]
     assert not {"bird 8", "bird 9"} & set(dataset.pool("novel/train").classes)
 
@@ -215,13 +215,13 @@ def test_wrong_layouts_are_named(tmp_path, make, message, home):
 
 def test_other_settings_do_not_replace_a_data_set_silently(tmp_path, home, messages):
     source = write_birds(tmp_path / "photos", images=20)
-    first = prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
-    again = prepare(home, "birds", source, False, messages, own=OwnOptions(size=16, split_seed=0))
+    first = prepare_dataset(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+    again = prepare_dataset(home, "birds", source, False, messages, own=OwnOptions(size=16, split_seed=0))
     assert again.fingerprint == first.fingerprint
     assert any("prepared already" in line for line in messages.said)
     with pytest.raises(UserError, match="with other settings; --force replaces it"):
-        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=1))
-    second = prepare(home, "birds", source, True, Reporter(), own=OwnOptions(size=16, split_seed=1))
+        prepare_dataset(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=1))
+    second = prepare_dataset(home, "birds", source, True, Reporter(), own=OwnOptions(size=16, split_seed=1))
     assert second.fingerprint != first.fingerprint
 
 
@@ -229,14 +229,14 @@ def test_a_seed_divides_other_than_folders_do(tmp_path, home):
     source = tmp_path / "photos"
     for side, names in (("train", BIRDS[:14]), ("val", BIRDS[14:19]), ("test", BIRDS[19:])):
         write_birds(source / side, names, images=20)
-    prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+    prepare_dataset(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
     with pytest.raises(UserError, match="with other settings; --force replaces it"):
-        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=0))
+        prepare_dataset(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=0))
     with pytest.raises(UserError, match="say where its files are with --from PATH"):
-        prepare(home, "birds", None, True, Reporter())
-    prepare(home, "birds", source, True, Reporter(), own=OwnOptions(size=16, split_seed=0))
+        prepare_dataset(home, "birds", None, True, Reporter())
+    prepare_dataset(home, "birds", source, True, Reporter(), own=OwnOptions(size=16, split_seed=0))
     with pytest.raises(UserError, match="with other settings; --force replaces it"):
-        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+        prepare_dataset(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
 
 
 def test_names_that_are_not_utf8_are_refused(tmp_path, home):

@@ -16,7 +16,7 @@ from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import spoil
 from tests.tools import derive_letters as derive
 
-LETTERS = glyphs.all_letters()
+LETTERS = glyphs.read_all_letters()
 SAMPLE = LETTERS[::7]
 
 # Of `sample()`. A change of it is a change of the data set: every stored result stands on these bytes.
@@ -51,16 +51,16 @@ def test_every_letter_shows_in_every_face() -> None:
 
 
 def test_recipe_follows_what_determines_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = glyphs.recipe()
+    before = glyphs.compute_recipe_digest()
     assert len(before) == 64
     monkeypatch.setattr(drawing, "STYLE", drawing.Style(shear=7))
-    glyphs.recipe.cache_clear()
+    glyphs.compute_recipe_digest.cache_clear()
     try:
-        assert glyphs.recipe() != before
+        assert glyphs.compute_recipe_digest() != before
     finally:
         monkeypatch.undo()
-        glyphs.recipe.cache_clear()
-    assert glyphs.recipe() == before
+        glyphs.compute_recipe_digest.cache_clear()
+    assert glyphs.compute_recipe_digest() == before
 
 
 IDENTITY = np.array([[[1 << 14, 0], [0, 1 << 14]]])
@@ -73,7 +73,7 @@ def square(low: int, high: int) -> list[tuple[int, int]]:
 
 def fill(outline: Outline, size: int, side: int) -> np.ndarray:
     sizes = np.array([size * drawing.PIXEL])
-    return drawing.pixel_coverage([outline], IDENTITY, sizes, CENTRE, side)[0]
+    return drawing.compute_pixel_coverage([outline], IDENTITY, sizes, CENTRE, side)[0]
 
 
 @pytest.mark.parametrize("face", ["DejaVuSans", "DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic"])
@@ -88,13 +88,13 @@ def test_letters_agree_with_freetype_and_agg(face: str) -> None:
     generator = np.random.default_rng(5)
     worst = 0.0
     for letter in "AgQ8ßÆЖჟФ":
-        if ord(letter) not in fonts.open_face(face).getBestCmap():
+        if ord(letter) not in fonts.open_font_face(face).getBestCmap():
             continue
         linear = np.eye(2) + generator.uniform(-0.25, 0.25, (2, 2))
         matrix = np.round(linear * (1 << 14)).astype(np.int64)
         size = int(generator.integers(18, 29))
-        ours = drawing.pixel_coverage(
-            [fonts.letter_outline(face, ord(letter))], matrix[None], np.array([size * drawing.PIXEL]), CENTRE, 32
+        ours = drawing.compute_pixel_coverage(
+            [fonts.make_letter_outline(face, ord(letter))], matrix[None], np.array([size * drawing.PIXEL]), CENTRE, 32
         )[0]
 
         path = TextPath((0, 0), letter, size=100, prop=prop)
@@ -118,15 +118,15 @@ def test_a_differing_font_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         shutil.copy(fonts.font_directory() / f"{face}.ttf", tmp_path)
     spoil(tmp_path / "DejaVuSans.ttf", 1000)
     monkeypatch.setattr(fonts, "font_directory", lambda: tmp_path)
-    fonts.open_face.cache_clear()
+    fonts.open_font_face.cache_clear()
     try:
-        fonts.open_face("DejaVuSerif")
+        fonts.open_font_face("DejaVuSerif")
         with pytest.raises(UserError, match=r"DejaVuSans\.ttf has SHA-256"):
-            fonts.open_face("DejaVuSans")
+            fonts.open_font_face("DejaVuSans")
         with pytest.raises(UserError, match=r"DejaVuSansMono\.ttf cannot be read"):
-            fonts.open_face("DejaVuSansMono")
+            fonts.open_font_face("DejaVuSansMono")
     finally:
-        fonts.open_face.cache_clear()
+        fonts.open_font_face.cache_clear()
 
 
 @pytest.mark.slow("draws all letters of twelve fonts and compares each with each")

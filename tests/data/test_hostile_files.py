@@ -345,6 +345,6 @@ def test_an_image_of_4_gb_is_refused_before_it_is_read(tmp_path, traced):
     with traced() as memory:
         for path in ("a.tar", "folder", "a.zip"):
             with open_tree(tmp_path / path) as tree, pytest.raises(UserError, match="IFSL_BENCH_LARGEST_IMAGE") as said:
-                tree.read(tree.find_by_name("a.png"))
+                tree.read_bytes(tree.find_by_name("a.png"))
             assert "too large for an encoded image" in str(said.value)
     assert memory.peak < 5e6

@@ -16,7 +16,14 @@ from PIL import Image, ImageOps
 
 from ifsl_bench.data.read import images
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.images import BadImage, ImageSpec, MemorySemaphore, decode_into, resize_cubic, tree_items
+from ifsl_bench.data.read.images import (
+    ImageSpec,
+    MemorySemaphore,
+    UnusableImageError,
+    decode_into,
+    iterate_tree_images,
+    resize_cubic,
+)
 from ifsl_bench.utils.serialization import create_array
 from tests.data.test_archive import make_tar
 
@@ -71,7 +78,7 @@ def test_cmyk_becomes_rgb():
 def test_16_bit_greyscale_that_would_become_black_is_refused(form):
     """8-bit numbers in a 16-bit file; what is black by any range is a picture."""
     wide = picture()[..., 0].astype(np.uint16)
-    with pytest.raises(BadImage, match=rf"16-bit pixels go to {wide.max()} of 65,535"):
+    with pytest.raises(UnusableImageError, match=rf"16-bit pixels go to {wide.max()} of 65,535"):
         decode(encoded(Image.fromarray(wide), form), EXACT)
     assert not decode(encoded(Image.fromarray(0 * wide), form), EXACT).any()
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(wide + 256), form), EXACT), 1)
@@ -80,9 +87,9 @@ def test_16_bit_greyscale_that_would_become_black_is_refused(form):
 def test_32_bit_greyscale_has_no_known_range():
     wide = Image.fromarray(picture()[..., 0].astype(np.int32) * 257)
     assert wide.mode == "I"
-    with pytest.raises(BadImage, match="its pixels are 32-bit numbers of unknown range"):
-        decode(encoded(wide, "TIFF"), ImageSpec(24, upright=True))
-    with pytest.raises(BadImage, match="unknown range"):
+    with pytest.raises(UnusableImageError, match="its pixels are 32-bit numbers of unknown range"):
+        decode(encoded(wide, "TIFF"), ImageSpec(24, applies_exif_orientation=True))
+    with pytest.raises(UnusableImageError, match="unknown range"):
         images.to_rgb(wide)
 
 
@@ -102,7 +109,7 @@ def test_rotation_recorded_by_a_camera():
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees clockwise
     content = encoded(pixels, "PNG", exif=exif)
-    np.testing.assert_array_equal(decode(content, ImageSpec(24, upright=True)), np.rot90(pixels, -1))
+    np.testing.assert_array_equal(decode(content, ImageSpec(24, applies_exif_orientation=True)), np.rot90(pixels, -1))
     np.testing.assert_array_equal(decode(content, EXACT), pixels)
 
 
@@ -116,9 +123,11 @@ def test_every_orientation_is_that_of_pillow_even_beside_a_malformed_entry(orien
     sound[274] = orientation
     with Image.open(io.BytesIO(encoded(pixels, "JPEG", exif=sound))) as image:
         expected = np.asarray(ImageOps.exif_transpose(image))
-    result, finding = images.decode_image(encoded(pixels, "JPEG", exif=exif), ImageSpec(24, upright=True))
+    result, finding = images.decode_image(
+        encoded(pixels, "JPEG", exif=exif), ImageSpec(24, applies_exif_orientation=True)
+    )
     np.testing.assert_array_equal(result, expected)
-    assert finding.turned
+    assert finding.was_rotated
 
 
 @pytest.mark.parametrize("kind", ["text", "beyond"])
@@ -126,9 +135,9 @@ def test_an_image_whose_orientation_cannot_be_read_is_used_as_it_is(kind):
     text, beyond = struct.pack("<HHL4s", 274, 2, 4, b"abc"), struct.pack("<HHLHH", 274, 3, 1, 99, 0)
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + (text if kind == "text" else beyond) + bytes(4)
     content = encoded(picture(24, 24), "JPEG", exif=exif)
-    result, finding = images.decode_image(content, ImageSpec(24, upright=True))
+    result, finding = images.decode_image(content, ImageSpec(24, applies_exif_orientation=True))
     np.testing.assert_array_equal(result, decode(content, EXACT))
-    assert not finding.turned
+    assert not finding.was_rotated
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
@@ -136,26 +145,26 @@ def test_images_of_more_than_8_bits_are_scaled_to_what_is_white(form):
     wide = np.arange(576, dtype=np.uint16).reshape(24, 24) * 7  # up to 4,025, as of a microscope with 12 bits
     content = encoded(Image.fromarray(wide), form)
     dark, finding = images.decode_image(content, EXACT)
-    assert finding.brightest == 4025
+    assert finding.max_value == 4025
     assert dark.max() == 15
-    bright, finding = images.decode_image(content, ImageSpec(24, white=4095))
-    assert finding.brightest is None
+    bright, finding = images.decode_image(content, ImageSpec(24, white_level=4095))
+    assert finding.max_value is None
     np.testing.assert_array_equal(bright[..., 0], np.rint(wide / 4095 * 255))
     assert (
-        images.decode_image(encoded(Image.fromarray(wide * 2), form), EXACT)[1].brightest is None
+        images.decode_image(encoded(Image.fromarray(wide * 2), form), EXACT)[1].max_value is None
     )  # more than a tenth
-    clipped = decode(content, ImageSpec(24, white=2000))
+    clipped = decode(content, ImageSpec(24, white_level=2000))
     np.testing.assert_array_equal(clipped[..., 0], np.rint(np.minimum(wide / 2000, 1) * 255))
     if form == "TIFF":
         floats = encoded(Image.fromarray(wide.astype(np.float32)), form)
-        np.testing.assert_array_equal(decode(floats, ImageSpec(24, white=4095)), bright)
-        with pytest.raises(BadImage, match="some of its pixels are no numbers"):
-            decode(encoded(Image.fromarray(wide * np.float32("nan")), form), ImageSpec(24, white=4095))
+        np.testing.assert_array_equal(decode(floats, ImageSpec(24, white_level=4095)), bright)
+        with pytest.raises(UnusableImageError, match="some of its pixels are no numbers"):
+            decode(encoded(Image.fromarray(wide * np.float32("nan")), form), ImageSpec(24, white_level=4095))
 
 
 def test_fits():
     wide = encoded(picture(24, 40))
-    with pytest.raises(BadImage, match="40 x 24 pixels instead of 24 x 24"):
+    with pytest.raises(UnusableImageError, match="40 x 24 pixels instead of 24 x 24"):
         decode(wide, EXACT)
     np.testing.assert_array_equal(decode(wide, ImageSpec(24, "crop")), picture(24, 40)[:, 8:32])
     stretched = Image.fromarray(picture(24, 40)).resize((24, 24), Image.Resampling.BICUBIC)
@@ -195,7 +204,7 @@ def test_cubic_without_averaging_agrees_with_pytorch(height, width):
     ],
 )
 def test_what_cannot_be_decoded_says_why(content, reason):
-    with pytest.raises(BadImage, match=reason):
+    with pytest.raises(UnusableImageError, match=reason):
         decode(content(), ImageSpec(24, "stretch"))
 
 
@@ -247,7 +256,7 @@ def test_encoded_images_in_memory_are_few(traced):
     content = encoded(picture())
     with traced() as memory:
         result = decode_into(out, [(i, "", lambda: content + bytes(1 << 22)) for i in range(60)], EXACT)
-    assert result.bad == []
+    assert result.bad_images == []
     assert (out == picture()).all()
     assert memory.peak < (images.loky.cpu_count() + 1) * (10 << 20)
 
@@ -257,8 +266,8 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
         most_held = 0
 
         @contextmanager
-        def hold(self, count):
-            with super().hold(count):
+        def acquire_while(self, count):
+            with super().acquire_while(count):
                 self.most_held = max(self.most_held, self.most - self.available)
                 yield
 
@@ -270,8 +279,8 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
     contents = [encoded(picture(*size, seed=i)) for i, size in enumerate(sizes)]
     out = np.zeros((len(sizes), 24, 24, 3), np.uint8)
     result = decode_into(out, map(item, range(len(sizes)), contents), ImageSpec(24, "stretch"))
-    assert result.bad == []
-    assert result.facts["enlarged"] == {"images": 40, "smallest": 20}
+    assert result.bad_images == []
+    assert result.findings_by_image["enlarged"] == {"images": 40, "smallest": 20}
     assert 900 < budget.most_held <= 2_000
     assert budget.available == 2_000
     for row, content in enumerate(contents):
@@ -289,9 +298,11 @@ def test_bad_images_are_listed_by_row_and_name(tmp_path, array):
         (folder / "1.png").write_bytes(b"half")
         (folder / "2.png").unlink()
         out = array(4)
-        result = decode_into(out, tree_items(tree, paths), EXACT)
-    assert [(row, name) for row, name, _ in result.bad] == [(row, str(folder / f"{row}.png")) for row in range(3)]
-    page, cut_file, missing_file = (reason for *_, reason in result.bad)
+        result = decode_into(out, iterate_tree_images(tree, paths), EXACT)
+    assert [(row, name) for row, name, _ in result.bad_images] == [
+        (row, str(folder / f"{row}.png")) for row in range(3)
+    ]
+    page, cut_file, missing_file = (reason for *_, reason in result.bad_images)
     assert "an HTML page" in page
     assert re.fullmatch(r"it is cut short: 4 of [\d,]+ bytes are there", cut_file)
     assert missing_file == "No such file or directory"
@@ -328,11 +339,13 @@ def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(
     )  # what follows an image does no harm
     with open_tree(make_tar(tmp_path / "x.tar", {"a.png": good, "b.png": large, "c.png": good})) as tree:
         out = np.zeros((3, 8, 8, 3), np.uint8)
-        ((row, _, reason),) = decode_into(out, tree_items(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop")).bad
+        ((row, _, reason),) = decode_into(
+            out, iterate_tree_images(tree, ["a.png", "b.png", "c.png"]), ImageSpec(8, "crop")
+        ).bad_images
         assert row == 1
         assert reason.startswith("it has 2,000,")
         assert "too large for an encoded image" in reason
         assert out[0].any()
         assert (out[0] == out[2]).all()
         monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", "3")
-        assert not decode_into(out, tree_items(tree, ["b.png"]), ImageSpec(8, "crop")).bad
+        assert not decode_into(out, iterate_tree_images(tree, ["b.png"]), ImageSpec(8, "crop")).bad_images

@@ -21,10 +21,10 @@ from PIL import Image
 from ifsl_bench.data import datasets, image_pools
 from ifsl_bench.data.pools import POOLS, verify_checksums
 from ifsl_bench.data.preparing import catalogue as data_commands
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.images import ImageSpec
-from ifsl_bench.data.source import BuildContext, Count, DatasetSource, Layout, count_files
+from ifsl_bench.data.source import BuildContext, DatasetSource, Layout, PoolSize, count_files
 from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -42,16 +42,16 @@ class Toy(Layout):
     title = "toy files (<class>/<number>.png)"
 
     def matches(self, tree: FileTree) -> bool:
-        return "toy.txt" in tree.by_path
+        return "toy.txt" in tree.entry_by_path
 
     def build(self, context: BuildContext) -> None:
         pools = {}
         for pool in POOLS:
             classes = SIDES["base" if pool.startswith("base") else pool]
             pools[pool] = {
-                c: [e.path for e in context.files.entries if e.path.startswith(f"{pool}/{c}/")] for c in classes
+                c: [e.path for e in context.file_tree.entries if e.path.startswith(f"{pool}/{c}/")] for c in classes
             }
-        expected = {pool: Count(len(files), PER_CLASS * len(files)) for pool, files in pools.items()}
+        expected = {pool: PoolSize(len(files), PER_CLASS * len(files)) for pool, files in pools.items()}
         context.check_counts("the toys", expected, count_files(pools))
         image_pools.import_images(context, pools, ImageSpec(8))
 
@@ -78,16 +78,16 @@ def toy(tmp_path, monkeypatch) -> Path:
     (tmp_path / "toys" / "toy.txt").write_text("")
     monkeypatch.setattr(registry, "registered_entry_points", lambda group: {"toy": None})
     monkeypatch.setattr(registry, "load_plugin", lambda group, name: registry.Plugin(name, "tests", ToySource))
-    monkeypatch.setattr(datasets, "dataset_source", lambda name: ToySource())
+    monkeypatch.setattr(datasets, "find_dataset_source", lambda name: ToySource())
     return tmp_path / "toys"
 
 
 def state(home: Paths) -> str:
-    return next(row for row in data_commands.dataset_rows(home) if row["data set"] == "toy")["state"]
+    return next(row for row in data_commands.make_dataset_rows(home) if row["data set"] == "toy")["state"]
 
 
 def test_pools_hold_the_pixels(toy, home, messages):
-    dataset = prepare(home, "toy", toy, False, messages)
+    dataset = prepare_dataset(home, "toy", toy, False, messages)
     for name in POOLS:
         pool = dataset.pool(name)
         paths = sorted((toy / name).glob("*/*.png"))
@@ -102,24 +102,24 @@ def test_pools_hold_the_pixels(toy, home, messages):
 def test_partial_data_say_so_everywhere(toy, home, messages):
     (toy / "novel/val/d/3.png").unlink()
     refused(home, "toy", toy, "novel/val should have 1 classes with 4 images and has 1 classes with 3 images")
-    dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "toy", toy, False, Reporter(), allow_partial=True)
+    assert dataset.is_partial
     assert state(home) == "prepared, partial"
-    assert "partial" in data_commands.statistics_tables(home, "toy", Reporter())[0][0]
-    prepare(home, "toy", toy, False, messages, allow_partial=True)
+    assert "partial" in data_commands.make_statistics_tables(home, "toy", Reporter())[0][0]
+    prepare_dataset(home, "toy", toy, False, messages, allow_partial=True)
     assert "toy is prepared already (partial)" in messages.said[-1]
 
 
 def test_an_interrupted_import_goes_on(toy, tmp_path, interrupted, home):
     """Stopped in the third pool: nothing is there, and the next run decodes the last four pools alone."""
-    whole = prepare(Paths.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
+    whole = prepare_dataset(Paths.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
     decoded = interrupted(image_pools, "decode_into", 3)
     with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter())
+        prepare_dataset(home, "toy", toy, False, Reporter())
     assert not (home.data / "toy").exists()
     assert state(home) == "import unfinished"
     log = io.StringIO()
-    dataset = prepare(home, "toy", toy, False, LogReporter(log))
+    dataset = prepare_dataset(home, "toy", toy, False, LogReporter(log))
     assert len(decoded) == 3 + 4
     assert "going on with an unfinished import; complete are base/train, base/val" in log.getvalue()
     assert "importing 36 images (resumed at 16 of 36)" in log.getvalue()
@@ -133,7 +133,7 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, interrupted, home):
 def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, interrupted, change, home):
     decoded = interrupted(image_pools, "decode_into", 3)
     with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter())
+        prepare_dataset(home, "toy", toy, False, Reporter())
     partial = home.data / ".partial-toy"
     if change == "files":
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(toy / "base/train/a/0.png")
@@ -141,45 +141,48 @@ def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, inte
         (partial / "base-val.labels.npy").unlink()
     else:
         spoil(partial / f"base-val.{change}.npy", -1)
-    dataset = prepare(home, "toy", toy, False, Reporter())
+    dataset = prepare_dataset(home, "toy", toy, False, Reporter())
     assert len(decoded) == 3 + (6 if change == "files" else 5)
-    fresh = prepare(Paths.locate(tmp_path / "fresh"), "toy", toy, False, Reporter())
+    fresh = prepare_dataset(Paths.locate(tmp_path / "fresh"), "toy", toy, False, Reporter())
     assert dataset.fingerprint == fresh.fingerprint
 
 
 def test_another_source_is_not_ignored(toy, tmp_path, home):
-    first = prepare(home, "toy", toy, False, Reporter())
+    first = prepare_dataset(home, "toy", toy, False, Reporter())
     moved = Path(shutil.copytree(toy, tmp_path / "elsewhere" / "toys"))
     packed = Path(shutil.make_archive(str(tmp_path / "a"), "gztar", tmp_path, "toys"))
     for same in (toy, moved, packed):
         os.utime(same)
-        assert prepare(home, "toy", same, False, Reporter()).fingerprint == first.fingerprint
+        assert prepare_dataset(home, "toy", same, False, Reporter()).fingerprint == first.fingerprint
     (moved / "base/train/a/0.png").write_bytes((toy / "base/train/b/1.png").read_bytes() + b"more")
     regex = r"toy is prepared already in .*, from other files than .*/toys holds now \(it was made from toys\); --force"
     with pytest.raises(UserError, match=regex):
-        prepare(home, "toy", moved, False, Reporter())
-    assert prepare(home, "toy", moved, True, Reporter()).fingerprint != first.fingerprint
-    assert prepare(home, "toy", moved, False, Reporter()).fingerprint != first.fingerprint
+        prepare_dataset(home, "toy", moved, False, Reporter())
+    assert prepare_dataset(home, "toy", moved, True, Reporter()).fingerprint != first.fingerprint
+    assert prepare_dataset(home, "toy", moved, False, Reporter()).fingerprint != first.fingerprint
 
 
 def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, monkeypatch, write_features, home):
     mine = write_features(tmp_path / "features")
-    sets = {"toy": prepare(home, "toy", toy, False, Reporter()), "mine": prepare(home, "mine", mine, False, Reporter())}
+    sets = {
+        "toy": prepare_dataset(home, "toy", toy, False, Reporter()),
+        "mine": prepare_dataset(home, "mine", mine, False, Reporter()),
+    }
     monkeypatch.setattr(
         "ifsl_bench.data.preparing.prepare.hold_lock", lambda *_: pytest.fail("a read-only folder grants no lock")
     )
-    assert prepare(home, "toy", toy, False, Reporter()).fingerprint == sets["toy"].fingerprint
-    assert prepare(home, "mine", mine, False, Reporter()).fingerprint == sets["mine"].fingerprint
+    assert prepare_dataset(home, "toy", toy, False, Reporter()).fingerprint == sets["toy"].fingerprint
+    assert prepare_dataset(home, "mine", mine, False, Reporter()).fingerprint == sets["mine"].fingerprint
 
 
 def test_what_is_damaged_or_outdated_is_made_again(toy, home, messages, monkeypatch):
-    first = prepare(home, "toy", toy, False, Reporter())
+    first = prepare_dataset(home, "toy", toy, False, Reporter())
     path = first.folder / "base-val.images.npy"
     path.write_bytes(path.read_bytes()[:-5])
-    assert prepare(home, "toy", toy, False, messages).fingerprint == first.fingerprint
+    assert prepare_dataset(home, "toy", toy, False, messages).fingerprint == first.fingerprint
     assert re.search(r"base-val\.images\.npy .*; building it again$", messages.warned[-1])
     monkeypatch.setattr(ToySource, "recipe", lambda self: "toy 2")
-    assert prepare(home, "toy", toy, False, messages).manifest["recipe"] == "toy 2"
+    assert prepare_dataset(home, "toy", toy, False, messages).manifest["recipe"] == "toy 2"
     assert "was made by another version" in messages.warned[-1]
 
 
@@ -204,15 +207,17 @@ def test_a_killed_import_leaves_nothing_half_made(toy, tmp_path, home, interrupt
     with monkeypatch.context() as patch:
         patch.setattr(image_pools, "decode_into", killing)
         fork = multiprocessing.get_context("fork")
-        child = fork.Process(target=prepare, args=(home, "toy", toy, False, Reporter()))
+        child = fork.Process(target=prepare_dataset, args=(home, "toy", toy, False, Reporter()))
         child.start()
         child.join(120)
     assert child.exitcode == -signal.SIGKILL
     assert not (home.data / "toy").exists()
     decoded = interrupted(image_pools, "decode_into", 0)
-    made = prepare(home, "toy", toy, False, Reporter())
+    made = prepare_dataset(home, "toy", toy, False, Reporter())
     assert len(decoded) == 3
-    assert made.fingerprint == prepare(Paths.locate(tmp_path / "whole"), "toy", toy, False, Reporter()).fingerprint
+    assert (
+        made.fingerprint == prepare_dataset(Paths.locate(tmp_path / "whole"), "toy", toy, False, Reporter()).fingerprint
+    )
 
 
 def _left(home: Paths) -> set[str]:
@@ -241,10 +246,10 @@ def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, interrupted, home
         assert _left(home) == _files_of("base/val", "base/test", "novel/train", "novel/val")
         assert len(decoded) == count
     decoded = interrupted(image_pools, "decode_into", 0)
-    dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
+    dataset = prepare_dataset(home, "toy", toy, False, Reporter(), allow_partial=True)
     assert [len(out) for out, *_ in decoded] == [8, 7, 4, 3]
-    fresh = prepare(Paths.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
-    assert dataset.partial
+    fresh = prepare_dataset(Paths.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
+    assert dataset.is_partial
     assert dataset.fingerprint == fresh.fingerprint
     assert dataset.manifest["pools"] == fresh.manifest["pools"]
     assert _left(home) == {path.name for path in fresh.folder.iterdir()}
@@ -269,7 +274,7 @@ def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, int
     for force, at, count in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
         decoded = interrupted(image_pools, "decode_into", at)
         with contextlib.suppress(KeyboardInterrupt):
-            prepare(home, "toy", toy, force, Reporter())
+            prepare_dataset(home, "toy", toy, force, Reporter())
         assert len(decoded) == count, (force, at)
     assert (home.data / "toy/manifest.json").exists()
 
@@ -277,7 +282,7 @@ def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, int
 def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, interrupted, home):
     interrupted(image_pools, "decode_into", 1)
     with pytest.raises(KeyboardInterrupt):
-        prepare(home, "toy", toy, False, Reporter())
+        prepare_dataset(home, "toy", toy, False, Reporter())
     assert not (home.data / ".partial-toy").exists()
     (toy / "novel/val/d/3.png").unlink()
     refused(home, "toy", toy, "for a data set that is marked partial wherever it is used$")
@@ -287,7 +292,7 @@ def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, interrupted
 def test_a_mistake_in_a_plugin_is_not_hidden(toy, monkeypatch, messages, home):
     monkeypatch.setattr(image_pools, "report_duplicates", lambda *_: {}["no such key"])
     with pytest.raises(KeyError, match="no such key"):
-        prepare(home, "toy", toy, False, messages)
+        prepare_dataset(home, "toy", toy, False, messages)
     assert re.match("Complete and kept: base/train, .*; the same command,", messages.warned[-1])
 
 
@@ -310,12 +315,12 @@ def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, message
         why = r"novel/val/d/1\.png in .*toys\.zip: its content is damaged \(Bad CRC-32 .*\); get it again"
     regex = rf"1 of 36 images cannot be used: .*{why}\. Get these files again, or add --allow-partial"
     refused(home, "toy", source, regex)
-    dataset = prepare(home, "toy", source, False, messages, allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "toy", source, False, messages, allow_partial=True)
+    assert dataset.is_partial
     assert re.search(rf"left out of novel/val: .*{why}$", messages.warned[-1])
     images = [np.asarray(Image.open(toy / f"novel/val/d/{i}.png")) for i in (0, 2, 3)]
     np.testing.assert_array_equal(dataset.pool("novel/val").images, np.stack(images))
-    assert prepare(home, "toy", source, False, messages).fingerprint == dataset.fingerprint
+    assert prepare_dataset(home, "toy", source, False, messages).fingerprint == dataset.fingerprint
 
 
 @pytest.mark.slow("200 MB of images")

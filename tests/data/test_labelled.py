@@ -148,7 +148,7 @@ def test_a_part_is_marked_and_never_given_for_the_whole(work):
     with pytest.raises(UserError, match=few):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work)
     dataset = ifsl_bench.from_learn2learn(sides, name="mine", work=work, allow_partial=True)
-    assert dataset.partial
+    assert dataset.is_partial
     assert "train-0" not in dataset.pool("base/train").classes
     there = r"prepared already \(partial\) .*; allow_partial=True accepts that, force=True"
     with pytest.raises(UserError, match=there):

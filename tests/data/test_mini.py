@@ -13,10 +13,10 @@ from PIL import Image
 
 import ifsl_bench
 from ifsl_bench.data.pools import verify_checksums
-from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import hash_shuffled, read_rows
+from ifsl_bench.data.preparing.prepare import prepare_dataset
+from ifsl_bench.data.published_splits import read_rows, shuffle_by_hash
 from ifsl_bench.data.sets import mini
-from ifsl_bench.data.source import Count
+from ifsl_bench.data.source import PoolSize
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -31,7 +31,7 @@ FILES = {
     "novel/val": ("val", VAL[:2], 6),
     "novel/test": ("test", TEST[:2], 6),
 }
-COUNTS = {pool: Count(len(classes), len(classes) * each) for pool, (_, classes, each) in FILES.items()}
+COUNTS = {pool: PoolSize(len(classes), len(classes) * each) for pool, (_, classes, each) in FILES.items()}
 
 
 def images_of(count: int, seed: int) -> np.ndarray:
@@ -84,10 +84,10 @@ def exact(monkeypatch):
 
 def test_lwof_pickles_make_the_exact_pools(home, tmp_path, python2, exact, messages):
     folder = write_lwof(tmp_path / "files", python2)
-    dataset = prepare(home, "mini-imagenet", folder, False, messages)
+    dataset = prepare_dataset(home, "mini-imagenet", folder, False, messages)
     check_lwof(dataset)
     verify_checksums(dataset)
-    assert not dataset.partial
+    assert not dataset.is_partial
     assert "pickles of LwoF" in dataset.manifest["about"]["form"]
     assert any("pickles of LwoF" in line for line in messages.said)
     assert messages.warned == []
@@ -97,8 +97,8 @@ def test_differences_from_the_counts_of_the_paper_are_shown(home, tmp_path, pyth
     folder = write_lwof(tmp_path / "files", python2)
     message = "base/train should have 64 classes with 38,400 images and has 3 classes with 21 images.*--allow-partial"
     refused(home, "mini-imagenet", folder, message)
-    dataset = prepare(home, "mini-imagenet", folder, False, messages, allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "mini-imagenet", folder, False, messages, allow_partial=True)
+    assert dataset.is_partial
     assert any("38,400" in line for line in messages.warned)
 
 
@@ -158,11 +158,11 @@ def write_caches(folder: Path, values: dict[str, dict]) -> Path:
 def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, tmp_path, monkeypatch):
     values = cache_values()
     folder = write_caches(tmp_path / "caches", values)
-    counts = {"base/train": Count(3, 48), "base/val": Count(3, 6), "base/test": Count(3, 6),
-              "novel/val": Count(2, 40), "novel/test": Count(2, 40)}  # fmt: skip
+    counts = {"base/train": PoolSize(3, 48), "base/val": PoolSize(3, 6), "base/test": PoolSize(3, 6),
+              "novel/val": PoolSize(2, 40), "novel/test": PoolSize(2, 40)}  # fmt: skip
     monkeypatch.setattr(mini, "HELD_OUT_COUNTS", counts)
-    dataset = prepare(home, "mini-imagenet-held-out", folder, False, Reporter())
-    assert not dataset.partial
+    dataset = prepare_dataset(home, "mini-imagenet-held-out", folder, False, Reporter())
+    assert not dataset.is_partial
     for wnid in TRAIN[:3]:
         source_images = values["train"]["image_data"][values["train"]["class_dict"][wnid]]
         mine = [of_class(dataset.pool(f"base/{part}"), wnid) for part in ("train", "val", "test")]
@@ -175,12 +175,12 @@ def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, 
         rows = [row for wnid in pool.classes for row in values[side]["class_dict"][wnid]]
         np.testing.assert_array_equal(pool.images, values[side]["image_data"][rows])
     (folder / "mini-imagenet-cache-validation.pkl").rename(folder / "mini-imagenet-cache-val.pkl")
-    again = prepare(Paths.locate(tmp_path / "again"), "mini-imagenet-held-out", folder, False, Reporter())
+    again = prepare_dataset(Paths.locate(tmp_path / "again"), "mini-imagenet-held-out", folder, False, Reporter())
     assert again.fingerprint == dataset.fingerprint
 
 
 def test_draws_are_the_same_everywhere():
-    assert hash_shuffled("abcdefgh", "salt") == list("fhgabdce")  # sha256sum of "salt:0", "salt:1", ...
+    assert shuffle_by_hash("abcdefgh", "salt") == list("fhgabdce")  # sha256sum of "salt:0", "salt:1", ...
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def loaded(kind: str, *roots: object) -> list:
 
 def test_what_learn2learn_has_loaded_is_made_from_its_files(tmp_path):
     folder = write_caches(tmp_path / "caches", cache_values())
-    files = prepare(
+    files = prepare_dataset(
         Paths.locate(tmp_path / "files"), "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=True
     )
     objects = loaded("MiniImagenet", folder)
@@ -246,8 +246,8 @@ def test_objects_that_make_no_data_set_are_refused(objects, message, tmp_path):
 def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(ilsvrc, home, messages):
     message = r"novel/test should have 20 classes with 12,000 images and has \d+ classes"
     refused(home, "mini-imagenet-ilsvrc", ilsvrc, message)
-    dataset = prepare(home, "mini-imagenet-ilsvrc", ilsvrc, False, messages, allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "mini-imagenet-ilsvrc", ilsvrc, False, messages, allow_partial=True)
+    assert dataset.is_partial
     originals = {row["original"] for row in read_rows("mini-imagenet-original-names.csv.xz")}
     with zipfile.ZipFile(ilsvrc) as archive:
         names = [n.split("/")[1] for n in archive.namelist()]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import read_mapping_of_columns, read_rows, split_80_10_10
+from ifsl_bench.data.preparing.prepare import prepare_dataset
+from ifsl_bench.data.published_splits import read_mapping_of_columns, read_rows, split_base_class_images
 from ifsl_bench.data.sets import mini
 from ifsl_bench.data.sets.mini import ORIGINAL_NAMES_FILE
 from ifsl_bench.utils.errors import UserError
@@ -57,8 +57,8 @@ def test_equal_images_across_training_and_test_are_where_the_manual_says():
 @pytest.mark.slow("2,400 photographs are written and read")
 def test_sessions_take_the_images_of_the_lists_and_missing_ones_need_consent(home, photographs, messages):
     refused(home, "mini-imagenet-sessions", photographs, r"lacks 57,600 of the 60,000 images of mini-ImageNet \(n0")
-    dataset = prepare(home, "mini-imagenet-sessions", photographs, False, messages, allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "mini-imagenet-sessions", photographs, False, messages, allow_partial=True)
+    assert dataset.is_partial
     train, val, test, support, query = map(
         dataset.pool, ["base/train", "base/val", "base/test", "novel/support", "novel/test"]
     )
@@ -90,11 +90,11 @@ def test_the_held_out_variant_draws_a_classs_images_and_names_misshapen_ones(hom
     content = misshapen.read_bytes()
     try:
         Image.new("L", (64, 84)).save(misshapen)
-        dataset = prepare(home, "mini-imagenet-held-out", photographs, False, messages, allow_partial=True)
+        dataset = prepare_dataset(home, "mini-imagenet-held-out", photographs, False, messages, allow_partial=True)
     finally:
         misshapen.write_bytes(content)
     assert any(misshapen.name in line and "84" in line for line in messages.warned)
-    for pool, part in split_80_10_10(images, f"mini-imagenet-held-out:{train[0]}").items():
+    for pool, part in split_base_class_images(images, f"mini-imagenet-held-out:{train[0]}").items():
         assert names_of(dataset.pool(pool), train[0]) == list(map(grey, part))
 
 

@@ -16,11 +16,11 @@ from PIL import Image
 
 from ifsl_bench.backbones.trainer import PretrainingTrainer, measure_seconds_per_step
 from ifsl_bench.data.pools import POOLS, open_dataset
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides, scan_class_folders, warn_about_ignored_files
 from ifsl_bench.data.source import BuildContext
-from ifsl_bench.data.suggested_tasks import infeasible_tasks
+from ifsl_bench.data.suggested_tasks import list_infeasible_tasks
 from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import refused
@@ -53,7 +53,7 @@ def touched(root: Path, *names: str) -> Path:
 
 def classes_of(path: Path) -> dict[str, list[str]]:
     with open_tree(path) as tree:
-        return dict(scan_class_folders(tree).classes)
+        return dict(scan_class_folders(tree).image_paths_by_class)
 
 
 HIDDEN = [
@@ -94,8 +94,8 @@ def test_a_broken_link_to_a_class_is_not_passed_over(photos, home, messages, tar
     (photos / "class 99").symlink_to(target)
     message = r"1 link in .*photos cannot be followed: class 99\. Mend or remove what is broken, or"
     refused(home, "mine", photos, message, own=SMALL)
-    dataset = prepare(home, "mine", photos, False, messages, allow_partial=True, own=SMALL)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "mine", photos, False, messages, allow_partial=True, own=SMALL)
+    assert dataset.is_partial
     assert "class 99" in dataset.manifest["about"]["missing"][0]
     assert any("class 99" in line for line in messages.warned)
 
@@ -124,8 +124,11 @@ def test_two_folders_whose_accents_alone_differ_are_one_class_with_a_warning(pho
         written(photos, [name], images=6)
     if len(list(photos.glob("Gr*"))) < 2:
         pytest.skip("this file system writes names in one form")
-    dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
-    assert sum(COMPOSED in dataset.manifest["pools"][pool]["classes"] for pool in POOLS if dataset.has(pool)) in (1, 3)
+    dataset = prepare_dataset(home, "mine", photos, False, messages, own=SMALL)
+    assert sum(COMPOSED in dataset.manifest["pools"][pool]["classes"] for pool in POOLS if dataset.has_pool(pool)) in (
+        1,
+        3,
+    )
     assert any(f"how Unicode writes accents (NFC or NFD): {COMPOSED}" in line for line in messages.warned)
 
 
@@ -135,7 +138,7 @@ def test_a_class_whose_name_has_spaces_at_its_ends_can_be_listed(name, photos, h
     sides = {each: "base" if int(each[6:]) < 14 else "val" if int(each[6:]) < 19 else "test" for each in CLASSES}
     rows = [f'"{name if each == "class 3" else each}",{side}' for each, side in sides.items()]
     (tmp_path / "split.csv").write_text("\n".join(["class,split", *rows]), encoding="utf-8")
-    dataset = prepare(home, "mine", photos, False, messages, own=OwnOptions(tmp_path / "split.csv", size=16))
+    dataset = prepare_dataset(home, "mine", photos, False, messages, own=OwnOptions(tmp_path / "split.csv", size=16))
     assert name in dataset.manifest["pools"]["base/train"]["classes"]
     (tmp_path / "split.csv").write_text("class , split\n a , base\n b,val ", encoding="utf-8")
     assert read_sides(tmp_path / "split.csv") == {"a": "base", "b": "novel/val"}
@@ -155,17 +158,17 @@ def test_images_that_are_dark_or_not_turned_are_counted(photos, home, messages):
     text = struct.pack("<HHL4s", 274, 2, 4, b"abc")
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + text + bytes(4)
     Image.new("RGB", (16, 16)).save(photos / "class 1" / "x.jpg", exif=exif)
-    dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
+    dataset = prepare_dataset(home, "mine", photos, False, messages, own=SMALL)
     warned = "\n".join(messages.warned)
     assert "5 of 481 images have 16 bits and use less than a tenth of them, up to 4,084 of 65,535" in warned
     assert "--white 4095 --force" in warned
     assert "1 of 481 images have an orientation (EXIF) that cannot be read; they are not turned" in warned
-    again = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=16, white=4095))
+    again = prepare_dataset(home, "mine", photos, True, messages, own=OwnOptions(size=16, white=4095))
     assert again.fingerprint != dataset.fingerprint
     later = messages.warned[len(warned.splitlines()) :]
     assert "have 16 bits" not in "\n".join(later)
     assert "--white" not in "\n".join(later)
-    prepare(home, "mine", photos, True, messages, own=OwnOptions(size=16, white=255))
+    prepare_dataset(home, "mine", photos, True, messages, own=OwnOptions(size=16, white=255))
     assert any(
         "5 of 481 images have more than a tenth of their pixels beyond --white 255, up to 4,084" in line
         for line in messages.warned
@@ -187,7 +190,7 @@ def test_what_a_run_takes_is_measured_and_how_to_rehearse_it(photos, home, call)
 
 
 def test_the_first_step_does_not_count_even_on_a_slow_machine(photos, home, messages, monkeypatch):
-    dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
+    dataset = prepare_dataset(home, "mine", photos, False, messages, own=SMALL)
     steps, step = [], PretrainingTrainer._train_step
     monkeypatch.setattr(
         PretrainingTrainer, "_train_step", lambda self, *arguments: steps.append(step(self, *arguments))
@@ -217,7 +220,7 @@ def test_an_error_is_one_line_whatever_a_file_is_called(photos, call):
 
 
 def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages):
-    dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
+    dataset = prepare_dataset(home, "mine", photos, False, messages, own=SMALL)
     path = home.tasks / "mine.toml"
     pin = f'fingerprint = "{dataset.fingerprint}"\n'
     unpinned = path.read_text().replace(pin, "").replace("flip = false", "flip = true")
@@ -225,11 +228,13 @@ def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages
     bare = "".join(line for line in unpinned.splitlines(keepends=True) if not line.startswith("#"))
     for text in (unpinned, bare):
         path.write_text(text)
-        prepare(home, "mine", photos, False, messages, own=SMALL)
+        prepare_dataset(home, "mine", photos, False, messages, own=SMALL)
         assert path.read_text() == text
         assert load_tasks("mine-1shot", home=home)[0].dataset.fingerprint is None
     path.write_text(unpinned)
-    other_data = prepare(home, "mine", photos, True, messages, own=OwnOptions(size=20))  # its mean is not that of these
+    other_data = prepare_dataset(
+        home, "mine", photos, True, messages, own=OwnOptions(size=20)
+    )  # its mean is not that of these
     assert own_tasks(home)["mine-1shot"].dataset.fingerprint == other_data.fingerprint
     assert (home.tasks / "mine.toml.old-0").read_text() == unpinned
 
@@ -271,10 +276,10 @@ USUAL = by_side({"train": 25, "val": 5, "test": 6})
 def test_folders_called_after_sides_are_the_division(counts, of_pools, protocol, tmp_path, home, messages):
     sides = by_side(counts)
     root = written(tmp_path / "x" / "images", [*chain(*sides.values())])
-    dataset = prepare(home, "mine", root.parent, False, messages, own=SMALL)
+    dataset = prepare_dataset(home, "mine", root.parent, False, messages, own=SMALL)
     for pool, folders in zip(of_pools, sides.values(), strict=True):
         assert list(dataset.pool(pool).classes) == names(folders)
-    assert dataset.has("novel/train") == ("novel/train" in of_pools)
+    assert dataset.has_pool("novel/train") == ("novel/train" in of_pools)
     told = ", ".join(f"{count} on {pool}" for pool, count in zip(["base", *of_pools[1:]], counts.values(), strict=True))
     assert any(f"divide the classes: {told}" in line for line in messages.said)
     assert load_tasks("mine-5shot", home=home)[0].protocol == protocol
@@ -285,14 +290,14 @@ def test_a_task_in_sessions_is_written_where_classes_and_images_suffice(base, no
     """Ten images of a class are too few for five shots and as many queries as a base class has: a tenth of 60, 6."""
     for side, folders in by_side({"train": 20, "val": 5, "test": novel}).items():
         written(tmp_path / "x", folders, base if side == "train" else 10)
-    dataset = prepare(home, "mine", tmp_path / "x", False, messages, own=SMALL)
+    dataset = prepare_dataset(home, "mine", tmp_path / "x", False, messages, own=SMALL)
     tasks = {task.name: task for task in own_tasks(home).values()}
     assert tasks.keys() == {"mine-1shot", "mine-5shot", *(["mine-sessions"] if count else [])}
     lines = [line for line in messages.said if "mine-sessions is out of reach" in line]
     few = [line for line in messages.said if "two sessions of 5 need 10 classes in novel/test, which has 9" in line]
     command = "--method ncm --task mine-5shot --sessions 2 --ways 4"
     assert [line.partition("run ")[2] for line in few] == [command] * (novel == 9)
-    assert not few or not infeasible_tasks(dataset, load_tasks("mine-5shot+ways=4+sessions=2", home=home))
+    assert not few or not list_infeasible_tasks(dataset, load_tasks("mine-5shot+ways=4+sessions=2", home=home))
     if count:
         assert (tasks["mine-sessions"].sessions.count, tasks["mine-sessions"].sessions.ways) == (count, 5)
     assert len(lines) == (base == 60)
@@ -314,14 +319,14 @@ def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home):
 
 def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
     root = written(tmp_path / "x", [*chain(*USUAL.values())])
-    dataset = prepare(home, "seeded", root, False, messages, own=OwnOptions(size=16, split_seed=4))
+    dataset = prepare_dataset(home, "seeded", root, False, messages, own=OwnOptions(size=16, split_seed=4))
     sides = draw_sides({name: range(20) for name in names([*chain(*USUAL.values())])}, 4)
     assert set(dataset.pool("novel/test").classes) == {name for name, side in sides.items() if side == "novel/test"}
     assert any("--split-seed divides the classes, not the folders test, train, val" in line for line in messages.warned)
     lines = [f"{name},{'test' if side == 'val' else 'val' if side == 'test' else 'base'}"
              for side, folders in USUAL.items() for name in names(folders)]  # fmt: skip
     (tmp_path / "split.csv").write_text("\n".join(["class,split", *lines]))
-    dataset = prepare(home, "listed", root, False, messages, own=OwnOptions(tmp_path / "split.csv", size=16))
+    dataset = prepare_dataset(home, "listed", root, False, messages, own=OwnOptions(tmp_path / "split.csv", size=16))
     assert list(dataset.pool("novel/test").classes) == names(USUAL["val"])
 
 
@@ -330,7 +335,7 @@ def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
 
 def test_classes_that_hold_folders_alone_are_told(tmp_path, home, messages):
     root = written(tmp_path / "x", [f"alphabet {a}/character {c}" for a in range(24) for c in range(2)], images=10)
-    dataset = prepare(home, "mine", root, False, messages, own=SMALL)
+    dataset = prepare_dataset(home, "mine", root, False, messages, own=SMALL)
     assert dataset.pool("base/train").classes[0].startswith("alphabet ")
     (warning,) = (line for line in messages.warned if "only folders" in line)
     assert "24 of the 24 classes contain only folders, 48 in total (alphabet 0: character 0, character 1)" in warning
@@ -344,7 +349,7 @@ def test_with_depth_the_inner_folders_are_the_classes(tmp_path, home, call):
     assert status == 0, err
     assert "only folders" not in err
     dataset = open_dataset(home.data / "mine")
-    classes = [name for pool in POOLS[2:] if dataset.has(pool) for name in dataset.pool(pool).classes]
+    classes = [name for pool in POOLS[2:] if dataset.has_pool(pool) for name in dataset.pool(pool).classes]
     assert sorted(classes) == sorted(CHARACTERS)
     assert "with other settings" in call(*arguments)[2]
 
@@ -357,7 +362,7 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
     for i in range(7):
         Image.new("RGB", (40 + i, 90), (i * 9, 3, 3)).save(root / "class 3" / f"large {i}.png")
     Image.new("RGB", (60, 11), (1, 2, 3)).save(root / "class 4" / "flat.jpg")
-    dataset = prepare(home, "mine", root, False, messages, own=OwnOptions(size=40))
+    dataset = prepare_dataset(home, "mine", root, False, messages, own=OwnOptions(size=40))
     (warning,) = (line for line in messages.warned if "were enlarged" in line)
     assert "481 of 488 images were enlarged to 40 x 40 pixels; the smallest had a side of 11" in warning
     pools = dataset.manifest["pools"].values()

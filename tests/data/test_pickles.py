@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from ifsl_bench.data.pickle_pools import to_text
+from ifsl_bench.data.pickle_pools import decode_text
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.pickles import load_pickle
 from ifsl_bench.data.sets.tiered import read_label_rows
@@ -154,7 +154,7 @@ def test_long_arrays_stay_in_the_file(pickler, protocol, tmp_path, traced):
         pickler(file, protocol).dump(arrays)
     sums = [int(array.sum()) for array in arrays]
     with open_tree(tmp_path) as tree, traced() as memory:
-        assert [int(array.sum()) for array in load_pickle(tree.memory_map(tree.by_path["x.pkl"]), "x")] == sums
+        assert [int(array.sum()) for array in load_pickle(tree.memory_map(tree.entry_by_path["x.pkl"]), "x")] == sums
     assert memory.peak < 8e6  # the file has 24
 
 
@@ -178,10 +178,10 @@ def test_what_is_nested_deeply_is_read_but_is_no_name(tmp_path):
     labels = b"U\x0elabel_specific]K\x00aU\x12label_specific_str](I1\nt" + 200_000 * b"\x85" + b"a"
     (tmp_path / "train_labels.pkl").write_bytes(b"\x80\x02}(" + labels + b"u.")
     with open_tree(tmp_path) as tree, pytest.raises(UserError, match="has a class 'a tuple', which is none of"):
-        read_label_rows(tree, tree.by_path["train_labels.pkl"], {})
+        read_label_rows(tree, tree.entry_by_path["train_labels.pkl"], {})
     names = ["a", b"\xe9", np.str_("b"), np.bytes_(b"c"), 7, np.int64(8), True, 1.5, None, [["x"]], {}]
     texts = ["a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict"]
-    assert list(map(to_text, names)) == texts
+    assert list(map(decode_text, names)) == texts
 
 
 @pytest.mark.parametrize("protocol", range(6))

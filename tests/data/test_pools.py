@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.data.pools import POOLS, open_dataset, verify_checksums
-from ifsl_bench.data.preparing.prepare import open_or_build, prepare
+from ifsl_bench.data.preparing.prepare import open_or_build, prepare_dataset
 from ifsl_bench.data.writer import build_dataset
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
@@ -117,9 +117,9 @@ def test_missing_data_say_how_to_get_them(tmp_path):
     with pytest.raises(UserError, match="It needs an email to the authors"):
         open_or_build(home, DataSpec(name="rare", obtain="an email to the authors"), Reporter())
     with pytest.raises(UserError, match=r"unknown data set 'glyph'.*did you mean 'glyphs'"):
-        prepare(home, "glyph", None, False, Reporter())
+        prepare_dataset(home, "glyph", None, False, Reporter())
     with pytest.raises(UserError, match="is no name for a data set"):
-        prepare(home, "../../escape", tmp_path, False, Reporter())
+        prepare_dataset(home, "../../escape", tmp_path, False, Reporter())
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="needs no files"):
-        prepare(home, "glyphs", tmp_path, False, Reporter())
+        prepare_dataset(home, "glyphs", tmp_path, False, Reporter())

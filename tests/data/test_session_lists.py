@@ -18,22 +18,22 @@ import pytest
 import torch
 from PIL import Image
 
-from ifsl_bench.data.dataset_views import draw_base_classes, with_fewer_base_classes, with_other_base_classes
-from ifsl_bench.data.datasets import dataset_source
+from ifsl_bench.data.dataset_views import draw_base_class_names, with_fewer_base_classes, with_other_base_classes
+from ifsl_bench.data.datasets import find_dataset_source
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.metadata import open_data
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
     ListedImage,
     SessionSource,
-    novel_class_order,
+    published_novel_class_order,
     read_mapping_of_columns,
     read_rows,
     session_pools,
 )
 from ifsl_bench.data.sets import cifar, cub, mini
-from ifsl_bench.data.source import Count
+from ifsl_bench.data.source import PoolSize
 from ifsl_bench.protocols.sampling.episodes import make_side_sampler
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.store.schema import read_result as read_result
@@ -78,12 +78,12 @@ def test_the_lists_have_the_published_counts():
     [("mini-imagenet-sessions", 60, 8, 5), ("cifar100-sessions", 60, 8, 5), ("cub-sessions", 100, 10, 10)],
 )
 def test_sessions_of_the_lists(name, base, sessions, ways):
-    source = dataset_source(name)
+    source = find_dataset_source(name)
     assert isinstance(source, SessionSource)
     class_sessions = source.session_of_class()
     assert Counter(class_sessions.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
     novel = sorted(c for c, session in class_sessions.items() if session)
-    order = novel_class_order(name, novel)
+    order = published_novel_class_order(name, novel)
     assert sorted(order) == list(range(sessions * ways))
     assert [class_sessions[novel[i]] for i in order] == [t for t in range(1, sessions + 1) for _ in range(ways)]
 
@@ -124,7 +124,9 @@ def prepared(cifar, tmp_path_factory) -> Dataset:
     """CIFAR-100 in sessions, of the made-up files."""
     root = tmp_path_factory.mktemp("cifar")
     files = write_cifar(root / "files", cifar)
-    return prepare(Paths.locate(root / "home"), "cifar100-sessions", files, False, Reporter(), allow_partial=True)
+    return prepare_dataset(
+        Paths.locate(root / "home"), "cifar100-sessions", files, False, Reporter(), allow_partial=True
+    )
 
 
 def places(pool, name: str) -> list[int]:
@@ -156,16 +158,16 @@ def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_pa
     """Training and test images of every class are those that it has in the list, whichever side it is on now."""
     whole = open_dataset(shutil.copytree(prepared.folder, tmp_path / "copy"))
     view = with_other_base_classes(whole, 1)
-    assert (view.fingerprint, view.shape, view.partial) == (whole.fingerprint, whole.shape, True)
+    assert (view.fingerprint, view.shape, view.is_partial) == (whole.fingerprint, whole.shape, True)
     pools = {name: view.pool(name) for name in COUNTS_60_40}
-    base = draw_base_classes(NAMES, 60, 1)
+    base = draw_base_class_names(NAMES, 60, 1)
     assert [set(pools[f"base/{part}"].classes) for part in ("train", "val", "test")] == [base] * 3
     assert set(pools["novel/test"].classes) == set(pools["novel/support"].classes) == set(NAMES) - base
     for name, pool in pools.items():
         assert view.manifest["pools"][name]["classes"] == list(pool.classes)
         assert view.manifest["pools"][name]["shape"] == list(pool.images.shape) == [len(pool), 32, 32, 3]
         assert np.array_equal(pool.starts, np.searchsorted(pool.labels, np.arange(len(pool.classes) + 1)))
-        view.check_images(name)
+        view.check_image_checksum(name)
     original = {name: whole.pool(name) for name in COUNTS_60_40}
     for label, name in enumerate(NAMES):
         listed = ("base/train", "base/val", "base/test") if label < 60 else ("novel/support", "novel/test")
@@ -184,14 +186,18 @@ def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_pa
     assert np.array_equal(pools["base/test"].images[7], pools["base/test"].images[:9][7])
     with (whole.folder / "novel-support.images.npy").open("r+b") as file:
         file.write(b"0")
-    few.check_images("base/test")
+    few.check_image_checksum("base/test")
     with pytest.raises(CorruptFile, match=r"novel-support\.images\.npy is not what was written"):
-        few.check_images("base/val")
+        few.check_image_checksum("base/val")
 
 
 def test_base_classes_are_a_function_of_number_and_names_alone():
-    assert sorted(draw_base_classes(NAMES, 3, 1)) == ["cup", "orange", "skunk"], "never changes: results rest on it"
-    assert draw_base_classes(NAMES[::-1], 60, 1) == draw_base_classes(NAMES, 60, 1) != draw_base_classes(NAMES, 60, 2)
+    assert sorted(draw_base_class_names(NAMES, 3, 1)) == ["cup", "orange", "skunk"], "never changes: results rest on it"
+    assert (
+        draw_base_class_names(NAMES[::-1], 60, 1)
+        == draw_base_class_names(NAMES, 60, 1)
+        != draw_base_class_names(NAMES, 60, 2)
+    )
 
 
 def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
@@ -203,14 +209,14 @@ def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
 
 
 def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_path, monkeypatch, messages, call):
-    counts = {pool: Count(60, 60 * each) for pool, each in (("base/train", 7), ("base/val", 2), ("base/test", 3))}
-    counts |= {"novel/support": Count(40, 40 * 9), "novel/test": Count(40, 40 * 3)}
+    counts = {pool: PoolSize(60, 60 * each) for pool, each in (("base/train", 7), ("base/val", 2), ("base/test", 3))}
+    counts |= {"novel/support": PoolSize(40, 40 * 9), "novel/test": PoolSize(40, 40 * 3)}
     for name, value in {"PER_CLASS": PER, "HELD_OUT_PER_CLASS": 2, "COUNTS_60_40": counts}.items():
         monkeypatch.setattr(f"ifsl_bench.data.sets.cifar.{name}", value)
-    dataset = prepare(home, "cifar100-sessions", write_pngs(tmp_path / "images"), False, messages)
+    dataset = prepare_dataset(home, "cifar100-sessions", write_pngs(tmp_path / "images"), False, messages)
     assert messages.warned == []
     pools = {name: dataset.pool(name) for name in counts}
-    assert {name: Count(len(pool.classes), len(pool)) for name, pool in pools.items()} == counts
+    assert {name: PoolSize(len(pool.classes), len(pool)) for name, pool in pools.items()} == counts
     for label, name in enumerate(NAMES):
         train, test = ([image(name, row).tobytes() for row in rows] for rows in (range(9), range(9, 12)))
         side = "base" if label < 60 else "novel"
@@ -232,7 +238,7 @@ def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_pa
 @pytest.mark.parametrize("name", ["mini", "cifar100", "cub"])
 def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     """The pinned digests, from the counts of the lists: no image is needed to know which image is what."""
-    source = dataset_source("mini-imagenet-sessions" if name == "mini" else f"{name}-sessions")
+    source = find_dataset_source("mini-imagenet-sessions" if name == "mini" else f"{name}-sessions")
     tests = Counter(row["image"].partition("/")[0] for row in CUB if row["role"] == "test")
     whole = {row["class"]: int(row["images"]) for row in read_rows("cub.csv")}
 
@@ -252,7 +258,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
     tasks = [task for task in packaged_tasks().values() if task.dataset.name == source.name]
     for task in sorted(tasks, key=lambda task: task.name):  # the published one comes last
         assert task.sessions is not None
-        order = novel_class_order(task.novel_data, classes("novel")) if task.sessions.published else None
+        order = published_novel_class_order(task.novel_data, classes("novel")) if task.sessions.published else None
         sampler = make_side_sampler(task, "test", 0, starts, classes=classes, order=order)
         assert sampler.digest(task.evaluation.episodes) == task.digest
     drawn = sampler.sample(0, 1)
@@ -287,9 +293,9 @@ def test_a_run_on_the_published_order(home, prepared, call, monkeypatch):
 
 def test_a_list_of_sessions_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="data set 'glyphs' has no published list of sessions"):
-        novel_class_order("glyphs", ["a"])
+        published_novel_class_order("glyphs", ["a"])
     with pytest.raises(UserError, match=r"'cub-sessions' lacks 100 of the 100 novel classes of its list \(101\."):
-        novel_class_order("cub-sessions", BIRDS[:1])
+        published_novel_class_order("cub-sessions", BIRDS[:1])
 
 
 @pytest.mark.parametrize(
@@ -346,7 +352,7 @@ def birds(tmp_path_factory) -> Path:
 def test_birds_pools_are_those_of_the_list_and_missing_birds_need_consent(home, birds, messages):
     first = next(row["image"] for row in CUB if row["image"] not in GREYS)
     refused(home, "cub-sessions", birds, rf"images of CUB-200-2011's session lists \({first}, ")
-    dataset = prepare(home, "cub-sessions", birds, False, messages, allow_partial=True)
+    dataset = prepare_dataset(home, "cub-sessions", birds, False, messages, allow_partial=True)
     pools = {name: dataset.pool(name) for name in cub.SESSION_COUNTS}
     assert dataset.shape == (224, 224, 3)
     assert any("images are missing: 002." in line for line in messages.warned)

@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data.pools import verify_checksums
-from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published_splits import read_rows, split_80_10_10
+from ifsl_bench.data.preparing.prepare import prepare_dataset
+from ifsl_bench.data.published_splits import read_rows, split_base_class_images
 from ifsl_bench.data.read.images import ImageSpec, decode_image
 from ifsl_bench.data.sets import tiered
-from ifsl_bench.data.source import Count
+from ifsl_bench.data.source import PoolSize
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import of_class, refused
@@ -36,7 +36,7 @@ PARTS = {  # prefix -> pool, classes, images of each
     "val": ("novel/val", VAL[:2], 6),
     "test": ("novel/test", TEST[:2], 6),
 }
-COUNTS = {pool: Count(len(classes), len(classes) * each) for pool, classes, each in PARTS.values()}
+COUNTS = {pool: PoolSize(len(classes), len(classes) * each) for pool, classes, each in PARTS.values()}
 
 
 def called(wnid: str) -> str:
@@ -107,23 +107,23 @@ def test_the_packaged_lists_are_the_published_split():
     assert collections.Counter(SIDES.values()) == {"train_a": 200, "train_b": 151, "val": 97, "test": 160}
     images = list(read_rows("tiered-imagenet-train-a-images.csv.xz"))
     phases = collections.Counter(row["phase"] for row in images)
-    assert {f"base/{phase}": Count(200, n) for phase, n in phases.items()} == {
+    assert {f"base/{phase}": PoolSize(200, n) for phase, n in phases.items()} == {
         pool: tiered.POOL_COUNTS[pool] for pool in ("base/train", "base/val", "base/test")
     }
     per_class = collections.Counter(row["image"].split("_")[0] for row in images)
     assert set(per_class) == set(A)
     drawn = collections.Counter()
     for wnid, count in per_class.items():
-        drawn.update({pool: len(part) for pool, part in split_80_10_10(range(count), wnid).items()})
+        drawn.update({pool: len(part) for pool, part in split_base_class_images(range(count), wnid).items()})
     assert drawn == {f"base/{phase}": n for phase, n in phases.items()}  # the same shares of each class
 
 
 def test_the_release_makes_the_exact_pools(home, tmp_path, python2, exact, messages):
     folder = write_release(tmp_path / "files", python2)
-    dataset = prepare(home, "tiered-imagenet", folder, False, messages)
+    dataset = prepare_dataset(home, "tiered-imagenet", folder, False, messages)
     check_release(dataset)
     verify_checksums(dataset)
-    assert not dataset.partial
+    assert not dataset.is_partial
     assert any("files of Ren et al. (2019)" in line for line in messages.said)
     assert messages.warned == []
 
@@ -203,11 +203,11 @@ def files_2018(folder: Path) -> dict[str, tuple[np.ndarray, dict]]:
 
 def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn(home, tmp_path, monkeypatch):
     content = files_2018(tmp_path / "files")
-    counts = {"base/train": Count(2, 48), "base/val": Count(2, 6), "base/test": Count(2, 6),
-              "novel/train": Count(2, 60), "novel/val": Count(2, 12), "novel/test": Count(2, 12)}  # fmt: skip
+    counts = {"base/train": PoolSize(2, 48), "base/val": PoolSize(2, 6), "base/test": PoolSize(2, 6),
+              "novel/train": PoolSize(2, 60), "novel/val": PoolSize(2, 12), "novel/test": PoolSize(2, 12)}  # fmt: skip
     monkeypatch.setattr(tiered, "POOL_COUNTS", counts)
-    dataset = prepare(home, "tiered-imagenet-2018", tmp_path / "files", False, Reporter())
-    assert not dataset.partial
+    dataset = prepare_dataset(home, "tiered-imagenet-2018", tmp_path / "files", False, Reporter())
+    assert not dataset.is_partial
     images, labels = content["train"]
 
     def images_of(wnid: str) -> np.ndarray:
@@ -232,11 +232,11 @@ def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn
 @pytest.mark.slow("the whole split is checked image by image")
 def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
     refused(home, "tiered-imagenet", ilsvrc, "base/val should have 200 classes with 25,460 images and has")
-    dataset = prepare(home, "tiered-imagenet", ilsvrc, False, Reporter(), allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "tiered-imagenet", ilsvrc, False, Reporter(), allow_partial=True)
+    assert dataset.is_partial
     assert "ILSVRC-2012" in dataset.manifest["about"]["form"]
     phases = {row["image"]: row["phase"] for row in read_rows("tiered-imagenet-train-a-images.csv.xz")}
-    spec = ImageSpec(84, fit="stretch", filter="cubic-opencv")
+    spec = ImageSpec(84, fit_mode="stretch", resampling_filter="cubic-opencv")
     with zipfile.ZipFile(ilsvrc) as archive:
         members: dict[str, list[str]] = {}
         for name in archive.namelist():

@@ -14,7 +14,7 @@ from PIL import Image
 
 from ifsl_bench.data import datasets
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.published_splits import read_rows
 from ifsl_bench.data.sets import tiny
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
@@ -92,9 +92,9 @@ def check_class(pool, wnid: str, numbers: list[int]) -> None:
 
 @pytest.mark.usefixtures("ten_a_class")
 def test_the_whole_download(small, home, messages):
-    dataset = prepare(home, "tiny", small, False, messages)
+    dataset = prepare_dataset(home, "tiny", small, False, messages)
     assert dataset.shape == (64, 64, 3)
-    assert not dataset.partial
+    assert not dataset.is_partial
     for name in POOLS:
         pool = dataset.pool(name)
         assert list(pool.classes) == listed(SIDE_OF_POOL["base" if name.startswith("base") else name])
@@ -107,8 +107,8 @@ def test_a_part_of_the_download_is_refused_or_marked(small, home, messages):
     said = refused(home, "tiny", small, "does not give all of Tiny-ImageNet")
     assert "base/train should have 95 classes with 38,000 images and has 95 classes with 760 images" in said
     assert "novel/test should have 45 classes with 22,500 images and has 45 classes with 450 images" in said
-    dataset = prepare(home, "tiny", small, False, messages, allow_partial=True)
-    assert dataset.partial
+    dataset = prepare_dataset(home, "tiny", small, False, messages, allow_partial=True)
+    assert dataset.is_partial
     assert "has 45 classes with 450 images" in dataset.manifest["about"]["missing"][0]
     assert any("partial" in line for line in messages.warned)
 
@@ -116,8 +116,8 @@ def test_a_part_of_the_download_is_refused_or_marked(small, home, messages):
 def test_the_pack_takes_the_first_images_of_each_class(small, home, monkeypatch):
     most = {"base": 10, "novel/train": 3, "novel/val": 2, "novel/test": 4}
     monkeypatch.setattr(tiny.TinyPack, "most", most)
-    monkeypatch.setattr(datasets, "dataset_source", lambda name: tiny.TinyPack())
-    dataset = prepare(home, "tiny-pack", small, False, Reporter(), allow_partial=True)
+    monkeypatch.setattr(datasets, "find_dataset_source", lambda name: tiny.TinyPack())
+    dataset = prepare_dataset(home, "tiny-pack", small, False, Reporter(), allow_partial=True)
     for name in ("novel/train", "novel/val", "novel/test"):
         pool = dataset.pool(name)
         for wnid in pool.classes:
@@ -154,10 +154,10 @@ def test_the_real_pack(tmp_path):
     """All 55,125 images; some of them compared with Pillow, and the digests with those of the task file."""
     from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 
-    dataset = prepare(Paths.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
+    dataset = prepare_dataset(Paths.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
     task = packaged_tasks()["tiny-pack-1shot"]
     assert dataset.fingerprint == task.dataset.fingerprint
-    assert dataset.partial
+    assert dataset.is_partial
     counts = {name: (len(dataset.pool(name).classes), len(dataset.pool(name))) for name in POOLS}
     assert counts == {"base/train": (95, 27_360), "base/val": (95, 3_420), "base/test": (95, 3_420),
                       "novel/train": (38, 6_840), "novel/val": (22, 3_960), "novel/test": (45, 10_125)}  # fmt: skip

@@ -179,12 +179,12 @@ def test_regular_tasks_stay_as_they_are_and_cannot_be_calibrated(clusters, task,
 
 
 def test_few_validation_classes_cost_a_row_its_calibrated_numbers_alone(write_features, tmp_path, clusters, capfd):
-    from ifsl_bench.data.preparing.prepare import prepare
+    from ifsl_bench.data.preparing.prepare import prepare_dataset
 
     work = api.workspace(tmp_path / "home", device="cpu", reporter=LogReporter())
     classes = {"base": 8, "novel/train": 9, "novel/val": 4, "novel/test": 7}
     folder = write_features(tmp_path / "few", classes=classes)
-    prepare(work.home, "clusters", folder, False, work.reporter, allow_partial=True)
+    prepare_dataset(work.home, "clusters", folder, False, work.reporter, allow_partial=True)
     task = f"{clusters / 'clusters.toml'}:clusters-1shot"
     result = api.run("imprint", task, work=work)
     assert "no calibrated Acc., since validation episodes cannot be drawn" in capfd.readouterr().err

@@ -16,7 +16,7 @@ from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import pretraining_key
 from ifsl_bench.data.dataset_views import make_cross_domain
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
-from ifsl_bench.data.writer import Writer, build_dataset
+from ifsl_bench.data.writer import DatasetWriter, build_dataset
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
@@ -58,7 +58,7 @@ def make(home: Paths, name: str, size: int = 16, sources: Mapping[str, str] | No
          prefix: str = "", without: str = "") -> Dataset:  # fmt: skip
     """A data set; ``sources`` says whose images a pool has, ``few`` that novel pools have so many classes."""
 
-    def fill(writer: Writer) -> None:
+    def fill(writer: DatasetWriter) -> None:
         for pool in POOLS:
             if pool == without:
                 continue
@@ -68,7 +68,7 @@ def make(home: Paths, name: str, size: int = 16, sources: Mapping[str, str] | No
             if source == "beta" != name:
                 names = tuple(prefix + class_name for class_name in names)
             labels = np.repeat(np.arange(len(names)), IMAGES[pool])
-            with writer.pool(pool, labels, names, (size, size, 1)) as images:
+            with writer.write_pool(pool, labels, names, (size, size, 1)) as images:
                 images[:] = pixels(source, pool, len(names), size)
 
     home.data.mkdir(parents=True, exist_ok=True)

@@ -199,9 +199,9 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
     board = load_task_results(job.task, work.home.results)
     (row,) = (row for row in board.rows if row.label == first.label)
     assert (row.seeds, row.n_trials) == ((0, 1), 4)
-    assert {place.row.label: place.provisional_reason for place in board.ranking.ranked_rows}[row.label].endswith(
-        "--setting tuned-4"
-    )
+    assert {place.row.label: place.reason_for_provisional_rank for place in board.ranking.ranked_rows}[
+        row.label
+    ].endswith("--setting tuned-4")
     assert list_table_rows(board)[0].measured_row is row
 
 

@@ -25,9 +25,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.images import BadImage, ImageSpec, decode_image
+from ifsl_bench.data.read.images import ImageSpec, UnusableImageError, decode_image
 from ifsl_bench.data.read.pickles import load_pickle
 from ifsl_bench.data.sets.feature_files import _check_labels, _load_features, _read_features_and_labels
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides
@@ -167,7 +167,7 @@ def read_folder(path: Path) -> None:
     home = Path(tempfile.mkdtemp(dir=path.parent))
     try:
         quiet = LogReporter(io.StringIO())
-        prepare(Paths.locate(home), "own", path, False, quiet, allow_partial=True, own=OwnOptions(size=8))
+        prepare_dataset(Paths.locate(home), "own", path, False, quiet, allow_partial=True, own=OwnOptions(size=8))
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -187,11 +187,11 @@ def images() -> Sequence[bytes]:
 
 def read_image(path: Path) -> None:
     refused = []
-    specs = (ImageSpec(8, "crop", upright=True), ImageSpec(8, "stretch", "cubic-opencv"), ImageSpec(9))
+    specs = (ImageSpec(8, "crop", applies_exif_orientation=True), ImageSpec(8, "stretch", "cubic-opencv"), ImageSpec(9))
     for spec in specs:
         try:
             decode_image(path.read_bytes(), spec)
-        except BadImage as error:
+        except UnusableImageError as error:
             refused.append(str(error))
     if len(refused) == len(specs):
         raise UserError(refused[0])
@@ -290,7 +290,7 @@ def spoiled_safetensors(random: Random, content: bytes) -> bytes:
 def read_features(suffix: str, path: Path) -> None:
     path = path.rename(path.with_suffix(suffix))
     with open_tree(path.parent) as tree:
-        entry = tree.by_path[path.name]
+        entry = tree.entry_by_path[path.name]
         labels = _check_labels(_read_features_and_labels(tree, entry)[1], path.name)
         assert len(_load_features(tree, entry)) == len(labels)
         "".join(map(str, np.unique(labels))).encode()

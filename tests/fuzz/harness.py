@@ -241,12 +241,12 @@ def read_archive(path: Path) -> None:
         refused = []
         for entry in tree.entries[:4]:
             try:
-                with tree.readable(entry), tree.open(entry) as file:
+                with tree.translate_read_errors(entry), tree.open(entry) as file:
                     file.read(10)
                     file.seek(0)
                     while file.read(1 << 20):
                         pass
-                tree.read(entry)
+                tree.read_bytes(entry)
             except UserError as error:  # the others may be read
                 refused.append(error)
         if refused:

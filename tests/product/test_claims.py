@@ -16,7 +16,7 @@ from scipy import stats
 
 from ifsl_bench import grid
 from ifsl_bench.analysis import task_results
-from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.plugin.display_names import display_names_by_row
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -142,9 +142,9 @@ def naive(claims: dict[str, Claim]) -> dict[str, str]:
             board = loaded[task]
             for a, b in claim.rows:
                 for rival in [r.label for r in board.ranking.family if r.label != a] if b == "*" else [b]:
-                    gap = compare(board.find_row(a), board.find_row(rival), board.comparable_rows).overall_differences[
-                        claim.metric
-                    ]
+                    gap = compare_rows(
+                        board.find_row(a), board.find_row(rival), board.comparable_rows
+                    ).overall_differences[claim.metric]
 
                     def above(first, second, c, sign, gap=gap, key=(task, claim.metric)):
                         p[*key, first, second, c] = stats.t.sf(
@@ -277,7 +277,7 @@ says = "ahead"
     for evidence, method in zip(judged["recipes"].evidence, ("ncm", "teen"), strict=True):
         a, b = board.find_row(f"{method}.recipe=closer"), board.find_row(method)
         assert (evidence.a.label, evidence.b.label) == (a.label, b.label)
-        assert evidence.difference == compare(a, b, board.comparable_rows).overall_differences["acc"]
+        assert evidence.difference == compare_rows(a, b, board.comparable_rows).overall_differences["acc"]
     shares = {record["source"]: record for record in grid("glyphs-sessions", results=tmp_path) if "percent" in record}
     gap = shares["classifier"]["percent"] - shares["recipe"]["percent"]
     assert judged["shares"].evidence[0].by == pytest.approx(gap, abs=1e-3)

@@ -49,7 +49,7 @@ def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(
     assert list(pairs) == ["lr", "lwof", "imprint", "protonet"]
     mean = np.mean([result.summary["acc"]["mean"] for result in board.find_row("lr").results])
     assert pairs["lr"].difference == pytest.approx(mean - 80.0)
-    assert [pair.band_verdict for pair in pairs.values()] == ["within", "outside", None, "outside"]
+    assert [pair.tolerance_verdict for pair in pairs.values()] == ["within", "outside", None, "outside"]
     status, out, _ = call("table", "--beside", "glyphs-5shot")
     assert status == 0
     assert "1 of 3 rows are within the band" in out
@@ -73,7 +73,7 @@ def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call
         task = load_tasks("glyphs-5shot+pretraining-steps=800")[0]
         target.write_text(json.dumps({**raw, "task": task.name, "task_hash": task.hash}))
     (pair,) = pair_with_published_rows(load_task_results(task, tmp_path / "results"))
-    assert (pair.measured_row.label, pair.band_verdict) == ("lr", None)
+    assert (pair.measured_row.label, pair.tolerance_verdict) == ("lr", None)
     assert pair.incompatibility == "a variant of glyphs-5shot"
 
 
@@ -119,7 +119,7 @@ def test_the_whole_campaign_runs_on_a_few_photographs_from_the_users_files_to_th
     name = "tiered-5shot+queries=2+pretraining-steps=1"
     pairs = pair_with_published_rows(load_task_results(load_tasks(name)[0], tmp_path / "home" / "results"))
     assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a"} <= {pair.published_row.label for pair in pairs}
-    assert {pair.band_verdict for pair in pairs} == {None}, "a variant, on a part of the data"
+    assert {pair.tolerance_verdict for pair in pairs} == {None}, "a variant, on a part of the data"
     assert f"{name}, measured here beside what is printed" in out
     status, out, _ = call("status", "paper", *FEW)
     assert status == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench import api
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
@@ -39,7 +39,7 @@ def test_own_method_and_own_data(features_folder, tmp_path, monkeypatch):
     text = block("toml", "[tasks.mine-5shot]", DATA) + "\n[evaluation]\nepisodes = 40\nvalidation_episodes = 10\n"
     (tmp_path / "mine.toml").write_text(text.replace("steps = 2000", "steps = 50"))
     work = api.workspace(tmp_path / "home", device="cpu")
-    prepare(Paths.locate(tmp_path / "home"), "mine", features_folder, False, Reporter())
+    prepare_dataset(Paths.locate(tmp_path / "home"), "mine", features_folder, False, Reporter())
     result = api.run("nearest-mean", str(tmp_path / "mine.toml"), options={"bias": "-0.1"}, work=work)
     assert result.label == "nearest-mean.bias=-0.1"
     assert result.summary["novel_alone"]["mean"] > 50

@@ -62,7 +62,11 @@ def slow_sequence(number, pools, hide=False, parity=None, order=None):
             rows = list(range(SHOTS))
         rows = [int(source[c]) + r for r in rows]
         support.append(rows[:SHOTS])
-        query.append(rows[SHOTS:] if pools.support_starts is None else list(range(pools.novel_starts[c], pools.novel_starts[c + 1])))
+        query.append(
+            rows[SHOTS:]
+            if pools.support_starts is None
+            else list(range(pools.novel_starts[c], pools.novel_starts[c + 1]))
+        )
     return list(order), support, query, base
 
 
@@ -129,7 +133,8 @@ NAMED = SequencePoolStarts(NOVEL, BASE, pool_names=("novel/test", "base/test", "
          r"t-sessions need 8 novel classes \(4 sessions of 2\), novel/test has 7; --sessions 3 would do here"),
         ({"queries": 7}, {},
          r"need 12 images of a novel class \(5 shots \+ 7 queries\), class 'c' of novel/test has 11; --queries 6"),
-        ({}, {"novel_starts": starts(13, 20, 4, 40, 17, 12, 30)}, r"class 'c' .* has 4; --shots 1 --queries 3 would do here$"),
+        ({}, {"novel_starts": starts(13, 20, 4, 40, 17, 12, 30)},
+         r"class 'c' .* has 4; --shots 1 --queries 3 would do here$"),
         ({}, {"support_starts": starts(5, 7, 6, 4, 9, 5, 8)},
          r"need 5 images of a novel class for supports, class 'd' of novel/support has 4; --shots 4"),
         ({"queries": 0}, {}, "have no queries of novel classes; --queries must be at least 1"),

@@ -102,7 +102,7 @@ def test_every_packaged_task_is_complete(name):
     assert task.title
     assert task.evaluation.episodes == (task.sessions.sequences if task.sessions else 2000)
     embedded = task.dataset.name in registry.registered_entry_points(registry.DATASET_GROUP)
-    if embedded and not datasets.dataset_source(task.dataset.name).needs_source:
+    if embedded and not datasets.find_dataset_source(task.dataset.name).needs_source:
         assert task.dataset.fingerprint, "the content of embedded data is pinned"
         assert task.digest, "and so are the test episodes"
     else:

@@ -12,9 +12,9 @@ import torch
 
 from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import features_key, pretraining_key
-from ifsl_bench.data.dataset_views import choose_base_classes, with_fewer_base_classes
+from ifsl_bench.data.dataset_views import choose_kept_base_classes, with_fewer_base_classes
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.episode_protocol import REGULAR_PROTOCOL
@@ -120,12 +120,12 @@ def test_the_variant_in_the_docs_is_read():
 
 
 def test_chosen_classes_are_nested_and_not_the_first():
-    small, large = choose_base_classes(50, 200), choose_base_classes(150, 200)
+    small, large = choose_kept_base_classes(50, 200), choose_kept_base_classes(150, 200)
     assert set(small) < set(large)
     assert len(set(small)) == 50
     assert small.tolist() == sorted(small)
     assert small.tolist() != list(range(50))
-    assert choose_base_classes(5, 100).tolist() == [7, 10, 31, 44, 51], "never changes: results rest on it"
+    assert choose_kept_base_classes(5, 100).tolist() == [7, 10, 31, 44, 51], "never changes: results rest on it"
 
 
 def dataset_of(folder: Path):
@@ -172,7 +172,7 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     assert batch.support.hidden.shape == (20, 6)
     rows = bench.sampler("test").sample(0, 20)
     queries = rows.query[~rows.query_is_novel]
-    pool, classes = dataset_of(clusters).pool("base/test"), choose_base_classes(6, 8)
+    pool, classes = dataset_of(clusters).pool("base/test"), choose_kept_base_classes(6, 8)
     names = {pool.classes[k] for k in classes}
     cut_pool = bench.dataset.pool("base/test")
     assert {cut_pool.classes[cut_pool.labels[q]] for q in queries.tolist()} <= names
@@ -234,8 +234,8 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
         labels = np.repeat(np.arange(5) if pool.startswith("base") else np.arange(5) + 10 * len(pool), sizes)
         features = np.c_[labels, np.arange(len(labels))].astype(np.float32)  # says which class and image it is
         np.savez(folder / f"{pool}.npz", features=features, labels=labels)
-    whole = prepare(Paths.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
-    classes = choose_base_classes(3, 5)
+    whole = prepare_dataset(Paths.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
+    classes = choose_kept_base_classes(3, 5)
     pool = with_fewer_base_classes(whole, 3).pool("base/test")
     assert [pool.images[a, 0] for a in pool.starts[:-1]] == classes.tolist()
     assert np.array_equal(pool.images[:, 0], classes[pool.labels])
@@ -252,7 +252,7 @@ def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     assert "+base-classes=10" in bench.pretrained.key
     features = bench.feature_pool("base/test").features
     whole = open_dataset(glyph_home / "data" / "glyphs").pool("base/test")
-    images = np.array(whole.images[np.isin(whole.labels, choose_base_classes(10, 100))])
+    images = np.array(whole.images[np.isin(whole.labels, choose_kept_base_classes(10, 100))])
     assert len(features) == len(images)
     rows = slice(len(images) - 40, None)
     with torch.inference_mode():

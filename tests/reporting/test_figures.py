@@ -19,8 +19,8 @@ from matplotlib.text import Text
 
 import ifsl_bench
 from ifsl_bench.analysis import session_variance
-from ifsl_bench.analysis.aggregate import bias_curve
-from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.aggregate import mean_bias_curve
+from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.session_variance import split_variance_of_rows
 from ifsl_bench.analysis.task_results import TaskResults, load_task_results
 from ifsl_bench.api import run
@@ -104,7 +104,7 @@ def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
 def test_a_curve_holds_the_calibrated_accuracy_and_falls_in_one_and_rises_in_the_other(board):
     for row in board.rows:
         single_seed = type(row)(row.label, row.origin, row.results[:1])
-        curve = bias_curve(single_seed)
+        curve = mean_bias_curve(single_seed)
         calibration = row.results[0].calibration
         at = curve[curve[:, 0] == calibration.bias][0]
         # Stored with six decimals.
@@ -166,7 +166,9 @@ def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ran
         for j, b in enumerate(names):
             if i == j:
                 continue
-            overall = compare(board.find_row(a), board.find_row(b), board.comparable_rows).overall_differences["acc"]
+            overall = compare_rows(board.find_row(a), board.find_row(b), board.comparable_rows).overall_differences[
+                "acc"
+            ]
             assert values[i, j] == pytest.approx(overall.mean, abs=ROUNDING)
             number = float(texts[j + 0.5, i + 0.5].replace("\N{MINUS SIGN}", "-"))
             assert number == pytest.approx(overall.mean, abs=0.0501)  # printed with one decimal

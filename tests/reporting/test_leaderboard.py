@@ -13,8 +13,8 @@ from scipy import stats
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import compare
-from ifsl_bench.analysis.task_results import load_task_results, load_variant_results, require_row
+from ifsl_bench.analysis.comparison import compare_rows
+from ifsl_bench.analysis.task_results import find_row_or_raise, load_task_results, load_variant_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.detail_tables import seed_table
 from ifsl_bench.reporting.latex import paper_tables
@@ -36,9 +36,9 @@ def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch)
         write_result(tmp_path, result)
     board = load_task_results(packaged_tasks()["mini-5shot"], tmp_path)
     with pytest.raises(UserError, match=r"my\.py:Mine is a method; its rows on mini-5shot are called Mine\.x=2"):
-        require_row(board, "my.py:Mine")
+        find_row_or_raise(board, "my.py:Mine")
     with pytest.raises(UserError, match=r"unknown row 'my\.py:Other'"):
-        require_row(board, "my.py:Other")
+        find_row_or_raise(board, "my.py:Other")
 
 
 def test_one_view_of_measured_and_published_rows(stored_rows):
@@ -210,7 +210,7 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     for text in texts:
         assert text.count(line) == 1
         assert text.count("at a saddle") == 1
-    assert any("a (yours) in 3 of 16,000" in note for note in compare(*board.rows[:2]).notes)
+    assert any("a (yours) in 3 of 16,000" in note for note in compare_rows(*board.rows[:2]).notes)
     assert "a in 3 of 16,000" in seed_table(board.find_row("a")).notes[-1]
 
 
@@ -367,7 +367,7 @@ def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path
     board = load_task_results(packaged_tasks()["glyphs-5shot"], tmp_path)
     few = paper_tables([board.select_labels(["lr", "imprint"])])
     assert r"\textbf" not in few
-    tops = {place.row.label for place in board.ranking.ranked_rows if place.may_be_best}
+    tops = {place.row.label for place in board.ranking.ranked_rows if place.may_be_best_row}
     assert f"% None is bold among the measured rows of glyphs-5shot: {', '.join(sorted(tops))} may be the best" in few
     assert "None is bold" not in paper_tables([board])
 

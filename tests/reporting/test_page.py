@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.analysis import task_results
-from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.ranking import Ranking, holm_rejections
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
@@ -163,7 +163,7 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
         p = []
         for a, b, mean, interval, value, _, seeds, fixed in pairs:
             labels = rows[a]["label"], rows[b]["label"]
-            delta = compare(
+            delta = compare_rows(
                 ranked[labels[0]], ranked[labels[1]], board.select_setting("paper").comparable_rows
             ).overall_differences[metric]
             assert (mean, interval) == (pytest.approx(delta.mean, abs=PAIRS), pytest.approx(delta.interval, abs=PAIRS))
@@ -180,7 +180,7 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
         for number in board_data["ranked"]:
             label = rows[number]["label"]
             better = sum(p[5] for p in pairs if (p[0] == number and p[2] < 0) or (p[1] == number and p[2] > 0))
-            assert ranks[label].first == 1 + better
+            assert ranks[label].best_rank == 1 + better
 
 
 def test_the_numbers_are_those_that_the_commands_print(call, results, text, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from ifsl_bench.analysis.comparison import compare, describe_verdict
+from ifsl_bench.analysis.comparison import compare_rows, describe_verdict
 from ifsl_bench.analysis.task_results import load_results_by_name, load_task_results
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
@@ -368,10 +368,12 @@ def test_of_one_order_nothing_is_ranked_and_nothing_significant_whatever_the_see
     """Its seeds are equal where nothing is trained, which says nothing of other orders."""
     board = load_task_results(packaged_tasks()["mini-sessions-published"], tmp_path)
     assert {len(row.seeds) for row in board.rows} == {1, 3}
-    assert {(place.rank_interval, place.provisional_reason) for place in board.ranked_rows} == {(None, "one order")}
+    assert {(place.rank_interval, place.reason_for_provisional_rank) for place in board.ranked_rows} == {
+        (None, "one order")
+    }
     assert "Measured: one order of the novel classes, so there are no intervals" in table_notes(board)[0]
     ncm, teen = board.find_row("ncm"), board.find_row("teen")
-    comparison = compare(ncm, teen, board.comparable_rows)
+    comparison = compare_rows(ncm, teen, board.comparable_rows)
     gap = comparison.overall_differences["acc"]
     assert gap.mean > 0
     assert np.isnan([gap.interval, gap.p_value]).all()

@@ -14,7 +14,7 @@ import pytest
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
-from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.calibration import Margins, find_bias
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, Counts
@@ -168,7 +168,7 @@ def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
     first, second = (row.metric_by_resample("calibrated_acc") for row in rows)
     assert first == pytest.approx(second, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
     assert first.std() > 0.05
-    comparison = compare(*rows, rows)
+    comparison = compare_rows(*rows, rows)
     d = rows[0].metrics_by_episode()["calibrated_acc"] - rows[1].metrics_by_episode()["calibrated_acc"]
     assert comparison.episode_differences["calibrated_acc"].interval == pytest.approx(
         1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01
@@ -177,7 +177,7 @@ def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
         r.calibration, resampled_base=r.calibration.resampled_base[::-1],
         resampled_novel=r.calibration.resampled_novel[::-1])) for r in rows[1].results]  # fmt: skip
     spread = (first - second[::-1]).var(ddof=1)
-    apart = compare(rows[0], SeedAggregate("b", "yours", tuple(noisy)), rows)
+    apart = compare_rows(rows[0], SeedAggregate("b", "yours", tuple(noisy)), rows)
     expected = np.sqrt(d.var(ddof=1) / 60 + spread)
     assert apart.episode_differences["calibrated_acc"].interval == pytest.approx(1.96 * expected)
     overall = [of.overall_differences["calibrated_acc"].standard_error ** 2 for of in (comparison, apart)]
@@ -239,8 +239,8 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
         "was recorded"
     )
     assert f"T{remark}." in task_table(whole_board).notes
-    assert f"t{remark}" in compare(before, new).notes
-    assert not [note for note in compare(new, new).notes if remark in note]
+    assert f"t{remark}" in compare_rows(before, new).notes
+    assert not [note for note in compare_rows(new, new).notes if remark in note]
 
 
 def test_a_shown_result_says_its_bias(tmp_path):

@@ -205,11 +205,11 @@ def test_a_changed_header_of_a_prepared_array_is_named(cache):
     for at in (0, 8, 40, 127):  # its magic number, the length of the header, its content, its end
         spoil(path, at)
         with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
-            open_dataset(path.parent).check_images("base/val")
+            open_dataset(path.parent).check_image_checksum("base/val")
         path.write_bytes(good)
     path.write_bytes(good.replace(b"'fortran_order': False", b"'fortran_order': True "))
     with pytest.raises(CorruptFile, match=r"base-val\.images\.npy.*another header"):
-        open_dataset(path.parent).check_images("base/val")
+        open_dataset(path.parent).check_image_checksum("base/val")
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,12 @@ def test_a_comparison_at_80_columns_has_a_line_for_each_metric(call):
 
     from rich.console import Console
 
-    from ifsl_bench.analysis.comparison import compare
+    from ifsl_bench.analysis.comparison import compare_rows
     from ifsl_bench.analysis.task_results import find_rows_to_compare
     from ifsl_bench.reporting.comparison_tables import comparison_table
     from ifsl_bench.reporting.terminal import print_tables
 
-    table = comparison_table(compare(*find_rows_to_compare("lr+a", "lr", "glyphs-5shot", Paths.locate())))
+    table = comparison_table(compare_rows(*find_rows_to_compare("lr+a", "lr", "glyphs-5shot", Paths.locate())))
     for width, has_seeds in ((80, False), (140, True)):
         out = StringIO()
         print_tables([table], Console(file=out, width=width))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols import protocol as stored_counts
@@ -172,7 +172,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     entry = msgspec.structs.replace(newer.episodes, base_alone=pack_array(changed))
     assert rename_replaced_result(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
     a, b = (SeedAggregate(name, "file", (result,)) for name, result in (("plain", newer), ("packed", packed_result)))
-    table = compare(a, b)
+    table = compare_rows(a, b)
     assert table.episode_differences["acc"].mean == 0
     assert table.n_classes
     write_result(tmp_path / "shown", packed_result)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate, aggregate_seeds
-from ifsl_bench.analysis.comparison import class_intervals, compare
+from ifsl_bench.analysis.comparison import compare_rows, estimate_class_intervals
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.metrics import METRICS, Counts
 from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
@@ -98,7 +98,7 @@ def test_seeds_that_do_not_belong_together_do_not_mix(changes, reason):
 def test_comparison_is_paired_over_episodes_and_over_seeds():
     a = SeedAggregate("a", "yours", tuple(make("a", s, noise=1) for s in range(3)))
     b = SeedAggregate("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
-    gaps = compare(a, b)
+    gaps = compare_rows(a, b)
     for name in METRICS:
         first, second = a.metrics_by_episode()[name], b.metrics_by_episode()[name]
         assert gaps.episode_differences[name].mean == pytest.approx((first - second).mean())
@@ -133,13 +133,13 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
             assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
     a, b = (read_result(path) for path in map(Path, paths))
     d = a.to_hit_counts().metrics_by_unit()["acc"] - b.to_hit_counts().metrics_by_unit()["acc"]
-    estimate = class_intervals(d[:, None], kinds["new"])
+    estimate = estimate_class_intervals(d[:, None], kinds["new"])
     assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (
         12,
         pytest.approx(estimate.class_effect_sds[0], abs=STORED),
     )
-    assert rows[0]["interval_of_classes"] == pytest.approx(estimate.intervals[0], abs=STORED)
-    assert re.search(rf"(?m)^Acc\. .*± {estimate.intervals[0]:.2f}\s*$", text)
+    assert rows[0]["interval_of_classes"] == pytest.approx(estimate.interval_half_widths[0], abs=STORED)
+    assert re.search(rf"(?m)^Acc\. .*± {estimate.interval_half_widths[0]:.2f}\s*$", text)
     zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
     assert zero
     headings = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
@@ -159,13 +159,13 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
 )
 def test_comparison_refuses_with_the_reason(changes, reason):
     with pytest.raises(UserError, match=reason):
-        compare(SeedAggregate("a", "yours", (make("a"),)), SeedAggregate("b", "yours", (make("b", **changes),)))
+        compare_rows(SeedAggregate("a", "yours", (make("a"),)), SeedAggregate("b", "yours", (make("b", **changes),)))
 
 
 def test_comparison_notes_unequal_seeds_and_separate_backbones():
     a = SeedAggregate("a", "yours", tuple(make("a", s) for s in range(2)))
     b = SeedAggregate("b", "stored", (make("b", 1, noise=3, pretraining={"key": "k1", "sha256": "other"}),))
-    comparison = compare(a, b)
+    comparison = compare_rows(a, b)
     assert comparison.seeds == (1,)
     assert comparison.episode_differences["acc"].mean == pytest.approx(
         comparison.seed_differences["acc"][0], abs=STORED
@@ -184,7 +184,7 @@ def test_comparison_says_which_seeds_have_base_classifiers_of_their_own_on_featu
         for name in ("a", "b")
     )
     separate = "seeds 0, 1, 2: the two start from base classifiers that were trained separately (another machine?)"
-    assert [note for note in compare(a, b).notes if "separately" in note] == [separate]
+    assert [note for note in compare_rows(a, b).notes if "separately" in note] == [separate]
 
 
 def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
@@ -230,7 +230,7 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
             [r.to_hit_counts().metrics_by_unit()["acc"] for r in rows if r.label == name] for name in ("c", label)
         )
         d = np.subtract(mine, rival)
-        gap = task_board.ranking.row_difference(task_board.find_row("c"), task_board.find_row(label))
+        gap = task_board.ranking.estimate_row_difference(task_board.find_row("c"), task_board.find_row(label))
         assert gap.mean == pytest.approx(d.mean())
         p = 2 * stats.t.sf(abs(d.mean()) / gap.standard_error, gap.degrees_of_freedom)
         p_text = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"

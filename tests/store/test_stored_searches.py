@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ifsl_bench.analysis.comparison import compare
+from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.notes import table_notes
@@ -64,7 +64,9 @@ def test_tuned_is_nowhere_significantly_worse_than_untuned(tmp_path):
         for row in board.rows:
             if row.setting == "tuned-12":
                 untuned = board.find_row(row.label.replace("@tuned-12", ""))
-                gaps[f"{row.label} on {name}"] = compare(row, untuned, board.comparable_rows).overall_differences["acc"]
+                gaps[f"{row.label} on {name}"] = compare_rows(row, untuned, board.comparable_rows).overall_differences[
+                    "acc"
+                ]
     assert gaps
     worse = {label for label, gap in gaps.items() if gap.mean < 0 and gap.p_value < 0.05 / len(gaps)}
     assert not worse

@@ -76,7 +76,7 @@ def derive() -> list[Letter]:
     chosen: list[Letter] = []
     for stage in STAGES:
         stage_letters = sorted(
-            (letter for letter in letters if letter.side == stage), key=lambda letter: _rank(letter.codepoint)
+            (letter for letter in letters if letter.class_side == stage), key=lambda letter: _rank(letter.codepoint)
         )
         if stage == "train":
             chosen += [_with_side(letter, "base") for letter in stage_letters[:BASE_CLASSES]]
@@ -85,7 +85,7 @@ def derive() -> list[Letter]:
         for script in SCRIPT_STAGE:
             of_script = [letter for letter in stage_letters if letter.script == script]
             chosen += [_with_side(letter, f"novel/{stage}") for letter in of_script[:MOST_PER_SCRIPT]]
-    return sorted(chosen, key=lambda letter: (SIDES.index(letter.side), letter.codepoint))
+    return sorted(chosen, key=lambda letter: (SIDES.index(letter.class_side), letter.codepoint))
 
 
 def components(face: str, codepoint: int) -> int:
@@ -95,14 +95,14 @@ def components(face: str, codepoint: int) -> int:
         glyph = glyphs[name]
         return sum(count(part.glyphName) for part in glyph.components) if glyph.isComposite() else 1
 
-    glyphs = fonts.open_face(face)["glyf"]
-    return count(fonts.open_face(face).getBestCmap()[codepoint])
+    glyphs = fonts.open_font_face(face)["glyf"]
+    return count(fonts.open_font_face(face).getBestCmap()[codepoint])
 
 
 def candidates() -> list[Letter]:
     """Uncomposed letters in the order in which look-alikes stay; `side` holds the stage here."""
     letters = []
-    for codepoint in sorted({codepoint for face in FACES for codepoint in fonts.open_face(face).getBestCmap()}):
+    for codepoint in sorted({codepoint for face in FACES for codepoint in fonts.open_font_face(face).getBestCmap()}):
         character = chr(codepoint)
         name = unicodedata.name(character, "")
         script = name.split(" ")[0]
@@ -113,11 +113,13 @@ def candidates() -> list[Letter]:
             continue
         if not {"LETTER", "LIGATURE", "SYLLABICS"} & set(words):
             continue
-        has = tuple(face for face in FACES if codepoint in fonts.open_face(face).getBestCmap())
+        has = tuple(face for face in FACES if codepoint in fonts.open_font_face(face).getBestCmap())
         if min(components(face, codepoint) for face in has) > 1:
             continue
         letters.append(Letter(codepoint, name, script, SCRIPT_STAGE[script], has))
-    return sorted(letters, key=lambda letter: (STAGES.index(letter.side), -len(letter.faces), letter.codepoint))
+    return sorted(
+        letters, key=lambda letter: (STAGES.index(letter.class_side), -len(letter.font_faces), letter.codepoint)
+    )
 
 
 def without_look_alikes(letters: list[Letter], maps: Sequence[Map]) -> list[Letter]:
@@ -132,8 +134,8 @@ def without_look_alikes(letters: list[Letter], maps: Sequence[Map]) -> list[Lett
 
 def look_alikes(letters: list[Letter], maps: Sequence[Map]) -> npt.NDArray[np.bool_]:
     """Which letters look alike by any of the rules, either one drawn through any of the maps: symmetric [L, L]."""
-    owner = np.array([number for number, letter in enumerate(letters) for _ in letter.faces])
-    face = np.array([FACES.index(name) for letter in letters for name in letter.faces])
+    owner = np.array([number for number, letter in enumerate(letters) for _ in letter.font_faces])
+    face = np.array([FACES.index(name) for letter in letters for name in letter.font_faces])
     plain = _drawings(letters, UPRIGHT)
     groups = [np.flatnonzero(face == number) for number in np.unique(face)]
     alike = np.zeros((len(letters), len(letters)), dtype=bool)
@@ -178,14 +180,14 @@ def _flat(drawings: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
 
 def _drawings(letters: list[Letter], through: Map) -> npt.NDArray[np.bool_]:
     """Clean drawings of all letters in all their faces, [n, 28, 28]: where at least half of a pixel is inked."""
-    outlines = [fonts.letter_outline(face, letter.codepoint) for letter in letters for face in letter.faces]
+    outlines = [fonts.make_letter_outline(face, letter.codepoint) for letter in letters for face in letter.font_faces]
     blocks = []
     for start in range(0, len(outlines), 256):
         block = outlines[start : start + 256]
         matrices = np.tile(np.array(through, dtype=np.int64).reshape(2, 2), (len(block), 1, 1))
         sizes = np.full(len(block), _BOX * drawing.PIXEL, dtype=np.int64)
         middle = np.zeros((len(block), 2), dtype=np.int64)
-        blocks.append(drawing.pixel_coverage(block, matrices, sizes, middle, _SIDE) * 2 >= drawing.FULL)
+        blocks.append(drawing.compute_pixel_coverage(block, matrices, sizes, middle, _SIDE) * 2 >= drawing.FULL)
     return np.concatenate(blocks)
 
 
@@ -204,16 +206,16 @@ def _rank(codepoint: int) -> str:
 
 
 def _with_side(letter: Letter, side: str) -> Letter:
-    return Letter(letter.codepoint, letter.name, letter.script, side, letter.faces)
+    return Letter(letter.codepoint, letter.name, letter.script, side, letter.font_faces)
 
 
 def table(letters: list[Letter]) -> str:
     """The text of letters.tsv; the last column has a 1 for each face, in the header's order, that has the letter."""
     lines = ["\t".join(["codepoint", "character", "name", "script", "side", " ".join(FACES)])]
     for letter in letters:
-        has = "".join("1" if face in letter.faces else "0" for face in FACES)
+        has = "".join("1" if face in letter.font_faces else "0" for face in FACES)
         code = f"{letter.codepoint:04X}"
-        lines.append("\t".join([code, chr(letter.codepoint), letter.name, letter.script, letter.side, has]))
+        lines.append("\t".join([code, chr(letter.codepoint), letter.name, letter.script, letter.class_side, has]))
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,13 @@ from ifsl_bench.backbones import weights
 from ifsl_bench.backbones.features import compute_class_moments, feature_folder
 from ifsl_bench.backbones.pretrained import HeadKind, define_pretraining, pretraining_key
 from ifsl_bench.data.preparing.prepare import build_in_locked_folder
-from ifsl_bench.data.sets.embedded import FORMAT_VERSION, HEAD_ORDER, METADATA_KEY, EmbeddedFeatures, pools_checksum
+from ifsl_bench.data.sets.embedded import (
+    FORMAT_VERSION,
+    HEAD_ORDER,
+    METADATA_KEY,
+    EmbeddedFeatures,
+    compute_pools_checksum,
+)
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.protocols.tasks.task import INCLUDED, Task
@@ -73,7 +79,7 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
     source = _Named(task.dataset.name)
     classes = {pool: dataset.pool(pool).classes for pool in pools}
     about = {"data": {"name": dataset.name, "fingerprint": dataset.fingerprint}, "pretrainings": made_by}
-    write_embedded(source.file, rows, classes, counts, notice, about)
+    write_embedded(source.features_file, rows, classes, counts, notice, about)
     with tempfile.TemporaryDirectory() as folder:
         embedded_dataset = build_in_locked_folder(
             Path(folder) / "data", source, BuildContext(None, work.reporter), None, source.build
@@ -119,7 +125,7 @@ def write_embedded(
         "format": FORMAT_VERSION,
         "shape": list(shape),
         "pools": {pool: {"classes": list(classes[pool]), "counts": counts[pool]} for pool in pools},
-        "sha256": pools_checksum(pools),
+        "sha256": compute_pools_checksum(pools),
         "notice": notice,
         "features_of": features_of,
     }

@@ -16,12 +16,18 @@ import msgspec
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ifsl_bench.data.datasets import is_made_here, is_prepared, not_prepared_message, open_prepared, prepare_command
+from ifsl_bench.data.datasets import (
+    format_prepare_command,
+    is_generated,
+    is_prepared,
+    not_prepared_message,
+    open_prepared,
+)
 from ifsl_bench.data.pools import ALL_POOLS, SUPPORT_POOL, Dataset, open_dataset, verify_checksums
-from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.archive import format_first
+from ifsl_bench.data.preparing.prepare import prepare_dataset
+from ifsl_bench.data.read.archive import format_first_names
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
-from ifsl_bench.data.suggested_tasks import suggested_task_tables, task_file_text
+from ifsl_bench.data.suggested_tasks import make_suggested_task_tables, make_task_file_text
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
 from ifsl_bench.protocols.tasks.task_files import own_tasks, packaged_tasks, parse_tasks
@@ -38,7 +44,7 @@ _NAME = 24  # letters of a class's name in a table
 NAMES_WIDTH, LINE_WIDTH, LINE_HEIGHT = 124, 18, 12  # of names on a contact sheet: pixels, letters of a line, its pixels
 
 
-def prepared_names(home: Paths) -> list[str]:
+def list_prepared_names(home: Paths) -> list[str]:
     """Return the names of the prepared data sets, sorted."""
     if not home.data.is_dir():
         return []
@@ -46,20 +52,20 @@ def prepared_names(home: Paths) -> list[str]:
     return sorted(name for name in folders if is_prepared(home, name))
 
 
-def unfinished_names(home: Paths) -> list[str]:
+def list_unfinished_names(home: Paths) -> list[str]:
     """Return the data sets whose import is running, or was interrupted."""
     folders = home.data.glob(f"{PARTIAL_MARK}*") if home.data.is_dir() else []
     return sorted({path.name.removeprefix(PARTIAL_MARK) for path in folders if path.is_dir()})
 
 
-def dataset_rows(home: Paths) -> list[dict[str, str]]:
+def make_dataset_rows(home: Paths) -> list[dict[str, str]]:
     """Return a row for each data set that is registered, prepared, or used by a task."""
     rows = []
     registered = registry.registered_entry_points(registry.DATASET_GROUP)
     used = {task.dataset.name: task.dataset for task in packaged_tasks().values()}
     mine = {task.dataset.name for task in own_tasks(home).values()}
-    unfinished = unfinished_names(home)
-    for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
+    unfinished = list_unfinished_names(home)
+    for name in sorted({*registered, *list_prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
             state = "being imported" if is_locked(home.data / name) else "import unfinished"
@@ -75,7 +81,7 @@ def dataset_rows(home: Paths) -> list[dict[str, str]]:
             try:
                 dataset = open_dataset(home.data / name)
                 size = f"{_size_in_bytes(dataset) / 1e6:.1f} MB"
-                state = "prepared, partial" if dataset.partial else "prepared"
+                state = "prepared, partial" if dataset.is_partial else "prepared"
                 row |= {"state": state, "fingerprint": dataset.fingerprint[:12], "size": size}
             except UserError as error:
                 state = "corrupt" if isinstance(error, CorruptFile) else "unreadable"
@@ -84,7 +90,7 @@ def dataset_rows(home: Paths) -> list[dict[str, str]]:
     return rows
 
 
-def availability(home: Paths, name: str) -> str:
+def describe_availability(home: Paths, name: str) -> str:
     """Return in words whether a task's data set is there, or what makes it.
 
     Args:
@@ -100,15 +106,15 @@ def availability(home: Paths, name: str) -> str:
         return plugin.problem
     if not plugin.value.needs_source:
         return "made when first used"
-    return f"to be prepared from files: {prepare_command(name)}"
+    return f"to be prepared from files: {format_prepare_command(name)}"
 
 
-def task_rows(home: Paths) -> list[dict[str, str]]:
+def make_task_rows(home: Paths) -> list[dict[str, str]]:
     """Return a row for each task, packaged or the user's own; those with available data come first."""
 
     @cache
     def state(name: str) -> str:
-        return availability(home, name)
+        return describe_availability(home, name)
 
     def order(task: Task) -> tuple[int, str]:
         name = task.dataset.name
@@ -128,7 +134,7 @@ def task_rows(home: Paths) -> list[dict[str, str]]:
     ]
 
 
-def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
+def open_or_generate(home: Paths, name: str, reporter: Reporter) -> Dataset:
     """Open a prepared data set; one that needs no files is built now.
 
     Args:
@@ -141,17 +147,17 @@ def open_or_make(home: Paths, name: str, reporter: Reporter) -> Dataset:
     """
     if (ready := open_prepared(home, name)) is not None:
         return ready
-    if is_made_here(name):
-        return prepare(home, name, None, False, reporter)
+    if is_generated(name):
+        return prepare_dataset(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged_tasks().values(), *own_tasks(home).values()]}
-    names = {*registry.registered_entry_points(registry.DATASET_GROUP), *prepared_names(home), *specs}
+    names = {*registry.registered_entry_points(registry.DATASET_GROUP), *list_prepared_names(home), *specs}
     if name not in names:
         raise unknown_name_error("data set", name, names, see="ifsl-bench data list")
     spec = specs.get(name, DataSpec(name=name))
     raise UserError(not_prepared_message(home, spec))
 
 
-def verify_all(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
+def verify_datasets(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
     """Verify data sets, and yield a line for each whose checksums are right.
 
     Args:
@@ -164,16 +170,16 @@ def verify_all(home: Paths, names: Sequence[str], reporter: Reporter) -> Iterato
     """
     damaged = []
     if missing := [name for name in names if not is_prepared(home, name)]:
-        there = ", ".join(prepared_names(home)) or "none"
+        there = ", ".join(list_prepared_names(home)) or "none"
         raise UserError(f"data set {missing[0]!r} is not prepared in {home.data}; there are: {there}")
-    for name in names or prepared_names(home):
+    for name in names or list_prepared_names(home):
         try:
             dataset = open_dataset(home.data / name)
             size = _size_in_bytes(dataset)
             with reporter.report_stage(f"verifying {name}", size) as stage:
                 verify_checksums(dataset, stage.advance)
         except CorruptFile as error:
-            damaged.append(f"{error}; build it again with: {prepare_command(name)} --force")
+            damaged.append(f"{error}; build it again with: {format_prepare_command(name)} --force")
         else:
             yield f"{name}: {size / 1e6:.1f} MB verified, fingerprint {dataset.fingerprint}"
     if damaged:
@@ -184,7 +190,7 @@ def _size_in_bytes(dataset: Dataset) -> int:
     return sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
 
 
-def removable_paths(home: Paths, name: str) -> list[Path]:
+def list_removable_paths(home: Paths, name: str) -> list[Path]:
     """Return the paths that :func:`remove_data` removes.
 
     The task file stays as long as there are results, which are read with it.
@@ -201,7 +207,7 @@ def removable_paths(home: Paths, name: str) -> list[Path]:
     with suppress(UserError, FileNotFoundError):  # a file that is wrong stays
         tasks = parse_tasks(read_user_file(written, "task file"), str(written))
     tasks = tasks if all(task.dataset.name == name for task in tasks) else []
-    names = {*prepared_names(home), *unfinished_names(home), *([name] if tasks else ())}
+    names = {*list_prepared_names(home), *list_unfinished_names(home), *([name] if tasks else ())}
     if name not in names:
         raise unknown_name_error("prepared data set", name, names, see="ifsl-bench data list")
     if is_locked(folder):
@@ -223,9 +229,9 @@ def remove_data(home: Paths, name: str) -> None:
         name: Of the data set.
 
     Raises:
-        UserError: As :func:`removable_paths`; or it cannot be removed.
+        UserError: As :func:`list_removable_paths`; or it cannot be removed.
     """
-    paths = removable_paths(home, name)
+    paths = list_removable_paths(home, name)
     with hold_lock(home.data / name):
         for path in paths:
             with translate_disk_errors(path):
@@ -234,10 +240,10 @@ def remove_data(home: Paths, name: str) -> None:
                 raise UserError(f"{path} cannot be removed: no permission to change its folder, or it is in use")
 
 
-def pool_rows(dataset: Dataset) -> list[dict[str, str]]:
+def make_pool_rows(dataset: Dataset) -> list[dict[str, str]]:
     """Return a row for each pool: classes, images or features, and the first names of classes."""
     rows = []
-    for pool, (classes, images, each), entry in _pool_entries(dataset):
+    for pool, (classes, images, each), entry in _iterate_pool_entries(dataset):
         names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
         rows.append(
             {
@@ -245,16 +251,16 @@ def pool_rows(dataset: Dataset) -> list[dict[str, str]]:
                 "classes": classes,
                 dataset.item_noun: images,
                 f"{dataset.item_noun} per class": each,
-                "first classes": format_first(names),
+                "first classes": format_first_names(names),
             }
         )
     return rows
 
 
-def _pool_entries(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Mapping[str, Any]]]:
+def _iterate_pool_entries(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Mapping[str, Any]]]:
     """Yield each pool that a data set has or should have, with (classes, images, images of a class) and its entry."""
     for pool in ALL_POOLS:
-        if dataset.has(pool):
+        if dataset.has_pool(pool):
             entry = dataset.manifest["pools"][pool]
             counts = entry["statistics"]
             ends = dict.fromkeys((counts["fewest"], counts["most"]))
@@ -264,7 +270,7 @@ def _pool_entries(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str],
             yield pool, ("", "", "= base/train" if pool == "novel/train" else "missing"), {}
 
 
-def statistics_tables(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
+def make_statistics_tables(home: Paths, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
     """Return a titled table of a data set's pools, like the paper's "Dataset Statistics".
 
     Args:
@@ -272,9 +278,9 @@ def statistics_tables(home: Paths, name: str, reporter: Reporter) -> list[tuple[
         name: Of the data set.
         reporter: Takes messages and progress.
     """
-    dataset = open_or_make(home, name, reporter)
+    dataset = open_or_generate(home, name, reporter)
     rows: list[dict[str, object]] = []
-    for pool, (classes, images, each), entry in _pool_entries(dataset):
+    for pool, (classes, images, each), entry in _iterate_pool_entries(dataset):
         part, side = pool.split("/")
         facts = entry.get("statistics", {})
         moments = {key: ", ".join(f"{value:.2f}" for value in facts.get(key, ())) for key in ("mean", "std")}
@@ -288,7 +294,7 @@ def statistics_tables(home: Paths, name: str, reporter: Reporter) -> list[tuple[
                 **moments,
             }
         )
-    mark = ", partial" if dataset.partial else ""
+    mark = ", partial" if dataset.is_partial else ""
     return [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
 
 
@@ -309,10 +315,10 @@ def write_contact_sheet(home: Paths, name: str, path: Path, classes: int, images
     if (kind := SHEET_FORMATS.get(path.suffix.lower())) is None:
         raise UserError(f"{path}: a contact sheet ends in {', '.join(SHEET_FORMATS)}")
     check_output_path(path)
-    dataset = open_or_make(home, name, reporter)
+    dataset = open_or_generate(home, name, reporter)
     if not dataset.has_images:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
-    pools = [dataset.pool(pool) for pool in ALL_POOLS if dataset.has(pool)]
+    pools = [dataset.pool(pool) for pool in ALL_POOLS if dataset.has_pool(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))
     images = min(images, max(int(np.diff(pool.starts).max()) for pool in pools))
     tile, across, gap = dataset.shape[0] + 2, min(2, len(pools)), 16  # of pixels; the gap has room for a line of text
@@ -391,15 +397,15 @@ def write_new_tasks(home: Paths, name: str, data: str, path: Path, reporter: Rep
         )
     if os.path.exists(path):
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
-    dataset = open_or_make(home, data, reporter)
+    dataset = open_or_generate(home, data, reporter)
     tasks_there = {**packaged_tasks(), **own_tasks(home)}
-    content: dict[str, Any] = suggested_task_tables(dataset)
+    content: dict[str, Any] = make_suggested_task_tables(dataset)
     like = next((task for task in tasks_there.values() if task.dataset.name == data and task.has_base), None)
     if like is not None:
         tables = msgspec.to_builtins(like)
         content = {key: tables[key] for key in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
         content["dataset"]["fingerprint"] = dataset.fingerprint
-    text = task_file_text(dataset, name, content, f"# Tasks on the data set {data}.\n", reporter)
+    text = make_task_file_text(dataset, name, content, f"# Tasks on the data set {data}.\n", reporter)
     tasks = [task.name for task in parse_tasks(text, str(path))]
     if taken := [task for task in tasks if task in tasks_there]:
         raise UserError(f"there is a task {taken[0]!r} already; choose another name")

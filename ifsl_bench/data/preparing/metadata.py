@@ -20,7 +20,12 @@ from ifsl_bench.data.dataset_views import (
     with_fewer_base_classes,
     with_other_base_classes,
 )
-from ifsl_bench.data.datasets import is_prepared, not_prepared_message, open_pinned, open_prepared
+from ifsl_bench.data.datasets import (
+    is_prepared,
+    not_prepared_message,
+    open_prepared,
+    open_prepared_with_pinned_fingerprint,
+)
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec, Task
@@ -39,57 +44,57 @@ class DatasetMetadata:
         shape: Of an image [H, W, C] or of features [D]; empty if unknown.
         class_starts_by_pool: Pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``; of equal
             classes if the data set is not prepared, and empty if unknown.
-        prepared: Whether the data set is prepared.
+        is_prepared: Whether the data set is prepared.
         class_names_by_pool: Pool -> names of its classes, if it is prepared.
-        supports_unknown: As of :class:`~ifsl_bench.data.pools.Dataset`.
+        reason_supports_unknown: As of :class:`~ifsl_bench.data.pools.Dataset`.
     """
 
     fingerprint: str | None
     shape: tuple[int, ...]
     class_starts_by_pool: Mapping[str, np.ndarray]
-    prepared: bool
+    is_prepared: bool
     class_names_by_pool: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    supports_unknown: str = ""
+    reason_supports_unknown: str = ""
 
-    def image_count(self, pool: str) -> int:
+    def count_images_of_pool(self, pool: str) -> int:
         return int(self.class_starts_by_pool[pool][-1]) if pool in self.class_starts_by_pool else 0
 
     @property
-    def base_classes(self) -> int:
+    def n_base_classes(self) -> int:
         return len(self.class_starts_by_pool["base/train"]) - 1 if self.class_starts_by_pool else 0
 
 
-_fingerprints: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVar("fingerprints", default=None)
+_fingerprint_cache: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVar("fingerprints", default=None)
 
 
 @contextmanager
-def cached_fingerprints() -> Iterator[None]:
+def cache_fingerprints() -> Iterator[None]:
     """Read the fingerprint of each prepared data set only once within the block."""
-    token = _fingerprints.set({})
+    token = _fingerprint_cache.set({})
     try:
         yield
     finally:
-        _fingerprints.reset(token)
+        _fingerprint_cache.reset(token)
 
 
-def novel_fingerprint(task: Task, home: Paths) -> str:
+def find_novel_fingerprint(task: Task, home: Paths) -> str:
     """Return the fingerprint of the data set of the novel classes; "" if it is the task's own, or unknown.
 
     Args:
         task: The task.
         home: Folders of caches.
     """
-    return next((dataset_fingerprint(spec, home) or "" for spec in data_specs_of_task(task, home)[1:]), "")
+    return next((find_dataset_fingerprint(spec, home) or "" for spec in data_specs_of_task(task, home)[1:]), "")
 
 
-def dataset_fingerprint(spec: DataSpec, home: Paths) -> str | None:
+def find_dataset_fingerprint(spec: DataSpec, home: Paths) -> str | None:
     """Return the fingerprint of the prepared data set, or the one that the task is pinned to.
 
     Args:
         spec: Name and fingerprint in the task.
         home: Folders of caches.
     """
-    fingerprints, key = _fingerprints.get(), (home.data, spec.name)
+    fingerprints, key = _fingerprint_cache.get(), (home.data, spec.name)
     if fingerprints is None:
         fingerprints = {}
     if key not in fingerprints:
@@ -98,7 +103,7 @@ def dataset_fingerprint(spec: DataSpec, home: Paths) -> str | None:
     return fingerprints[key] or spec.fingerprint
 
 
-def task_metadata(task: Task, home: Paths, published_counts: bool = False) -> DatasetMetadata:
+def load_task_metadata(task: Task, home: Paths, published_counts: bool = False) -> DatasetMetadata:
     """Return the metadata of a task's data, prepared or not; nothing is made.
 
     Args:
@@ -123,7 +128,7 @@ def task_metadata(task: Task, home: Paths, published_counts: bool = False) -> Da
         **mine.class_names_by_pool,
         **{pool: novel.class_names_by_pool[pool] for pool in NOVEL_POOLS if pool in novel.class_names_by_pool},
     }
-    return DatasetMetadata(mine.fingerprint, mine.shape, starts, mine.prepared and novel.prepared, classes)
+    return DatasetMetadata(mine.fingerprint, mine.shape, starts, mine.is_prepared and novel.is_prepared, classes)
 
 
 def _collect_metadata(
@@ -134,8 +139,12 @@ def _collect_metadata(
         dataset = _with_base_classes(dataset, base_classes, base_order)
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
-        return DatasetMetadata(dataset.fingerprint, dataset.shape, starts, True, classes, dataset.supports_unknown)
-    source = datasets.dataset_source(name) if name in registry.registered_entry_points(registry.DATASET_GROUP) else None
+        return DatasetMetadata(
+            dataset.fingerprint, dataset.shape, starts, True, classes, dataset.reason_supports_unknown
+        )
+    source = (
+        datasets.find_dataset_source(name) if name in registry.registered_entry_points(registry.DATASET_GROUP) else None
+    )
     if source is None or (source.needs_source and not (published_counts and source.expected_shape_and_counts())):
         raise UserError(not_prepared_message(home, spec))
     shape, counts = source.expected_shape_and_counts() or ((), {})
@@ -189,12 +198,12 @@ def open_data(task: Task, home: Paths, reporter: Reporter) -> Dataset:
             novel classes come from a data set that does not fit, or published supports are unknown.
     """
     first, *novel = (_ensure_dataset(spec, home, reporter) for spec in data_specs_of_task(task, home))
-    check_supports(task, first.supports_unknown)
+    check_supports_known(task, first.reason_supports_unknown)
     base = _with_base_classes(first, task.base_classes, task.base_order)
     return make_cross_domain(base, *novel) if novel else base
 
 
-def check_supports(task: Task, unknown_because: str) -> None:
+def check_supports_known(task: Task, unknown_because: str) -> None:
     """Raise UserError if a task has the supports of a published list, and its data do not say which these are.
 
     Args:
@@ -204,7 +213,7 @@ def check_supports(task: Task, unknown_because: str) -> None:
     if unknown_because and task.sessions is not None and task.sessions.published:
         raise UserError(
             f"{task.name} has the supports of a published list, which this copy of data set {task.dataset.name!r} "
-            f"cannot tell: {unknown_because}, with: {datasets.prepare_command(task.dataset.name)} --force"
+            f"cannot tell: {unknown_because}, with: {datasets.format_prepare_command(task.dataset.name)} --force"
         )
 
 
@@ -215,7 +224,7 @@ def _with_base_classes(dataset: Dataset, base_classes: int | None, base_order: i
 
 
 def _ensure_dataset(spec: DataSpec, home: Paths, reporter: Reporter) -> Dataset:
-    if (dataset := open_pinned(home, spec)) is not None:
+    if (dataset := open_prepared_with_pinned_fingerprint(home, spec)) is not None:
         record_last_use(dataset.folder / "manifest.json")
         return dataset
     from ifsl_bench.data.preparing.prepare import open_or_build

@@ -14,12 +14,12 @@ from typing import Any
 
 from ifsl_bench.data import datasets
 from ifsl_bench.data.datasets import (
-    is_made_here,
+    format_prepare_command,
+    is_generated,
     is_prepared,
     not_prepared_message,
-    open_pinned,
     open_prepared,
-    prepare_command,
+    open_prepared_with_pinned_fingerprint,
 )
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.read.archive import FileTree, open_tree
@@ -27,7 +27,7 @@ from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.labelled import LabelledObjects, learn2learn_dataset_and_folder
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import BuildContext, DatasetSource, Downloadable
-from ifsl_bench.data.writer import Writer, build_dataset
+from ifsl_bench.data.writer import DatasetWriter, build_dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import DataSpec
 from ifsl_bench.protocols.tasks.task_limits import NAME_PATTERN
@@ -49,9 +49,9 @@ def open_or_build(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
         UserError: The data have to be obtained first, or are not the ones that the task is pinned to.
         CorruptFile: The cached copy is damaged and cannot be rebuilt without its source.
     """
-    dataset = open_pinned(home, spec)
-    if dataset is None and is_made_here(spec.name):
-        source = datasets.dataset_source(spec.name)
+    dataset = open_prepared_with_pinned_fingerprint(home, spec)
+    if dataset is None and is_generated(spec.name):
+        source = datasets.find_dataset_source(spec.name)
         dataset = _reuse_or_build(
             home, source, False, reporter, lambda _: None, lambda: _build_dataset(home, source, None, reporter)
         )
@@ -61,13 +61,13 @@ def open_or_build(home: Paths, spec: DataSpec, reporter: Reporter) -> Dataset:
         raise UserError(
             f"data set {spec.name!r} in {dataset.folder} has fingerprint {dataset.fingerprint[:16]}, the task is "
             f"pinned to {spec.fingerprint[:16]}: results on it would not be comparable. Rebuild it with "
-            f"'{prepare_command(spec.name)} --force', or give your own task file without a fingerprint"
+            f"'{format_prepare_command(spec.name)} --force', or give your own task file without a fingerprint"
         )
     record_last_use(dataset.folder / "manifest.json")
     return dataset
 
 
-def prepare(
+def prepare_dataset(
     home: Paths,
     name: str,
     path: Path | None,
@@ -94,10 +94,10 @@ def prepare(
         UserError: Unknown name, nothing to build from, or unusable content.
     """
     names = registry.registered_entry_points(registry.DATASET_GROUP)
-    _check_name(name)
+    _check_dataset_name(name)
     if name not in names and path is None:
         if is_prepared(home, name):
-            if force or (own is not None and own.flags()):
+            if force or (own is not None and own.given_command_line_options()):
                 raise UserError(
                     f"data set {name!r} is prepared already; to make it again say where its files are with --from PATH"
                 )
@@ -109,9 +109,12 @@ def prepare(
             where="(for images or features of your own, add --from FOLDER)",
             see="ifsl-bench data list",
         )
-    if name in names and own is not None and own.flags():
-        raise UserError(f"{', '.join(own.flags())}: for data sets of your own; {name!r} is divided as it is published")
-    source = datasets.dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
+    if name in names and own is not None and own.given_command_line_options():
+        raise UserError(
+            f"{', '.join(own.given_command_line_options())}: for data sets of your own; {name!r} is divided as it is "
+            "published"
+        )
+    source = datasets.find_dataset_source(name) if name in names else OwnData(name, own or OwnOptions())
     if not source.needs_source and path is not None:
         raise UserError(f"data set {name!r} needs no files: leave --from out; for your own data, choose another name")
     if source.needs_source and path is None:
@@ -128,7 +131,7 @@ def prepare(
     )
 
 
-def check_files(name: str, path: Path) -> None:
+def check_source_files(name: str, path: Path) -> None:
     """Check by the names of its files that a data set could be made from a folder or archive.
 
     Args:
@@ -139,14 +142,14 @@ def check_files(name: str, path: Path) -> None:
         UserError: It has none of the forms of that data set.
     """
     known = name in registry.registered_entry_points(registry.DATASET_GROUP)
-    source = datasets.dataset_source(name) if known else OwnData(name, OwnOptions())
+    source = datasets.find_dataset_source(name) if known else OwnData(name, OwnOptions())
     with open_tree(path) as tree:
         _check_layout(source, tree)
         if source.layouts:
-            source.required_layout(tree)
+            source.find_required_layout(tree)
 
 
-def prepare_objects(
+def prepare_from_objects(
     home: Paths, objects: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
 ) -> Dataset:
     """Build a data set of the user's own from objects in memory, or a known one from the files of the objects.
@@ -155,17 +158,18 @@ def prepare_objects(
         home: Folders of caches.
         objects: A list [train, validation, test].
         name: Of the data set of the user's own; None for the one whose files the objects have loaded.
-        force: As in :func:`prepare`.
+        force: As in :func:`prepare_dataset`.
         reporter: Takes messages and progress.
-        allow_partial: As in :func:`prepare`; without it a partial data set that is there already is refused, too.
+        allow_partial: As in :func:`prepare_dataset`; without it a partial data set that is there already is refused,
+            too.
 
     Raises:
         UserError: Objects of no known class, unusable content, or a data set that was made from something else.
     """
     if name is None:
         name, folder = learn2learn_dataset_and_folder(objects)
-        return prepare(home, name, folder, force, reporter, allow_partial)
-    _check_name(name)
+        return prepare_dataset(home, name, folder, force, reporter, allow_partial)
+    _check_dataset_name(name)
     if name in registry.registered_entry_points(registry.DATASET_GROUP):
         raise UserError(f"{name!r} is made from files, not from objects; for a data set of your own, give a new name")
     source, layout = OwnObjects(name), LabelledObjects()
@@ -176,11 +180,14 @@ def prepare_objects(
         if ready.manifest["about"].get("made_from") != made_from:
             origin = ready.manifest["about"].get("source")
             raise UserError(
-                f"{_state_note(ready)}, from something else than these objects (from {origin}); force=True replaces it"
+                f"{_describe_stale_state(ready)}, from something else than these objects (from {origin}); force=True "
+                "replaces it"
             )
-        if ready.partial and not allow_partial:
-            raise UserError(f"{_state_note(ready)}; allow_partial=True accepts that, force=True builds it again")
-        reporter.say(f"{_state_note(ready)} (force=True builds it again)")
+        if ready.is_partial and not allow_partial:
+            raise UserError(
+                f"{_describe_stale_state(ready)}; allow_partial=True accepts that, force=True builds it again"
+            )
+        reporter.say(f"{_describe_stale_state(ready)} (force=True builds it again)")
 
     def make() -> Dataset:
         context = BuildContext(None, reporter, allow_partial, layout.title)
@@ -190,7 +197,7 @@ def prepare_objects(
     return _reuse_or_build(home, source, force, reporter, check, make)
 
 
-def _check_name(name: Any) -> None:
+def _check_dataset_name(name: Any) -> None:
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise UserError(f"{name!r} is no name for a data set: use lower-case letters, digits, '-', '_', '.'")
 
@@ -243,14 +250,14 @@ def _open_if_current(
     return None
 
 
-def _state_note(dataset: Dataset) -> str:
-    mark = " (partial)" if dataset.partial else ""
+def _describe_stale_state(dataset: Dataset) -> str:
+    mark = " (partial)" if dataset.is_partial else ""
     return f"{dataset.name} is prepared already{mark} in {dataset.folder}"
 
 
 def _check_same_source(source: DatasetSource, dataset: Dataset, path: Path | None, reporter: Reporter) -> None:
     """Raise UserError if a data set was made with other settings, or from something else than ``path``."""
-    there = _state_note(dataset)
+    there = _describe_stale_state(dataset)
     remedy = "--force replaces it" + (", or choose another name" if isinstance(source, OwnData) else "")
     if isinstance(source, OwnData) and not source.has_same_settings(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
@@ -289,7 +296,7 @@ def _build_dataset(
 
 def _check_layout(source: DatasetSource, tree: FileTree) -> None:
     """Raise UserError if the files have no layout of this data set, but one of another."""
-    if not source.layouts or source.layout(tree) is not None:
+    if not source.layouts or source.find_layout(tree) is not None:
         return
     names = [
         name
@@ -298,8 +305,8 @@ def _check_layout(source: DatasetSource, tree: FileTree) -> None:
     ]
     others = [
         (source, layout)
-        for source in map(datasets.dataset_source, names)
-        if (layout := source.layout(tree)) is not None
+        for source in map(datasets.find_dataset_source, names)
+        if (layout := source.find_layout(tree)) is not None
     ]
     if others:
         titles = " and ".join(dict.fromkeys(layout.title for _, layout in others))
@@ -340,7 +347,7 @@ def build_in_locked_folder(
         partly, forced = dict.fromkeys((context.allow_partial, False)), dict.fromkeys((force, True))
         keys = [sha256_json([recipe, made_from["identity"], *how]) for how in itertools.product(partly, forced)]
 
-    def fill(writer: Writer) -> None:
+    def fill(writer: DatasetWriter) -> None:
         context.writer = writer
         complete.update(writer.pools)
         if complete:
@@ -348,7 +355,7 @@ def build_in_locked_folder(
         write(context)
 
     start = time.perf_counter()
-    with _reporting_kept_pools(folder, context):
+    with _report_kept_pools_on_error(folder, context):
         dataset = build_dataset(folder, source.name, recipe, fill, context.about, keys)
     if made_from is not None:
         _report_speed(dataset, context, complete, time.perf_counter() - start)
@@ -356,7 +363,7 @@ def build_in_locked_folder(
 
 
 @contextmanager
-def _reporting_kept_pools(folder: Path, context: BuildContext) -> Iterator[None]:
+def _report_kept_pools_on_error(folder: Path, context: BuildContext) -> Iterator[None]:
     """Add to an error which pools are kept on the disk; Ctrl-C has a message of its own."""
     try:
         yield
@@ -365,7 +372,7 @@ def _reporting_kept_pools(folder: Path, context: BuildContext) -> Iterator[None]
         if writer is None or not writer.keys or not writer.pools:
             raise
         kind = "command" if context.tree else "call"
-        kind += "" if context.allow_partial else f", with or without {context.partial_option},"
+        kind += "" if context.allow_partial else f", with or without {context.partial_option_text},"
         pools = ", ".join(writer.pools)
         message = f"Complete and kept: {pools} (in {unfinished_path(folder)}); the same {kind} goes on from there"
         if isinstance(error, UserError):
@@ -382,7 +389,7 @@ def _report_speed(dataset: Dataset, context: BuildContext, complete: Container[s
     speed = f"{count / seconds:,.0f} {dataset.item_noun}/s, {written / seconds:,.1f} MB/s written"
     if context.bytes_read:
         speed += f", {context.bytes_read / 1e6 / seconds:,.1f} MB/s read"
-    mark = ", partial" if dataset.partial else ""
+    mark = ", partial" if dataset.is_partial else ""
     context.reporter.say(
         f"{dataset.name}{mark}: {count:,} {dataset.item_noun}, {written:,.1f} MB, in {seconds:.1f} s ({speed})"
     )
@@ -393,13 +400,13 @@ def find_downloadable(name: str) -> Downloadable:
     names = registry.registered_entry_points(registry.DATASET_GROUP)
     if name not in names:
         raise unknown_name_error("data set", name, names, see="ifsl-bench data list")
-    source = datasets.dataset_source(name)
+    source = datasets.find_dataset_source(name)
     if not source.needs_source:
         raise UserError(f"data set {name!r} needs no files: leave --download out")
     if not isinstance(source, Downloadable):
         raise UserError(
             f"data set {name!r} cannot be downloaded by a program; docs/data.md lists the addresses. Then: "
-            f"{prepare_command(name)}"
+            f"{format_prepare_command(name)}"
         )
     return source
 
@@ -421,15 +428,16 @@ def download_archive(home: Paths, name: str, reporter: Reporter) -> Iterator[Pat
     with translate_disk_errors(folder), hold_lock(folder, reporter.warn):
         folder.mkdir(parents=True, exist_ok=True)
         how = "checking what is here of" if any(folder.iterdir()) else "downloading"
-        reporter.say(f"{how} {source.address}")
+        reporter.say(f"{how} {source.archive_url}")
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a bar of another library's
-                path = source.fetch(folder)
+                path = source.download_archive(folder)
         except (OSError, RuntimeError) as error:
             remove_path(folder)
             why = escape_controls(str(getattr(error, "reason", error)))[:120]
             raise UserError(
-                f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: {prepare_command(name)}"
+                f"{source.archive_url} cannot be downloaded here ({why}); get it elsewhere, then: "
+                f"{format_prepare_command(name)}"
             ) from error
         yield path
         remove_path(folder)

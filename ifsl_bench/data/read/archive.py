@@ -76,7 +76,7 @@ _DECOMPRESSORS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {  # by the firs
 }
 
 
-def file_kind(head: bytes) -> str:
+def describe_file_kind(head: bytes) -> str:
     """Return the kind of a file in words, from its first bytes (512 are enough)."""
     if not head:
         return "an empty file"
@@ -101,22 +101,22 @@ def _is_tar(head: bytes) -> bool:
 
 def natural_sort_key(path: str) -> list[str | tuple[int, str]]:
     """Return a sort key by which ``a_9`` comes before ``a_10``, whatever the encoding of accents."""
-    parts = re.split("([0-9]+)", to_nfc(path))
+    parts = re.split("([0-9]+)", normalise_unicode(path))
     digits = [part.lstrip("0") for part in parts]  # compared by length first: Python makes no number of 5,000 digits
     return [(len(digits[i]), digits[i]) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def to_nfc(name: str) -> str:
+def normalise_unicode(name: str) -> str:
     """Return a name in Unicode's NFC; macOS writes accents in NFD."""
     return unicodedata.normalize("NFC", name)
 
 
-def to_printable(path: str) -> str:
+def escape_undecoded_bytes(path: str) -> str:
     r"""Return a path with ``\xe9`` in place of bytes that are not UTF-8."""
     return _UNDECODED_BYTES.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", path)
 
 
-def format_first(names: Sequence[str], count: int = 3) -> str:
+def format_first_names(names: Sequence[str], count: int = 3) -> str:
     """Return the first names as text, and the number of the others.
 
     Args:
@@ -133,13 +133,13 @@ class Entry:
     Attributes:
         path: relative to the tree, with ``/`` between folders.
         size: in bytes.
-        changed: time of the last change in ns; 0 in archives.
+        modification_time_ns: time of the last change in ns; 0 in archives.
         is_broken_link: whether it is a link that cannot be followed.
     """
 
     path: str
     size: int
-    changed: int = field(default=0, compare=False)
+    modification_time_ns: int = field(default=0, compare=False)
     is_broken_link: bool = False
 
     @property
@@ -153,10 +153,10 @@ class FileTree(ABC):
 
     Attributes:
         path: the folder or archive that the user named.
-        kind: "folder", "zip archive", ...
+        kind_in_words: "folder", "zip archive", ...
     """
 
-    kind: str
+    kind_in_words: str
 
     def __init__(self, path: Path) -> None:
         self.path, self.opened = path, ExitStack()
@@ -175,25 +175,25 @@ class FileTree(ABC):
             UserError: A path leads out of the tree, is no text, or occurs twice; or there are too many files.
         """
         entries = []
-        for count, entry in enumerate(self._list(), 1):
+        for count, entry in enumerate(self._iterate_entries(), 1):
             ARCHIVE_MEMBERS.check(count, str(self.path))
             if not any(map(_is_hidden, entry.path.split("/"))):
                 entries.append(entry)
         entries.sort(key=lambda entry: entry.path)
-        if strange := [to_printable(e.path) for e in entries if to_printable(e.path) != e.path]:
+        if strange := [escape_undecoded_bytes(e.path) for e in entries if escape_undecoded_bytes(e.path) != e.path]:
             raise UserError(
                 f"{self.path} holds {format_count(len(strange), 'file')} with a name that is not UTF-8 "
-                f"({format_first(strange)}); rename files, or the folders they are in"
+                f"({format_first_names(strange)}); rename files, or the folders they are in"
             )
         if twice := [a.path for a, b in itertools.pairwise(entries) if a.path == b.path]:
             raise UserError(
                 f"{self.path} holds {format_count(len(twice), 'file')} twice under the same name "
-                f"({format_first(twice)}), and which is meant is unclear; pack the archive again"
+                f"({format_first_names(twice)}), and which is meant is unclear; pack the archive again"
             )
         return entries
 
     @cached_property
-    def by_path(self) -> dict[str, Entry]:
+    def entry_by_path(self) -> dict[str, Entry]:
         """The files by path."""
         return {entry.path: entry for entry in self.entries}
 
@@ -206,26 +206,27 @@ class FileTree(ABC):
         entries = [entry for entry in self.entries if entry.name == name]
         if len(entries) > 1:
             raise UserError(
-                f"{self.path} holds {len(entries)} files called {name} ({format_first([e.path for e in entries])}); "
+                f"{self.path} holds {len(entries)} files called {name} "
+                f"({format_first_names([e.path for e in entries])}); "
                 f"say which is meant with --from and a smaller folder"
             )
         return entries[0] if entries else None
 
     @abstractmethod
-    def _list(self) -> Iterable[Entry]: ...
+    def _iterate_entries(self) -> Iterable[Entry]: ...
 
     @abstractmethod
     def open(self, entry: Entry) -> BinaryIO:
-        """Open a file as a stream; use it within :meth:`readable`."""
+        """Open a file as a stream; use it within :meth:`translate_read_errors`."""
 
-    def read(self, entry: Entry) -> bytes:
+    def read_bytes(self, entry: Entry) -> bytes:
         """Return the content of a file.
 
         Raises:
             UserError: It is damaged or cut short, or too large for an image.
         """
         image_bytes_limit().check(entry.size, self.format_location(entry))
-        with self.readable(entry), self.open(entry) as file:
+        with self.translate_read_errors(entry), self.open(entry) as file:
             content = file.read(entry.size + 1)
         if len(content) != entry.size:
             raise UserError(
@@ -239,7 +240,7 @@ class FileTree(ABC):
         Raises:
             UserError: It is damaged or cut short.
         """
-        with self.readable(entry), self.open(entry) as file, open_temporary_file() as copy:
+        with self.translate_read_errors(entry), self.open(entry) as file, open_temporary_file() as copy:
             while block := file.read(1 << 20):
                 append_to_temporary_file(copy, block)
             return _map_file(copy)
@@ -249,12 +250,12 @@ class FileTree(ABC):
         return f"{entry if isinstance(entry, str) else entry.path} in {self.path}"
 
     @contextmanager
-    def readable(self, entry: Entry | str) -> Iterator[None]:
+    def translate_read_errors(self, entry: Entry | str) -> Iterator[None]:
         """Convert exceptions of the standard library on damaged content into :class:`UserError`."""
         try:
             yield
         except BAD_CONTENT_ERRORS as error:
-            raise UserError(f"cannot read {self.format_location(entry)}: {_error_reason(error)}") from error
+            raise UserError(f"cannot read {self.format_location(entry)}: {_describe_error(error)}") from error
 
     def identity_hash(self) -> str:
         """Return a hash of path, sizes and times, which changes when the files do."""
@@ -282,7 +283,7 @@ class FileTree(ABC):
 
     def _read_beginning(self, entry: Entry) -> bytes:
         try:
-            with self.readable(entry), self.open(entry) as file:
+            with self.translate_read_errors(entry), self.open(entry) as file:
                 return file.read(_HEAD_BYTES)
         except UserError:  # the import fails later, if it needs the file
             return b""
@@ -306,22 +307,23 @@ def open_tree(path: Path) -> FileTree:
     if _is_tar(head) or head.startswith(tuple(_DECOMPRESSORS)):
         return _TarTree(path, head)
     raise UserError(
-        f"{path} is neither a folder nor a zip or tar archive (of gzip, bzip2 or xz at most); it is {file_kind(head)}"
+        f"{path} is neither a folder nor a zip or tar archive (of gzip, bzip2 or xz at most); it is "
+        f"{describe_file_kind(head)}"
     )
 
 
 class _FolderTree(FileTree):
-    kind = "folder"
+    kind_in_words = "folder"
 
     def format_location(self, entry: Entry | str) -> str:
         return str(self.path / (entry if isinstance(entry, str) else entry.path))
 
-    def _list(self) -> Iterator[Entry]:
+    def _iterate_entries(self) -> Iterator[Entry]:
         # Links are followed, since people build data sets of them, except in circles.
         waiting: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", str(self.path), frozenset())]
         while waiting:
             prefix, folder, above = waiting.pop()
-            with self.readable(prefix):
+            with self.translate_read_errors(prefix):
                 status = os.stat(folder)
                 inode = (status.st_dev, status.st_ino)
                 if inode in above:
@@ -346,11 +348,11 @@ class _FolderTree(FileTree):
         return open(self.path / entry.path, "rb")
 
     def memory_map(self, entry: Entry) -> mmap.mmap | bytes:
-        with self.readable(entry), self.open(entry) as file:
+        with self.translate_read_errors(entry), self.open(entry) as file:
             return _map_file(file)
 
     def identity_hash(self) -> str:
-        return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.changed] for e in self.entries]])
+        return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.modification_time_ns] for e in self.entries]])
 
 
 class _ZipDirectoryReader(io.BufferedReader):
@@ -403,7 +405,7 @@ def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> 
 
 
 class _ZipTree(FileTree):
-    kind = "zip archive"
+    kind_in_words = "zip archive"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -421,9 +423,9 @@ class _ZipTree(FileTree):
             self.opened.close()
             raise
 
-    def _list(self) -> Iterator[Entry]:
+    def _iterate_entries(self) -> Iterator[Entry]:
         for member in self.archive.infolist():
-            path = _member_path(self.path, member.filename)
+            path = _safe_member_path(self.path, member.filename)
             if member.filename.endswith("/"):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
@@ -499,11 +501,11 @@ class _TarTree(FileTree):
         for magic, (name, decompress) in _DECOMPRESSORS.items():
             if head.startswith(magic):
                 self.compression, self.decompress = name, decompress
-        self.kind = f"tar archive compressed by {self.compression}" if self.compression else "tar archive"
+        self.kind_in_words = f"tar archive compressed by {self.compression}" if self.compression else "tar archive"
         self.lock, self.starts = threading.Lock(), dict[str, int]()
 
     @cached_property
-    def file(self) -> BinaryIO:
+    def uncompressed_file(self) -> BinaryIO:
         packed = self.opened.enter_context(open(self.path, "rb"))  # noqa: SIM115 (closed with the tree)
         if self.decompress is None:
             return packed
@@ -516,7 +518,7 @@ class _TarTree(FileTree):
                 if not _is_tar(head):
                     raise UserError(
                         f"{self.path} is compressed by {self.compression}, but what is inside is no tar archive but "
-                        f"{file_kind(head)}; if it belongs to a data set, unpack it and give the folder"
+                        f"{describe_file_kind(head)}; if it belongs to a data set, unpack it and give the folder"
                     ) from error
             append_to_temporary_file(expanded, head)
             while block := content.read(1 << 20):
@@ -525,15 +527,15 @@ class _TarTree(FileTree):
                     EXPANSION_RATIO.check(expanded.tell() // max(1, self.path.stat().st_size), str(self.path))
         return expanded
 
-    def _list(self) -> Iterator[Entry]:
-        with self.readable("its list of files"):
-            size = self.file.seek(0, io.SEEK_END)
-        yield from self._files("", 0, size)
+    def _iterate_entries(self) -> Iterator[Entry]:
+        with self.translate_read_errors("its list of files"):
+            size = self.uncompressed_file.seek(0, io.SEEK_END)
+        yield from self._iterate_files("", 0, size)
 
-    def _files(self, prefix: str, start: int, size: int) -> Iterator[Entry]:
+    def _iterate_files(self, prefix: str, start: int, size: int) -> Iterator[Entry]:
         """Yield the regular files of an archive that begins at byte ``start``; tar archives in it count as folders."""
-        with self.readable(prefix.rstrip("/") or "its list of files"):
-            part = self._part(start, size)
+        with self.translate_read_errors(prefix.rstrip("/") or "its list of files"):
+            part = self._open_part(start, size)
             tar: Any = tarfile.open(fileobj=part, mode="r:", tarinfo=_TarHeader, encoding="utf-8")  # noqa: SIM115
             while (member := tar.next()) is not None:
                 tar.members.clear()  # else the headers of a million files stay in memory
@@ -548,19 +550,19 @@ class _TarTree(FileTree):
                     )
                 if not member.isfile():
                     continue
-                path, place = prefix + _member_path(self.path, member.name), start + member.offset_data
+                path, place = prefix + _safe_member_path(self.path, member.name), start + member.offset_data
                 if not prefix and path.endswith(".tar"):
-                    yield from self._files(path.removesuffix(".tar") + "/", place, member.size)
+                    yield from self._iterate_files(path.removesuffix(".tar") + "/", place, member.size)
                 else:
                     self.starts[path] = place
                     yield Entry(path, member.size)
 
-    def _part(self, start: int, size: int) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_FilePart(self.file, self.lock, start, size), 1 << 16))
+    def _open_part(self, start: int, size: int) -> BinaryIO:
+        return cast(BinaryIO, io.BufferedReader(_FilePart(self.uncompressed_file, self.lock, start, size), 1 << 16))
 
     def open(self, entry: Entry) -> BinaryIO:
         _ = self.entries
-        return self._part(self.starts[entry.path], entry.size)
+        return self._open_part(self.starts[entry.path], entry.size)
 
 
 def _map_file(file: BinaryIO) -> mmap.mmap | bytes:
@@ -569,7 +571,7 @@ def _map_file(file: BinaryIO) -> mmap.mmap | bytes:
     return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _member_path(archive: Path, name: str) -> str:
+def _safe_member_path(archive: Path, name: str) -> str:
     """Return a member's path, normalised.
 
     Raises:
@@ -589,7 +591,7 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in _IGNORED_NAMES
 
 
-def _error_reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, EOFError) or "end of data" in text or "incomplete" in text:
         return "it is cut short; get it again"

@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ifsl_bench.data.read.archive import file_kind, format_first, open_member, open_zip
+from ifsl_bench.data.read.archive import describe_file_kind, format_first_names, open_member, open_zip
 from ifsl_bench.utils.errors import UserError, is_refused_by_machine
 from ifsl_bench.utils.files import append_to_temporary_file, open_temporary_file
 
 
 @contextmanager
-def user_errors(failed: str, remedy: str = "") -> Iterator[None]:
+def translate_library_errors(failed: str, remedy: str = "") -> Iterator[None]:
     """Convert any exception of a library into a :class:`UserError` of one line.
 
     Args:
@@ -35,22 +35,22 @@ def user_errors(failed: str, remedy: str = "") -> Iterator[None]:
         raise UserError(f"{failed} ({type(error).__name__}: {reason:.200}){remedy}") from error
 
 
-def _file_errors(kind: str, where: str) -> AbstractContextManager[None]:
-    return user_errors(f"{where} is no readable {kind} file: it is damaged", "; download or copy it again")
+def _translate_file_errors(kind: str, where: str) -> AbstractContextManager[None]:
+    return translate_library_errors(f"{where} is no readable {kind} file: it is damaged", "; download or copy it again")
 
 
 def _open_archive(kind: str, file: BinaryIO, where: str, hint: str = "download or copy it again") -> zipfile.ZipFile:
     """Open a zip archive with another suffix; raise UserError if it is none, or two members have one name."""
     head = file.read(512)
     if not head.startswith(b"PK"):
-        raise UserError(f"{where} is no readable {kind} file but {file_kind(head)}; {hint}")
+        raise UserError(f"{where} is no readable {kind} file but {describe_file_kind(head)}; {hint}")
     archive = open_zip(file, where)
     if len({info.filename for info in archive.infolist()}) < len(archive.infolist()):
         raise UserError(f"{where} holds two arrays of one name; get it again")
     return archive
 
 
-def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]:
+def read_npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]:
     """Return arrays of a .npz file, each mapped from a temporary copy.
 
     Args:
@@ -61,11 +61,11 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
     Raises:
         UserError: The file is damaged, or an array is missing, or neither of numbers nor of strings.
     """
-    with _file_errors(".npz", where):
+    with _translate_file_errors(".npz", where):
         archive = _open_archive(".npz", file, where)
         infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if missing := sorted(set(names) - infos.keys()):
-            has = format_first([info.filename[:40] for info in archive.infolist()], 6) or "nothing"
+            has = format_first_names([info.filename[:40] for info in archive.infolist()], 6) or "nothing"
             raise UserError(f"{where} lacks {', '.join(map(repr, missing))}; it has {has}")
         arrays: dict[str, np.ndarray] = {}
         for name in names:
@@ -90,7 +90,7 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
     return arrays
 
 
-def safetensors_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
+def read_safetensors_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
     """Return the tensors of a .safetensors file by name.
 
     Args:
@@ -104,12 +104,14 @@ def safetensors_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
 
     head = file.read(512)
     if head[8:9] != b"{":
-        raise UserError(f"{where} is no readable .safetensors file: it is {file_kind(head)}; download or copy it again")
-    with _file_errors(".safetensors", where):
+        raise UserError(
+            f"{where} is no readable .safetensors file: it is {describe_file_kind(head)}; download or copy it again"
+        )
+    with _translate_file_errors(".safetensors", where):
         return {name: _to_array(tensor, name, where) for name, tensor in load(head + file.read()).items()}
 
 
-def torch_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
+def read_torch_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
     """Return the tensors, arrays and lists of a dict that ``torch.save`` wrote, by name.
 
     Args:
@@ -121,7 +123,7 @@ def torch_arrays(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]
     """
     import torch
 
-    with _file_errors(".pt", where):
+    with _translate_file_errors(".pt", where):
         archive = _open_archive(".pt", file, where, "get it again, or save it again by torch 1.6 or later")
         for info in archive.infolist():
             open_member(archive, info, where).close()  # torch would expand it, whatever its size

@@ -19,7 +19,7 @@ import loky
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from ifsl_bench.data.read.archive import Entry, FileTree, file_kind
+from ifsl_bench.data.read.archive import Entry, FileTree, describe_file_kind
 from ifsl_bench.utils.errors import UserError, is_refused_by_machine
 from ifsl_bench.utils.limits import IMAGE_PIXELS, IMAGE_SIDE, JPEG_SCANS, TIFF_VALUES
 from ifsl_bench.utils.serialization import make_memory_releaser
@@ -39,7 +39,7 @@ TRANSPOSE_OF_ORIENTATION = {  # EXIF's orientation -> what makes the image uprig
 }
 
 
-class BadImage(Exception):
+class UnusableImageError(Exception):
     """An image that cannot be used, and why."""
 
 
@@ -51,7 +51,7 @@ class MemorySemaphore:
         self.changed = threading.Condition()
 
     @contextmanager
-    def hold(self, count: int) -> Iterator[None]:
+    def acquire_while(self, count: int) -> Iterator[None]:
         """Hold ``count`` units, or all of them if it is more, within the block."""
         count = min(count, self.most)
         with self.changed:
@@ -73,20 +73,20 @@ class ImageSpec:
     """The form of decoded images.
 
     Attributes:
-        size: height and width in pixels.
-        fit: "exact" accepts images of that size only; "stretch" resizes to it whatever the shape; "crop" scales the
-            shorter side and takes the middle.
-        filter: "cubic" is Pillow's, which averages when it shrinks; "cubic-opencv" is cv2.INTER_CUBIC, which does
-            not: four taps (a = -0.75) at any scale, as in the released preparation of tiered-ImageNet.
-        upright: whether a rotation recorded by the camera (EXIF) is applied.
-        white: the number that is white in images of more than 8 bits; None for 65,535, which 16 bits can hold.
+        side_pixels: height and width in pixels.
+        fit_mode: "exact" accepts images of that size only; "stretch" resizes to it whatever the shape; "crop" scales
+            the shorter side and takes the middle.
+        resampling_filter: "cubic" is Pillow's, which averages when it shrinks; "cubic-opencv" is cv2.INTER_CUBIC, which
+            does not: four taps (a = -0.75) at any scale, as in the released preparation of tiered-ImageNet.
+        applies_exif_orientation: whether a rotation recorded by the camera (EXIF) is applied.
+        white_level: the number that is white in images of more than 8 bits; None for 65,535, which 16 bits can hold.
     """
 
-    size: int
-    fit: Literal["exact", "stretch", "crop"] = "exact"
-    filter: Literal["cubic", "cubic-opencv"] = "cubic"
-    upright: bool = False
-    white: int | None = None
+    side_pixels: int
+    fit_mode: Literal["exact", "stretch", "crop"] = "exact"
+    resampling_filter: Literal["cubic", "cubic-opencv"] = "cubic"
+    applies_exif_orientation: bool = False
+    white_level: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,17 @@ class ImageFindings:
     """Facts of a decoded image of which an import reports the number.
 
     Attributes:
-        side: the shorter side in pixels, before it was resized.
-        turned: False if the camera's orientation was to be applied and cannot be read.
-        brightest: the largest number of an image of 16 bits that uses less than a tenth of its range; else None.
-        beyond_white: the largest number of an image with a tenth of its pixels beyond ``ImageSpec.white``; else None.
+        original_side: the shorter side in pixels, before it was resized.
+        was_rotated: False if the camera's orientation was to be applied and cannot be read.
+        max_value: the largest number of an image of 16 bits that uses less than a tenth of its range; else None.
+        max_value_beyond_white: the largest number of an image with a tenth of its pixels beyond ``ImageSpec.white``;
+            else None.
     """
 
-    side: int
-    turned: bool = True
-    brightest: int | None = None
-    beyond_white: int | None = None
+    original_side: int
+    was_rotated: bool = True
+    max_value: int | None = None
+    max_value_beyond_white: int | None = None
 
 
 def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFindings]:
@@ -119,27 +120,29 @@ def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFind
     Raises:
         BadImage: It cannot be decoded, or has the wrong size.
     """
-    if (values := tiff_value_count(content)) > TIFF_VALUES.maximum:
-        raise BadImage(f"it has {values:,} values in its header, too many to open")
+    if (values := count_tiff_header_values(content)) > TIFF_VALUES.maximum:
+        raise UnusableImageError(f"it has {values:,} values in its header, too many to open")
     try:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             whole = image.width * image.height
-            if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
-                image.draft("RGB", (2 * spec.size, 2 * spec.size))
+            if spec.fit_mode == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
+                image.draft("RGB", (2 * spec.side_pixels, 2 * spec.side_pixels))
             if image.format in ("JPEG", "MPO") and (scans := content.count(b"\xff\xda")) > JPEG_SCANS.maximum:
-                raise BadImage(f"it has {scans:,} scans, too many to decode")
+                raise UnusableImageError(f"it has {scans:,} scans, too many to decode")
             pixels = image.width * image.height
             if pixels > IMAGE_PIXELS.maximum or max(image.width, image.height) > IMAGE_SIDE.maximum:
-                raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
+                raise UnusableImageError(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
-            with _pixel_semaphore.hold(whole if image.info.get("progressive") else pixels):
+            with _pixel_semaphore.acquire_while(whole if image.info.get("progressive") else pixels):
                 image.load()
                 brightest = (
-                    int(np.asarray(image).max()) if _is_16_bit(image, image.format) and not spec.white else MAX_16_BIT
+                    int(np.asarray(image).max())
+                    if _is_16_bit(image, image.format) and not spec.white_level
+                    else MAX_16_BIT
                 )
-                coloured = to_rgb(image, image.format, spec.white)
+                coloured = to_rgb(image, image.format, spec.white_level)
                 turned = True
-                if spec.upright:
+                if spec.applies_exif_orientation:
                     coloured, turned = _apply_orientation(image, coloured)
                 # A JPEG that is decoded at a part of its size is at least twice as large as it will be.
                 side = min(image.width, image.height)
@@ -147,19 +150,19 @@ def decode_image(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, ImageFind
                     side,
                     turned,
                     brightest if 0 < brightest < MAX_16_BIT // 10 else None,
-                    _beyond_white(image, spec.white),
+                    _find_max_value_beyond_white(image, spec.white_level),
                 )
                 return _fit_to_size(coloured, spec), finding
     except UnidentifiedImageError:
-        raise BadImage(f"it is no image but {file_kind(content[:512])}") from None
+        raise UnusableImageError(f"it is no image but {describe_file_kind(content[:512])}") from None
     except Image.DecompressionBombError:
-        raise BadImage("it has too many pixels to decode") from None
-    except BadImage:
+        raise UnusableImageError("it has too many pixels to decode") from None
+    except UnusableImageError:
         raise
     except Exception as error:  # of a damaged file: a decoder may raise anything
         if is_refused_by_machine(error):
             raise
-        raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
+        raise UnusableImageError(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
 
 
 def _apply_orientation(image: Image.Image, pixels: Image.Image) -> tuple[Image.Image, bool]:
@@ -178,7 +181,7 @@ def _apply_orientation(image: Image.Image, pixels: Image.Image) -> tuple[Image.I
     return pixels, orientation in (0, 1)  # unknown, and upright
 
 
-def _beyond_white(image: Image.Image, white: int | None) -> int | None:
+def _find_max_value_beyond_white(image: Image.Image, white: int | None) -> int | None:
     """Return the largest number of an image of more than 8 bits with a tenth of its pixels beyond white; else None."""
     if white is None or not (image.mode.startswith("I;16") or image.mode in ("I", "F")):
         return None
@@ -208,14 +211,16 @@ def to_rgb(image: Image.Image, form: str | None = None, white: int | None = None
         numbers = np.asarray(image)
         if white is not None:
             if not np.isfinite(numbers).all():
-                raise BadImage("some of its pixels are no numbers")
+                raise UnusableImageError("some of its pixels are no numbers")
             bytes_ = np.rint(np.clip(numbers.astype(np.float64) * (255 / white), 0, 255)).astype(np.uint8)
             return Image.fromarray(bytes_).convert("RGB")
         if not _is_16_bit(image, form):
             kind = "32-bit" if image.mode == "I" else "floating-point"
-            raise BadImage(f"its pixels are {kind} numbers of unknown range; --white N says which number is white")
+            raise UnusableImageError(
+                f"its pixels are {kind} numbers of unknown range; --white N says which number is white"
+            )
         if 0 < numbers.max() < 256:
-            raise BadImage(
+            raise UnusableImageError(
                 f"its 16-bit pixels go to {numbers.max()} of 65,535, so they seem to have another range; --white N "
                 f"says which number is white"
             )
@@ -227,19 +232,19 @@ def to_rgb(image: Image.Image, form: str | None = None, white: int | None = None
 
 
 def _fit_to_size(image: Image.Image, spec: ImageSpec) -> np.ndarray:
-    size, (width, height) = spec.size, image.size
+    size, (width, height) = spec.side_pixels, image.size
     if (width, height) == (size, size):
         return np.asarray(image)
-    if spec.fit == "exact":
-        raise BadImage(f"it has {width} x {height} pixels instead of {size} x {size}")
+    if spec.fit_mode == "exact":
+        raise UnusableImageError(f"it has {width} x {height} pixels instead of {size} x {size}")
     box = (0.0, 0.0, float(width), float(height))
-    if spec.fit == "crop":
+    if spec.fit_mode == "crop":
         side = min(width, height)
         left, top = (width - side) / 2, (height - side) / 2
         box = (left, top, left + side, top + side)
-    if spec.filter == "cubic":
+    if spec.resampling_filter == "cubic":
         return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
-    if spec.fit == "crop":
+    if spec.fit_mode == "crop":
         image = image.crop((round(box[0]), round(box[1]), round(box[2]), round(box[3])))
     return resize_cubic(np.asarray(image), size)
 
@@ -273,7 +278,7 @@ def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
     return np.clip(np.rint(wide), 0, 255).astype(np.uint8)
 
 
-def tiff_value_count(content: bytes) -> int:
+def count_tiff_header_values(content: bytes) -> int:
     """Return the number of values in a TIFF's first directory that Pillow would make objects of; 0 for other files."""
     form = content[:4]
     if form not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
@@ -307,13 +312,13 @@ class DecodingOutcome:
     """The outcome of decoding the images of a pool."""
 
     digests: np.ndarray  # uint64 [n], of the pixels
-    bad: list[BadItem] = field(default_factory=list)  # images that could not be used; their rows hold zeros
+    bad_images: list[BadItem] = field(default_factory=list)  # images that could not be used; their rows hold zeros
     bytes_read: int = 0  # encoded bytes
     # Facts of images to be reported, for the manifest: name -> {"images": their number, ...}.
-    facts: dict[str, dict[str, int]] = field(default_factory=dict)
+    findings_by_image: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def image_digest(image: np.ndarray) -> int:
+def digest_image(image: np.ndarray) -> int:
     """Return 64 bits of a hash over the bytes of an image."""
     return int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:8], "little")
 
@@ -325,12 +330,12 @@ def decode_into(
 
     Args:
         out: uint8 [n, size, size, 3]; pages of a memory map are released as they fill.
-        items: The images; reading one, in a thread, may raise :class:`BadImage`.
+        items: The images; reading one, in a thread, may raise :class:`UnusableImageError`.
         spec: Size and fit.
         advance: Called with numbers of finished images, from this thread.
     """
     result, written = DecodingOutcome(np.zeros(len(out), np.uint64)), make_memory_releaser(out)
-    sizes, findings = np.zeros(len(out), np.int64), [ImageFindings(spec.size)] * len(out)
+    sizes, findings = np.zeros(len(out), np.int64), [ImageFindings(spec.side_pixels)] * len(out)
     Image.init()  # while there is one thread
 
     def work(chunk: Sequence[ImageItem]) -> int:
@@ -338,11 +343,11 @@ def decode_into(
             try:
                 content = read()
                 out[row], findings[row] = decode_image(content, spec)
-            except BadImage as error:
+            except UnusableImageError as error:
                 out[row] = 0
-                result.bad.append((row, name, str(error)))
+                result.bad_images.append((row, name, str(error)))
             else:
-                sizes[row], result.digests[row] = len(content), image_digest(out[row])
+                sizes[row], result.digests[row] = len(content), digest_image(out[row])
         return len(chunk)
 
     pool = ThreadPoolExecutor(loky.cpu_count())
@@ -350,21 +355,21 @@ def decode_into(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow, on odd metadata
             for count in _map_in_order(pool, work, items):
-                written(count * 3 * spec.size**2)
+                written(count * 3 * spec.side_pixels**2)
                 if advance:
                     advance(count)
     finally:
         pool.shutdown(cancel_futures=True)
-    result.bad.sort()
+    result.bad_images.sort()
     result.bytes_read = int(sizes.sum())
-    if enlarged := [finding.side for finding in findings if finding.side < spec.size]:
-        result.facts["enlarged"] = {"images": len(enlarged), "smallest": min(enlarged)}
-    if not_turned := sum(not finding.turned for finding in findings):
-        result.facts["not_turned"] = {"images": not_turned}
-    if dark := [finding.brightest for finding in findings if finding.brightest is not None]:
-        result.facts["dark"] = {"images": len(dark), "brightest": max(dark)}
-    if beyond := [finding.beyond_white for finding in findings if finding.beyond_white is not None]:
-        result.facts["beyond_white"] = {"images": len(beyond), "brightest": max(beyond)}
+    if enlarged := [finding.original_side for finding in findings if finding.original_side < spec.side_pixels]:
+        result.findings_by_image["enlarged"] = {"images": len(enlarged), "smallest": min(enlarged)}
+    if not_turned := sum(not finding.was_rotated for finding in findings):
+        result.findings_by_image["not_turned"] = {"images": not_turned}
+    if dark := [finding.max_value for finding in findings if finding.max_value is not None]:
+        result.findings_by_image["dark"] = {"images": len(dark), "brightest": max(dark)}
+    if beyond := [finding.max_value_beyond_white for finding in findings if finding.max_value_beyond_white is not None]:
+        result.findings_by_image["beyond_white"] = {"images": len(beyond), "brightest": max(beyond)}
     return result
 
 
@@ -381,7 +386,7 @@ def _map_in_order(
         yield running.popleft().result()
 
 
-def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[ImageItem]:
+def iterate_tree_images(tree: FileTree, paths: Sequence[str]) -> Iterator[ImageItem]:
     """Yield items for :func:`decode_into`; row i is the file ``paths[i]`` of the tree.
 
     Args:
@@ -392,13 +397,15 @@ def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[ImageItem]:
     def reader(entry: Entry) -> Callable[[], bytes]:
         def read() -> bytes:
             try:
-                return tree.read(entry)
+                return tree.read_bytes(entry)
             except UserError as error:  # the others are still decoded
                 name = tree.format_location(entry)
-                raise BadImage(str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)) from error
+                raise UnusableImageError(
+                    str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)
+                ) from error
 
         return read
 
     for row, path in enumerate(paths):
-        entry = tree.by_path[path]
+        entry = tree.entry_by_path[path]
         yield row, tree.format_location(entry), reader(entry)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
-from ifsl_bench.data.read.archive import BAD_CONTENT_ERRORS, file_kind
+from ifsl_bench.data.read.archive import BAD_CONTENT_ERRORS, describe_file_kind
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import PICKLE_BYTES, PICKLE_VALUES
 
@@ -52,8 +52,8 @@ def load_pickle(content: mmap.mmap | bytes, name: str) -> Any:
     """
     head = content[:512]
     if not _PICKLE.match(head):
-        raise UserError(f"{name} is no pickle but {file_kind(head)}; download or copy it again")
-    reader = _Reader(content, name)
+        raise UserError(f"{name} is no pickle but {describe_file_kind(head)}; download or copy it again")
+    reader = _PickleByteReader(content, name)
     try:
         return _build_arrays(_Unpickler(reader).load())
     except _RefusedError as error:
@@ -64,7 +64,7 @@ def load_pickle(content: mmap.mmap | bytes, name: str) -> Any:
         raise UserError(f"{name} is damaged near byte {reader.at:,} ({type(error).__name__}: {error})") from error
 
 
-class _Reader:
+class _PickleByteReader:
     """The file of a pickle, within limits on the number of values and on the bytes of short strings."""
 
     def __init__(self, content: mmap.mmap | bytes, name: str) -> None:
@@ -95,7 +95,7 @@ class _Reader:
         return line
 
 
-class _Dict(dict[Any, Any]):
+class _RestrictedDict(dict[Any, Any]):
     """A dict with keys that can be hashed: the hash of a tuple nested deeply would exhaust the stack."""
 
     def __setitem__(self, key: object, value: object) -> None:
@@ -104,7 +104,7 @@ class _Dict(dict[Any, Any]):
         super().__setitem__(key, value)
 
 
-class _Dtype:
+class _PendingDtype:
     """A NumPy type under construction: its byte order follows its name."""
 
     def __init__(self, name: object, *_: object) -> None:
@@ -120,13 +120,13 @@ class _Dtype:
         self.value = self.value.newbyteorder(">" if state[1] in (">", b">") else "<")
 
 
-class _Array:
+class _PendingArray:
     """A NumPy array under construction: its content follows."""
 
     def __init__(self) -> None:
         self.value = np.empty(0, np.uint8)
 
-    def set(self, shape: object, dtype: _Dtype, by_columns: object, raw: object, axes: Any = None) -> None:
+    def set(self, shape: object, dtype: _PendingDtype, by_columns: object, raw: object, axes: Any = None) -> None:
         if not isinstance(raw, (bytes, memoryview)):
             raise _RefusedError("an array of Python objects")
         if not (isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)):
@@ -137,7 +137,7 @@ class _Array:
         self.value = array if axes is None else array.transpose(axes)
 
 
-def _encode_text(text: object, encoding: object) -> bytes:
+def _encode_text_as_latin1(text: object, encoding: object) -> bytes:
     """Undo the way in which Python 3 writes bytes for Python 2."""
     if encoding not in ("latin1", "latin-1"):
         shown = repr(encoding) if isinstance(encoding, str) else describe_value(encoding)
@@ -147,32 +147,34 @@ def _encode_text(text: object, encoding: object) -> bytes:
     return text.encode("latin-1")
 
 
-def _frombuffer(raw: object, dtype: _Dtype, shape: object, order: object, *axes: Any) -> _Array:
-    array = _Array()
+def _make_array_from_buffer(
+    raw: object, dtype: _PendingDtype, shape: object, order: object, *axes: Any
+) -> _PendingArray:
+    array = _PendingArray()
     array.set(shape, dtype, order == "F", raw, *(axes if order == "K" else ()))
     return array
 
 
-def _ndarray(*arguments: object) -> NoReturn:
+def _refuse_ndarray(*arguments: object) -> NoReturn:
     raise _RefusedError(f"a call of numpy.ndarray with {len(arguments)} arguments")
 
 
 _ALLOWED: dict[str, Callable[..., Any]] = {  # functions, no classes: a pickle may make an instance without a call
-    "numpy.ndarray": _ndarray,
-    "numpy.dtype": lambda *arguments: _Dtype(*arguments),
-    "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
+    "numpy.ndarray": _refuse_ndarray,
+    "numpy.dtype": lambda *arguments: _PendingDtype(*arguments),
+    "numpy.core.multiarray._reconstruct": lambda *_: _PendingArray(),
     "numpy.core.multiarray.scalar": lambda dtype, raw: np.frombuffer(cast(bytes, raw), dtype.value, 1).item(),
-    "numpy.core.numeric._frombuffer": _frombuffer,
-    "_codecs.encode": _encode_text,
+    "numpy.core.numeric._frombuffer": _make_array_from_buffer,
+    "_codecs.encode": _encode_text_as_latin1,
     "builtins.bytes": lambda: b"",
 }
-_Machine: Any = pickle._Unpickler
+_PythonUnpickler: Any = pickle._Unpickler
 
 
-class _Unpickler(_Machine):
-    dispatch: ClassVar[dict[int, Any]] = dict(_Machine.dispatch)
+class _Unpickler(_PythonUnpickler):
+    dispatch: ClassVar[dict[int, Any]] = dict(_PythonUnpickler.dispatch)
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _PickleByteReader) -> None:
         super().__init__(reader, encoding="bytes")
         self.reader = reader
 
@@ -192,9 +194,9 @@ class _Unpickler(_Machine):
     def load_build(self) -> None:
         state = self.stack.pop()
         target = self.stack[-1]
-        if isinstance(target, _Dtype):
+        if isinstance(target, _PendingDtype):
             target.set(state)
-        elif isinstance(target, _Array):
+        elif isinstance(target, _PendingArray):
             target.set(*state[-4:])  # a version comes first, in all but the oldest
         else:
             raise _RefusedError(f"a state for {describe_value(target)}")
@@ -206,10 +208,10 @@ class _Unpickler(_Machine):
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     def load_empty_dictionary(self) -> None:
-        self.append(_Dict())
+        self.append(_RestrictedDict())
 
     def load_dict(self) -> None:
-        items, pairs = self.pop_mark(), _Dict()
+        items, pairs = self.pop_mark(), _RestrictedDict()
         for key, value in zip(items[::2], items[1::2], strict=True):
             pairs[key] = value
         self.append(pairs)
@@ -240,7 +242,7 @@ def _build_arrays(value: Any) -> Any:
             continue
         seen.add(id(container))
         for key, item in container.items() if isinstance(container, dict) else enumerate(container):
-            if isinstance(item, _Array):
+            if isinstance(item, _PendingArray):
                 container[key] = item.value
             elif isinstance(item, (list, dict)):
                 waiting.append(item)

@@ -20,34 +20,41 @@ from typing import ClassVar
 import numpy as np
 
 from ifsl_bench.data.image_pools import ListItem, import_images, report_duplicates
-from ifsl_bench.data.pickle_pools import copy_pools, load_dict, rows_by_class, to_images, to_integers, to_names
+from ifsl_bench.data.pickle_pools import (
+    group_rows_by_class,
+    load_pickled_dict,
+    to_class_names,
+    to_image_array,
+    to_integer_array,
+    write_pools_from_arrays,
+)
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
     HELD_OUT_PER_CLASS,
     ListedImage,
     PublishedData,
     SessionSource,
-    check_pools,
+    check_pool_counts,
     divide_into_pools,
     find_image_paths_by_class,
     read_mapping_of_columns,
     read_rows,
-    report_missing,
+    report_missing_images,
     session_pools,
 )
-from ifsl_bench.data.read.archive import Entry, FileTree, format_first, natural_sort_key
+from ifsl_bench.data.read.archive import Entry, FileTree, format_first_names, natural_sort_key
 from ifsl_bench.data.read.images import ImageSpec
-from ifsl_bench.data.source import BuildContext, Count, Downloadable, Layout
+from ifsl_bench.data.source import BuildContext, Downloadable, Layout, PoolSize
 from ifsl_bench.utils.errors import UserError
 
 CLASSES_FILE = "cifar-fs.csv"
 IMAGE_SHAPE = (32, 32, 3)
 POOL_COUNTS = {
-    "base/train": Count(64, 64 * 480),
-    "base/val": Count(64, 64 * 60),
-    "base/test": Count(64, 64 * 60),
-    "novel/val": Count(16, 16 * 600),
-    "novel/test": Count(20, 20 * 600),
+    "base/train": PoolSize(64, 64 * 480),
+    "base/val": PoolSize(64, 64 * 60),
+    "base/test": PoolSize(64, 64 * 60),
+    "novel/val": PoolSize(16, 16 * 600),
+    "novel/test": PoolSize(20, 20 * 600),
 }
 PARTS, META = ("train", "test"), "meta"  # the files of images, and the one that names the classes
 PER_CLASS = {"train": 500, "test": 100}  # images of a class in each part
@@ -66,10 +73,10 @@ class Cifar100(Layout):
         return bool(_find_class_folders(tree))
 
     def build(self, context: BuildContext) -> None:
-        entries = _find_entries(context.files)
-        where = context.files.format_location(entries[META])
-        names = to_names(
-            load_dict(context.files, entries[META], ("fine_label_names",))["fine_label_names"],
+        entries = _find_archive_entries(context.file_tree)
+        where = context.file_tree.format_location(entries[META])
+        names = to_class_names(
+            load_pickled_dict(context.file_tree, entries[META], ("fine_label_names",))["fine_label_names"],
             "'fine_label_names'",
             where,
         )
@@ -79,19 +86,19 @@ class Cifar100(Layout):
             raise UserError(f"{where} gives two labels one name")
         arrays, labels = [], []
         for entry in (entries[part] for part in PARTS):
-            where = context.files.format_location(entry)
-            value = load_dict(context.files, entry, ("data", "fine_labels"))
-            arrays.append(to_images(value["data"], "'data'", where, (32 * 32 * 3,)))
-            labels.append(to_integers(value["fine_labels"], "'fine_labels'", where, len(arrays[-1])))
-            rows_by_class(labels[-1], dict(enumerate(names)), where)
-        pools = self.pools(context, names, *labels)
+            where = context.file_tree.format_location(entry)
+            value = load_pickled_dict(context.file_tree, entry, ("data", "fine_labels"))
+            arrays.append(to_image_array(value["data"], "'data'", where, (32 * 32 * 3,)))
+            labels.append(to_integer_array(value["fine_labels"], "'fine_labels'", where, len(arrays[-1])))
+            group_rows_by_class(labels[-1], dict(enumerate(names)), where)
+        pools = self.divide_into_pools(context, names, *labels)
         images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files
-        copy_pools(context, pools, dict.fromkeys(pools, images), digests=True)
+        write_pools_from_arrays(context, pools, dict.fromkeys(pools, images), digests=True)
         items = [ListItem(part, row) for part, array in zip(PARTS, arrays, strict=True) for row in range(len(array))]
         named = {pool: {name: [items[row] for row in group] for name, group in pools[pool].items()} for pool in pools}
         report_duplicates(context, named)  # by file, and the row there
 
-    def pools(
+    def divide_into_pools(
         self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
         """Return pool -> class -> rows of both files, as if concatenated.
@@ -105,7 +112,7 @@ class Cifar100(Layout):
         labels = np.concatenate([train, test])
         groups = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
         pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(groups, read_side_of_class(), "cifar-fs")
-        check_pools(context, "CIFAR-FS", POOL_COUNTS, pools)
+        check_pool_counts(context, "CIFAR-FS", POOL_COUNTS, pools)
         return pools
 
 
@@ -122,12 +129,13 @@ def _find_class_folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
     }
 
 
-def _find_entries(tree: FileTree) -> dict[str, Entry]:
+def _find_archive_entries(tree: FileTree) -> dict[str, Entry]:
     """Return the three files by name; raise UserError if one is missing, or there are several of each."""
     folders = _find_class_folders(tree)
     if len(folders) > 1:
         raise UserError(
-            f"{tree.path} holds CIFAR-100 {len(folders)} times ({format_first(sorted(folders))}); give one of them"
+            f"{tree.path} holds CIFAR-100 {len(folders)} times ({format_first_names(sorted(folders))}); give one of "
+            "them"
         )
     (files,) = folders.values()
     if missing := [name for name in (*PARTS, META) if name not in files]:
@@ -155,21 +163,23 @@ class CifarFolders(Layout):
             part = "train" if match[1].lower() == "train" else "test"
             return f"{part}/{_class_name_of_match(match)}", match[3]
 
-        found = find_image_paths_by_class(context.files, _PNG, named, whole, "CIFAR-100")
+        found = find_image_paths_by_class(context.file_tree, _PNG, named, whole, "CIFAR-100")
         images = {
             group: [paths[name] for name in sorted(paths, key=natural_sort_key)] for group, paths in found.items()
         }
         missing = {group: max(0, count - len(images.get(group, ()))) for group, count in whole.items()}
         if lacking := sum(missing.values()):
-            which = format_first([f"{count} of {group}" for group, count in missing.items() if count])
+            which = format_first_names([f"{count} of {group}" for group, count in missing.items() if count])
             lacks = f"{lacking:,} of CIFAR-100's {sum(whole.values()):,} images: {which}"
-            context.require_complete(f"missing are {lacks}", f"{context.origin} lacks {lacks}. Get the whole")
+            context.require_complete_unless_partial(
+                f"missing are {lacks}", f"{context.origin} lacks {lacks}. Get the whole"
+            )
         by_part = {
             part: {name: images.get(f"{part}/{name}", []) for name in sorted(read_side_of_class())} for part in PARTS
         }
-        import_images(context, self.pools(context, by_part), ImageSpec(IMAGE_SHAPE[0]))
+        import_images(context, self.divide_into_pools(context, by_part), ImageSpec(IMAGE_SHAPE[0]))
 
-    def pools(
+    def divide_into_pools(
         self, context: BuildContext, images: Mapping[str, Mapping[str, Sequence[str]]]
     ) -> dict[str, dict[str, Sequence[str]]]:
         """Return pool -> class -> paths.
@@ -180,7 +190,7 @@ class CifarFolders(Layout):
         """
         groups = {name: [*paths, *images["test"][name]] for name, paths in images["train"].items()}
         pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(groups, read_side_of_class(), "cifar-fs")
-        check_pools(context, "CIFAR-FS", POOL_COUNTS, pools)
+        check_pool_counts(context, "CIFAR-FS", POOL_COUNTS, pools)
         return pools
 
 
@@ -194,15 +204,15 @@ class CifarFS(PublishedData, Downloadable):
     name = "cifar-fs"
     summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz or PNGs"
     layouts = (Cifar100(), CifarFolders())
-    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE,)
+    image_shape, pool_counts, packaged_list_names = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE,)
 
     @property
-    def address(self) -> str:
+    def archive_url(self) -> str:
         from torchvision.datasets import CIFAR100  # with torch
 
         return CIFAR100.url
 
-    def fetch(self, folder: Path) -> Path:
+    def download_archive(self, folder: Path) -> Path:
         from torchvision.datasets import CIFAR100
         from torchvision.datasets.utils import download_url
 
@@ -217,7 +227,7 @@ SESSION_LISTS_TITLE = "CIFAR-100's session lists"
 class SessionArrays(Cifar100):
     """The Python version of CIFAR-100, divided by the session lists."""
 
-    def pools(
+    def divide_into_pools(
         self, context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
         images: dict[str, dict[str, int]] = {name: {} for name in names}
@@ -226,16 +236,16 @@ class SessionArrays(Cifar100):
                 images[names[label]][f"{part}[{row}]"] = start + row
         pools: dict[str, dict[str, Sequence[int]]] = session_pools(
             SESSION_LISTS_TITLE,
-            _list_images(context, names, train, test),
+            _iterate_listed_images(context, names, train, test),
             images,
             HELD_OUT_PER_CLASS,
             "cifar100-sessions",
         )
-        check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
+        check_pool_counts(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
         return pools
 
 
-def _list_images(
+def _iterate_listed_images(
     context: BuildContext, names: Sequence[str], train: np.ndarray, test: np.ndarray
 ) -> Iterator[ListedImage]:
     """Yield the rows of the list that the files have; raise UserError if a label of the files is another."""
@@ -254,13 +264,13 @@ def _list_images(
             )
         yield ListedImage(f"{part}[{index}]", names[int(label)], int(session), part == PARTS[1])
     if missing:
-        report_missing(context, missing, f"images of {SESSION_LISTS_TITLE}")
+        report_missing_images(context, missing, f"images of {SESSION_LISTS_TITLE}")
 
 
 class SessionFolders(CifarFolders):
     """CIFAR-100 as PNG files, divided by the session lists; which supports they name is not known."""
 
-    def pools(
+    def divide_into_pools(
         self, context: BuildContext, images: Mapping[str, Mapping[str, Sequence[str]]]
     ) -> dict[str, dict[str, Sequence[str]]]:
         listed = [
@@ -276,7 +286,7 @@ class SessionFolders(CifarFolders):
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
             SESSION_LISTS_TITLE, listed, by_class, HELD_OUT_PER_CLASS, "cifar100-sessions"
         )
-        check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
+        check_pool_counts(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
         context.about["supports_unknown"] = (
             "the list names the supports by their rows in CIFAR-100's Python version, and PNG files do not say what "
             "rows they were; make the data set from cifar-100-python.tar.gz"
@@ -300,7 +310,7 @@ class CifarSessions(CifarFS, SessionSource):
         "CIFAR-100, 60 base and 40 novel classes of the session lists; from cifar-100-python.tar.gz or PNGs"
     )
     layouts = (SessionArrays(), SessionFolders())
-    counts, lists = COUNTS_60_40, (SESSION_LISTS_FILE,)
+    pool_counts, packaged_list_names = COUNTS_60_40, (SESSION_LISTS_FILE,)
 
     def session_of_class(self) -> dict[str, int]:
         return _read_session_of_class()

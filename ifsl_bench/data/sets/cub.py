@@ -22,25 +22,25 @@ from ifsl_bench.data.published_splits import (
     ListedImage,
     PublishedData,
     SessionSource,
-    check_pools,
+    check_pool_counts,
     divide_into_pools,
     find_image_paths_by_class,
     read_mapping_of_columns,
     read_rows,
-    report_missing,
+    report_missing_images,
     session_pools,
 )
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.images import ImageSpec
-from ifsl_bench.data.source import BuildContext, Count, Layout
+from ifsl_bench.data.source import BuildContext, Layout, PoolSize
 
 CLASSES_FILE = "cub.csv"
 POOL_COUNTS = {  # of all images
-    "base/train": Count(100, 4_700),
-    "base/val": Count(100, 565),
-    "base/test": Count(100, 620),
-    "novel/val": Count(50, 2_950),
-    "novel/test": Count(50, 2_953),
+    "base/train": PoolSize(100, 4_700),
+    "base/val": PoolSize(100, 565),
+    "base/test": PoolSize(100, 620),
+    "novel/val": PoolSize(50, 2_950),
+    "novel/test": PoolSize(50, 2_953),
 }
 _IMAGE_PATH = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORECASE)
 read_side_of_class = partial(
@@ -69,10 +69,10 @@ class CubPhotographs(Layout):
         return {name: dict(sorted(group.items())) for name, group in images.items()}
 
     def build(self, context: BuildContext) -> None:
-        paths = {name: list(images.values()) for name, images in self.images(context.files).items()}
+        paths = {name: list(images.values()) for name, images in self.images(context.file_tree).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, read_side_of_class(), "cub")
-        check_pools(context, "CUB-200-2011", POOL_COUNTS, pools)
-        import_images(context, pools, ImageSpec(self.size, fit="stretch"))
+        check_pool_counts(context, "CUB-200-2011", POOL_COUNTS, pools)
+        import_images(context, pools, ImageSpec(self.size, fit_mode="stretch"))
 
 
 class Cub(PublishedData):
@@ -81,7 +81,7 @@ class Cub(PublishedData):
     name = "cub"
     summary: ClassVar[str] = "CUB-200-2011, 100+50+50 classes of birds, 84x84; from CUB_200_2011.tgz or its folder"
     layouts = (CubPhotographs(84),)
-    shape, counts, lists = (84, 84, 3), POOL_COUNTS, (CLASSES_FILE,)
+    image_shape, pool_counts, packaged_list_names = (84, 84, 3), POOL_COUNTS, (CLASSES_FILE,)
 
 
 class Cub64(Cub):
@@ -90,7 +90,7 @@ class Cub64(Cub):
     name = "cub-64"
     summary: ClassVar[str] = "the same as cub, 64x64; for --novel-from, beside base classes of that size"
     layouts = (CubPhotographs(64),)
-    shape = (64, 64, 3)
+    image_shape = (64, 64, 3)
 
 
 SESSION_LISTS_FILE = "cub200-fscil.csv.xz"
@@ -98,11 +98,11 @@ HELD_OUT_PER_CLASS = 8  # training images of a base class in base/val
 SESSION_SIZE = 224
 SESSION_LISTS_TITLE = "CUB-200-2011's session lists"
 SESSION_COUNTS = {
-    "base/train": Count(100, 100 * 22),
-    "base/val": Count(100, 100 * HELD_OUT_PER_CLASS),
-    "base/test": Count(100, 2_864),
-    "novel/support": Count(100, 2_994),
-    "novel/test": Count(100, 2_930),
+    "base/train": PoolSize(100, 100 * 22),
+    "base/val": PoolSize(100, 100 * HELD_OUT_PER_CLASS),
+    "base/test": PoolSize(100, 2_864),
+    "novel/support": PoolSize(100, 2_994),
+    "novel/test": PoolSize(100, 2_930),
 }
 
 
@@ -110,21 +110,21 @@ class CubSessionPhotographs(CubPhotographs):
     """The photographs of CUB-200-2011, divided by the session lists."""
 
     def build(self, context: BuildContext) -> None:
-        paths = self.images(context.files)
+        paths = self.images(context.file_tree)
         images = [
-            ListedImage(row["image"], _class_folder(row["image"]), int(row["session"]), row["role"] == "test")
+            ListedImage(row["image"], _class_folder_of_image(row["image"]), int(row["session"]), row["role"] == "test")
             for row in read_rows(SESSION_LISTS_FILE)
         ]
-        if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
-            report_missing(context, missing, f"images of {SESSION_LISTS_TITLE}")
+        if missing := [row.image_key for row in images if row.image_key not in paths.get(row.class_name, {})]:
+            report_missing_images(context, missing, f"images of {SESSION_LISTS_TITLE}")
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
             SESSION_LISTS_TITLE, images, paths, HELD_OUT_PER_CLASS, "cub-sessions"
         )
-        check_pools(context, SESSION_LISTS_TITLE, SESSION_COUNTS, pools)
-        import_images(context, pools, ImageSpec(self.size, fit="crop"))
+        check_pool_counts(context, SESSION_LISTS_TITLE, SESSION_COUNTS, pools)
+        import_images(context, pools, ImageSpec(self.size, fit_mode="crop"))
 
 
-def _class_folder(image: str) -> str:
+def _class_folder_of_image(image: str) -> str:
     return image.partition("/")[0]
 
 
@@ -134,7 +134,11 @@ class CubSessions(SessionSource):
     name = "cub-sessions"
     summary: ClassVar[str] = "CUB-200-2011, 100 base and 100 novel classes of the session lists; from CUB_200_2011.tgz"
     layouts = (CubSessionPhotographs(SESSION_SIZE),)
-    shape, counts, lists = (SESSION_SIZE, SESSION_SIZE, 3), SESSION_COUNTS, (SESSION_LISTS_FILE,)
+    image_shape, pool_counts, packaged_list_names = (
+        (SESSION_SIZE, SESSION_SIZE, 3),
+        SESSION_COUNTS,
+        (SESSION_LISTS_FILE,),
+    )
 
     def session_of_class(self) -> dict[str, int]:
-        return {_class_folder(row["image"]): int(row["session"]) for row in read_rows(SESSION_LISTS_FILE)}
+        return {_class_folder_of_image(row["image"]): int(row["session"]) for row in read_rows(SESSION_LISTS_FILE)}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
+from ifsl_bench.data.source import BuildContext, PoolSize, DatasetSource, PoolCounts
 from ifsl_bench.utils.errors import CorruptFile, is_printable, is_refused_by_machine
 
 FEATURES_FOLDER = Path(__file__).with_name("embedded")
@@ -31,7 +31,7 @@ class EmbeddedFeatures(DatasetSource):
     needs_source: ClassVar[bool] = False
 
     @property
-    def file(self) -> Path:
+    def features_file(self) -> Path:
         return FEATURES_FOLDER / f"{self.name}.safetensors"
 
     def recipe(self) -> str:
@@ -39,16 +39,20 @@ class EmbeddedFeatures(DatasetSource):
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         facts, _ = self._read_metadata_and_pools()
-        counts = {pool: Count(len(entry["counts"]), sum(entry["counts"])) for pool, entry in facts["pools"].items()}
+        counts = {pool: PoolSize(len(entry["counts"]), sum(entry["counts"])) for pool, entry in facts["pools"].items()}
         return tuple(facts["shape"]), counts
 
     def build(self, context: BuildContext) -> None:
         facts, arrays = self._read_metadata_and_pools(arrays=True)
         context.reporter.say(f"{self.name}: {facts['notice']}")
-        context.about |= {"source": self.file.name, "notice": facts["notice"], "features_of": facts["features_of"]}
+        context.about |= {
+            "source": self.features_file.name,
+            "notice": facts["notice"],
+            "features_of": facts["features_of"],
+        }
         for pool, entry in facts["pools"].items():
             labels = np.repeat(np.arange(len(entry["counts"])), entry["counts"])
-            with context.writer.pool(pool, labels, tuple(entry["classes"]), tuple(facts["shape"])) as images:
+            with context.writer.write_pool(pool, labels, tuple(entry["classes"]), tuple(facts["shape"])) as images:
                 images[:] = arrays[pool]
 
     def _read_metadata_and_pools(self, arrays: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -56,7 +60,7 @@ class EmbeddedFeatures(DatasetSource):
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(self.file, "np") as file:
+            with safe_open(self.features_file, "np") as file:
                 facts: dict[str, Any] = json.loads(file.metadata()[METADATA_KEY])
                 if facts["format"] != FORMAT_VERSION or not is_printable(facts["notice"]):
                     raise ValueError("of another format")
@@ -64,13 +68,13 @@ class EmbeddedFeatures(DatasetSource):
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
             if is_refused_by_machine(error):
                 raise
-            raise CorruptFile(f"{self.file} is damaged or missing ({error}); install ifsl_bench again") from error
-        if arrays and pools_checksum(pools) != facts["sha256"]:
-            raise CorruptFile(f"{self.file} is not what was written: its checksum differs; install ifsl_bench again")
+            raise CorruptFile(f"{self.features_file} is damaged or missing ({error}); install ifsl_bench again") from error
+        if arrays and compute_pools_checksum(pools) != facts["sha256"]:
+            raise CorruptFile(f"{self.features_file} is not what was written: its checksum differs; install ifsl_bench again")
         return facts, pools
 
 
-def pools_checksum(pools: dict[str, np.ndarray]) -> str:
+def compute_pools_checksum(pools: dict[str, np.ndarray]) -> str:
     """Return a checksum over names and bytes of the pools, in the order of :data:`POOLS`."""
     digest = hashlib.sha256()
     for pool in (name for name in POOLS if name in pools):

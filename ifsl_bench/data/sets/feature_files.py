@@ -10,9 +10,9 @@ import numpy as np
 
 from ifsl_bench.data.image_pools import ListItem, report_duplicates
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.archive import Entry, FileTree, to_nfc
-from ifsl_bench.data.read.arrays import npz_arrays, safetensors_arrays, torch_arrays
-from ifsl_bench.data.read.images import image_digest
+from ifsl_bench.data.read.archive import Entry, FileTree, normalise_unicode
+from ifsl_bench.data.read.arrays import read_npz_arrays, read_safetensors_arrays, read_torch_arrays
+from ifsl_bench.data.read.images import digest_image
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import LABEL_LENGTH
@@ -30,13 +30,13 @@ _LARGE_FEATURE = 20.0
 
 @dataclass(frozen=True)
 class _FeaturePool:
-    """A pool before its features are read; ``ids`` [n] are indices into ``classes``, ``written`` labels in the file."""
+    """A pool before its features are read; ``class_indices`` [n] point into ``classes``."""
 
     entry: Entry
-    width: int
-    ids: np.ndarray
+    feature_width: int
+    class_indices: np.ndarray
     classes: tuple[str, ...]
-    written: frozenset[str]
+    labels_in_file: frozenset[str]
 
 
 class FeatureFiles(Layout):
@@ -56,31 +56,37 @@ class FeatureFiles(Layout):
         self.check = check
 
     def matches(self, tree: FileTree) -> bool:
-        return any(_pool_and_suffix(entry) is not None for entry in tree.entries)
+        return any(_parse_pool_and_suffix(entry) is not None for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
-        pools, rows = _survey_pools(context), dict[str, dict[str, list[ListItem]]]()
+        pools, rows = _read_pool_labels(context), dict[str, dict[str, list[ListItem]]]()
         try:
-            self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
+            self.check({name: np.append(0, np.cumsum(np.bincount(pool.class_indices))) for name, pool in pools.items()})
         except UserError as error:
-            context.require_complete(str(error), f"{error}; make smaller episodes, of a task file of your own")
-        with context.reporter.report_stage(f"importing features from {context.files.path.name}", len(pools)) as stage:
+            context.require_complete_unless_partial(
+                str(error), f"{error}; make smaller episodes, of a task file of your own"
+            )
+        with context.reporter.report_stage(
+            f"importing features from {context.file_tree.path.name}", len(pools)
+        ) as stage:
             for name, pool in pools.items():
-                order = np.argsort(pool.ids, kind="stable")
+                order = np.argsort(pool.class_indices, kind="stable")
                 rows[name] = {pool.entry.name: [ListItem(pool.entry.name, row) for row in order.tolist()]}
-                if not context.writer.has(name):
-                    features = _load_features(context.files, pool.entry)
+                if not context.writer.has_complete_pool(name):
+                    features = _load_features(context.file_tree, pool.entry)
                     context.bytes_read += pool.entry.size
-                    facts = {"mean_cosine": mean_cosine(features)} if name == "base/train" else {}
+                    facts = {"mean_cosine": mean_cosine_similarity(features)} if name == "base/train" else {}
                     if zeros := int((~features.any(axis=1)).sum()):
                         facts["zero_rows"] = zeros
-                    shape = (pool.width,)
-                    with context.writer.pool(name, pool.ids[order], pool.classes, shape, "float32", facts) as out:
+                    shape = (pool.feature_width,)
+                    with context.writer.write_pool(
+                        name, pool.class_indices[order], pool.classes, shape, "float32", facts
+                    ) as out:
                         out[:] = features[order]
                         digests = [
-                            image_digest(row) if row.any() else 0 for row in out
+                            digest_image(row) if row.any() else 0 for row in out
                         ]  # rows of zeros are counted apart
-                        np.save(context.writer.side_file(name), np.array(digests, np.uint64))
+                        np.save(context.writer.side_file_path(name), np.array(digests, np.uint64))
                 stage.advance(1)
         report_duplicates(context, rows, "row", "number by number")
         zero_rows = {name: context.writer.pools[name].get("zero_rows", 0) for name in pools}
@@ -105,7 +111,7 @@ class FeatureFiles(Layout):
             )
 
 
-def mean_cosine(features: np.ndarray) -> float:
+def mean_cosine_similarity(features: np.ndarray) -> float:
     """Return the mean cosine of two different rows of features [n, D], over some of them; 0 for one row."""
     some = features[:: max(1, len(features) // _SAMPLED_ROWS)].astype(np.float64)
     lengths = np.linalg.norm(some, axis=1, keepdims=True)
@@ -114,13 +120,13 @@ def mean_cosine(features: np.ndarray) -> float:
     return round(float((np.square(units.sum(0)).sum() - np.square(units).sum()) / max(1, count * (count - 1))), 4)
 
 
-def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
+def _read_pool_labels(context: BuildContext) -> dict[str, _FeaturePool]:
     """Read labels and widths of all files, by pool.
 
     Raises:
         UserError: A file is missing, is there in two formats, or does not fit the others.
     """
-    tree = context.files
+    tree = context.file_tree
     pools: dict[str, _FeaturePool] = {}
     for pool in POOLS:
         entry = _find_pool_file(tree, pool)
@@ -129,7 +135,9 @@ def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
         where = tree.format_location(entry)
         features, stored = _read_features_and_labels(tree, entry)
         values, ids = np.unique(_check_labels(stored, where), return_inverse=True)
-        names = np.array([to_nfc(value) for value in values.tolist()]) if values.dtype.kind == "U" else values
+        names = (
+            np.array([normalise_unicode(value) for value in values.tolist()]) if values.dtype.kind == "U" else values
+        )
         names, merged = np.unique(names, return_inverse=True)  # in order of their numbers, if they are numbers
         if len(names) < len(values):
             context.reporter.warn(
@@ -140,8 +148,10 @@ def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
             entry, features.shape[1], merged[ids], tuple(map(str, names)), frozenset(map(str, values))
         )
         first = pools["base/train"]
-        if surveyed.width != first.width:
-            raise UserError(f"{where} has {surveyed.width} features a row, {first.entry.name} has {first.width}")
+        if surveyed.feature_width != first.feature_width:
+            raise UserError(
+                f"{where} has {surveyed.feature_width} features a row, {first.entry.name} has {first.feature_width}"
+            )
         if pool.startswith("base/") and surveyed.classes != first.classes:
             lone = sorted({*surveyed.classes} ^ {*first.classes})[0]
             has = first if lone in first.classes else surveyed
@@ -152,7 +162,11 @@ def _survey_pools(context: BuildContext) -> dict[str, _FeaturePool]:
         for earlier_name, earlier in pools.items():
             both = set(surveyed.classes) & set(earlier.classes)
             if both and earlier_name != pool and not (pool.startswith("base/") and earlier_name.startswith("base/")):
-                alike = [name for name in surveyed.written & earlier.written if to_nfc(name) == min(both)]
+                alike = [
+                    name
+                    for name in surveyed.labels_in_file & earlier.labels_in_file
+                    if normalise_unicode(name) == min(both)
+                ]
                 form = "" if alike else " (with accents that Unicode writes in two ways, NFC and NFD)"
                 raise UserError(
                     f"class {min(both)!r} is in {earlier.entry.name} and in {surveyed.entry.name}{form}; novel "
@@ -166,7 +180,7 @@ def _file_stem(pool: str) -> str:
     return pool.replace("/", "-")
 
 
-def _pool_and_suffix(entry: Entry) -> tuple[str, str] | None:
+def _parse_pool_and_suffix(entry: Entry) -> tuple[str, str] | None:
     """Return the pool and the format of a file named like ``base-train.npz`` or ``Base_Train.NPZ``; None for others."""
     stem, dot, suffix = entry.name.lower().replace("_", "-").rpartition(".")
     pool = stem.replace("-", "/")
@@ -175,7 +189,7 @@ def _pool_and_suffix(entry: Entry) -> tuple[str, str] | None:
 
 def _find_pool_file(tree: FileTree, pool: str) -> Entry | None:
     """Return the file of a pool; None where novel/train has none."""
-    entries = [entry for entry in tree.entries if (_pool_and_suffix(entry) or ("",))[0] == pool]
+    entries = [entry for entry in tree.entries if (_parse_pool_and_suffix(entry) or ("",))[0] == pool]
     if len(entries) > 1:
         raise UserError(f"{tree.path} holds {' and '.join(e.path for e in entries)}; leave one of them there")
     if not entries and pool != "novel/train":
@@ -192,10 +206,10 @@ def _find_pool_file(tree: FileTree, pool: str) -> Entry | None:
 
 LabelValues = np.ndarray | list[Any]
 READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
-    ".npz": lambda file, where: npz_arrays(file, where, "features", "labels"),
-    ".safetensors": safetensors_arrays,
-    ".pt": torch_arrays,
-    ".pth": torch_arrays,
+    ".npz": lambda file, where: read_npz_arrays(file, where, "features", "labels"),
+    ".safetensors": read_safetensors_arrays,
+    ".pt": read_torch_arrays,
+    ".pth": read_torch_arrays,
 }
 
 
@@ -206,7 +220,7 @@ def _read_features_and_labels(tree: FileTree, entry: Entry) -> tuple[np.ndarray,
         UserError: it is damaged, or they are not of that form.
     """
     where = tree.format_location(entry)
-    with tree.readable(entry):
+    with tree.translate_read_errors(entry):
         raw = tree.open(entry)
     with raw:
         stored = READERS[f".{entry.name.rpartition('.')[2].lower()}"](raw, where)
@@ -223,13 +237,14 @@ def _read_features_and_labels(tree: FileTree, entry: Entry) -> tuple[np.ndarray,
         elif fits and features.shape[:1] == rows and features.dtype.kind in "iub":
             remedy = "; save features.astype('float32'), or features.float() of a tensor"
         raise UserError(
-            f"{where}: expected floating-point features [n, D] and labels [n], found features {_shape_text(features)}, "
-            f"labels {_shape_text(labels)}{remedy}"
+            f"{where}: expected floating-point features [n, D] and labels [n], found features "
+            f"{_format_shape(features)}, "
+            f"labels {_format_shape(labels)}{remedy}"
         )
     return features, labels
 
 
-def _shape_text(values: LabelValues) -> str:
+def _format_shape(values: LabelValues) -> str:
     """Return type and shape in words."""
     return f"list[{len(values)}]" if isinstance(values, list) else f"{values.dtype}{list(values.shape)}"
 

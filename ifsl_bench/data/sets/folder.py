@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ifsl_bench.data.image_pools import T, divide_80_10_10, import_images
-from ifsl_bench.data.read.archive import FileTree, format_first, natural_sort_key, to_nfc
+from ifsl_bench.data.image_pools import T, divide_classes_into_pools, import_images
+from ifsl_bench.data.read.archive import FileTree, format_first_names, natural_sort_key, normalise_unicode
 from ifsl_bench.data.read.images import IMAGE_SUFFIXES, ImageSpec
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.data.suggested_tasks import BASE_QUERIES, QUERIES, SHOTS, WAYS
@@ -65,7 +65,7 @@ class OwnOptions:
     depth: int | None = None
     white: int | None = None
 
-    def flags(self) -> list[str]:
+    def given_command_line_options(self) -> list[str]:
         """Return the options that were given, as on the command line."""
         options = {
             "--split": self.split,
@@ -97,31 +97,35 @@ class ImageFolder(Layout):
         self.options = options
 
     def matches(self, tree: FileTree) -> bool:
-        return any(is_image(entry.path) for entry in tree.entries)
+        return any(has_image_suffix(entry.path) for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
         options = self.options
         depth = options.depth or 1
         warn_about_ignored_files(context, options.split)
-        folders = scan_class_folders(context.files, depth)
-        if warning := _nested_warning(folders, depth):
+        folders = scan_class_folders(context.file_tree, depth)
+        if warning := _warning_on_nested_folders(folders, depth):
             context.reporter.warn(warning)
-        if folders.respelled:
+        if folders.respelled_sides:
             context.reporter.warn(
-                f"{format_count(len(folders.respelled), 'class')} with several folders, whose names differ only in how "
-                f"Unicode writes accents (NFC or NFD): {format_first(folders.respelled)}; they are taken together"
+                f"{format_count(len(folders.respelled_sides), 'class')} with several folders, whose names differ "
+                "only in how "
+                f"Unicode writes accents (NFC or NFD): {format_first_names(folders.respelled_sides)}; they are taken "
+                "together"
             )
-        classes, where = folders.classes, "the seeded split"
+        classes, where = folders.image_paths_by_class, "the seeded split"
         sides: Mapping[str, str] | None = None
         if options.split is not None:
-            sides, where = _sides_from_csv(context, classes, options.split), str(options.split)
-        elif folders.sides and options.split_seed is None:
-            where = f"the folders {', '.join(folders.folders)}"
-            context.reporter.say(f"{where} divide the classes: {_counts_in_words(folders.sides)}")
-            sides = folders.sides
+            sides, where = _read_checked_sides(context, classes, options.split), str(options.split)
+        elif folders.side_by_class and options.split_seed is None:
+            where = f"the folders {', '.join(folders.class_folders)}"
+            context.reporter.say(f"{where} divide the classes: {_counts_in_words(folders.side_by_class)}")
+            sides = folders.side_by_class
             context.about["division"] = where
-        elif folders.sides:
-            context.reporter.warn(f"--split-seed divides the classes, not the folders {', '.join(folders.folders)}")
+        elif folders.side_by_class:
+            context.reporter.warn(
+                f"--split-seed divides the classes, not the folders {', '.join(folders.class_folders)}"
+            )
             context.about["over_folders"] = True
         classes = select_large_classes(context, {name: classes[name] for name in sides or classes})
         if sides is None:
@@ -131,8 +135,13 @@ class ImageFolder(Layout):
             )
         sides = {name: side for name, side in sides.items() if name in classes}
         check_sides(sides, classes, where)
-        spec = ImageSpec(options.size or DEFAULT_IMAGE_SIZE, fit="crop", upright=True, white=options.white)
-        import_images(context, divide_80_10_10(classes, sides), spec)
+        spec = ImageSpec(
+            options.size or DEFAULT_IMAGE_SIZE,
+            fit_mode="crop",
+            applies_exif_orientation=True,
+            white_level=options.white,
+        )
+        import_images(context, divide_classes_into_pools(classes, sides), spec)
 
 
 @dataclass(frozen=True)
@@ -140,21 +149,21 @@ class FolderScan:
     """The classes and sides in the names of folders.
 
     Attributes:
-        classes: Class -> paths of its images, both in natural order; names of classes in Unicode's NFC.
-        sides: Class -> side of the data set, if the folders above the classes are called after sides.
-        folders: These folders, in natural order.
-        inner: Class -> the folders of its images, for each class without images outside of them.
-        respelled: Classes in several folders whose names differ only in how Unicode writes accents.
+        image_paths_by_class: Class -> paths of its images, both in natural order; names of classes in Unicode's NFC.
+        side_by_class: Class -> side of the data set, if the folders above the classes are called after sides.
+        class_folders: These folders, in natural order.
+        inner_folders_by_class: Class -> the folders of its images, for each class without images outside of them.
+        respelled_sides: Classes in several folders whose names differ only in how Unicode writes accents.
     """
 
-    classes: Mapping[str, list[str]]
-    sides: Mapping[str, str]
-    folders: Sequence[str]
-    inner: Mapping[str, Sequence[str]]
-    respelled: Sequence[str] = ()
+    image_paths_by_class: Mapping[str, list[str]]
+    side_by_class: Mapping[str, str]
+    class_folders: Sequence[str]
+    inner_folders_by_class: Mapping[str, Sequence[str]]
+    respelled_sides: Sequence[str] = ()
 
 
-def is_image(path: str) -> bool:
+def has_image_suffix(path: str) -> bool:
     """Return whether a file is an image by its name."""
     return path.lower().endswith(IMAGE_SUFFIXES)
 
@@ -172,7 +181,7 @@ def scan_class_folders(tree: FileTree, depth: int = 1) -> FolderScan:
         UserError: Images lie outside the folders of classes, there is one folder only, a class is on two sides, or
             some folders are called after sides and others are not.
     """
-    paths = [entry.path for entry in tree.entries if is_image(entry.path)]
+    paths = [entry.path for entry in tree.entries if has_image_suffix(entry.path)]
     parts = [path.split("/")[:-1] for path in paths]
     if paths and all(folders == parts[0] for folders in parts):
         where = tree.format_location("/".join(parts[0])) if parts[0] else str(tree.path)
@@ -183,14 +192,15 @@ def scan_class_folders(tree: FileTree, depth: int = 1) -> FolderScan:
     root = 0
     while all(len(p) > root for p in parts) and len({p[root] for p in parts}) == 1:
         root += 1
-    tops = sorted({to_nfc(p[root]) for p in parts if len(p) > root}, key=natural_sort_key)
+    tops = sorted({normalise_unicode(p[root]) for p in parts if len(p) > root}, key=natural_sort_key)
     by_side = all(name.lower() in SIDE_OF_SPELLING for name in tops)
     named = [name for name in tops if name.lower() in SIDE_OF_SPELLING]
     sides_named = {SIDE_OF_SPELLING[name.lower()] for name in named}
     if not by_side and "base" in sides_named and len(sides_named) > 1:  # one alone may be a class called "test"
         raise UserError(
-            f"{tree.path} has folders named after sides of a data set ({format_first(named)}) and others "
-            f"({format_first([name for name in tops if name not in named])}); move the others elsewhere, or give the "
+            f"{tree.path} has folders named after sides of a data set ({format_first_names(named)}) and others "
+            f"({format_first_names([name for name in tops if name not in named])}); move the others elsewhere, or "
+            "give the "
             f"folder of one side with --from, whose classes are then divided"
         )
     start = root + by_side
@@ -203,9 +213,12 @@ def scan_class_folders(tree: FileTree, depth: int = 1) -> FolderScan:
         if len(folders) < start + depth:
             raise UserError(f"{tree.format_location(path)} is in no folder of a class; the layout is {form}/<image>")
         spelling = "/".join(folders[start : start + depth])
-        name = to_nfc(spelling)
+        name = normalise_unicode(spelling)
         spellings.setdefault(name, set()).add(spelling)
-        if by_side and sides.setdefault(name, side := SIDE_OF_SPELLING[to_nfc(folders[root]).lower()]) != side:
+        if (
+            by_side
+            and sides.setdefault(name, side := SIDE_OF_SPELLING[normalise_unicode(folders[root]).lower()]) != side
+        ):
             raise UserError(
                 f"class {name!r} is in several of the folders {', '.join(tops)} of {tree.path}, and novel classes must "
                 f"be others than base classes; give one of these folders with --from, whose classes are then divided"
@@ -226,14 +239,16 @@ def scan_class_folders(tree: FileTree, depth: int = 1) -> FolderScan:
     )
 
 
-def _nested_warning(layout: FolderScan, depth: int) -> str | None:
-    if not layout.inner:
+def _warning_on_nested_folders(layout: FolderScan, depth: int) -> str | None:
+    if not layout.inner_folders_by_class:
         return None
-    name, folders = next(iter(layout.inner.items()))
-    count = sum(map(len, layout.inner.values()))
+    name, folders = next(iter(layout.inner_folders_by_class.items()))
+    count = sum(map(len, layout.inner_folders_by_class.values()))
     return (
-        f"{len(layout.inner):,} of the {len(layout.classes):,} classes contain only folders, {count:,} in total "
-        f"({name}: {format_first(folders)}); each is taken as one class. If the folders in them are the classes, add "
+        f"{len(layout.inner_folders_by_class):,} of the {len(layout.image_paths_by_class):,} classes contain only "
+        f"folders, {count:,} in total "
+        f"({name}: {format_first_names(folders)}); each is taken as one class. If the folders in them are the "
+        "classes, add "
         f"--depth {depth + 1}"
     )
 
@@ -253,17 +268,18 @@ def warn_about_ignored_files(context: BuildContext, split: Path | None = None) -
     Raises:
         UserError: There are links that cannot be followed, perhaps to whole classes, and the user has not allowed it.
     """
-    others = [entry for entry in context.files.entries if not is_image(entry.path)]
+    others = [entry for entry in context.file_tree.entries if not has_image_suffix(entry.path)]
     if lost := [entry.path for entry in others if entry.is_broken_link]:
-        message = f"{format_count(len(lost), 'link')} in {context.files.path} cannot be followed: {format_first(lost)}"
-        context.require_complete(message, f"{message}. Mend or remove what is broken")
+        links = f"{format_count(len(lost), 'link')} in {context.file_tree.path}"
+        message = f"{links} cannot be followed: {format_first_names(lost)}"
+        context.require_complete_unless_partial(message, f"{message}. Mend or remove what is broken")
     used = split.resolve() if split else None
     if ignored := [
-        e for e in others if not (e.is_broken_link or (used and (context.files.path / e.path).resolve() == used))
+        e for e in others if not (e.is_broken_link or (used and (context.file_tree.path / e.path).resolve() == used))
     ]:
         context.reporter.warn(
             f"ignored {format_count(len(ignored), 'file')} not named like an image: "
-            f"{format_first([e.path for e in ignored])}; images end in {', '.join(IMAGE_SUFFIXES)}"
+            f"{format_first_names([e.path for e in ignored])}; images end in {', '.join(IMAGE_SUFFIXES)}"
         )
 
 
@@ -295,7 +311,7 @@ def read_sides(path: Path) -> dict[str, str]:
         )
     sides: dict[str, str] = {}
     for line, row in rows:
-        name, side = to_nfc(row[kind] or ""), (row[side_column] or "").strip()
+        name, side = normalise_unicode(row[kind] or ""), (row[side_column] or "").strip()
         if f'"{row[kind]}"' not in content:  # in quotes, spaces at the ends of a name belong to it
             name = name.strip()
         where = f"{path}, line {line}"
@@ -309,16 +325,16 @@ def read_sides(path: Path) -> dict[str, str]:
     return sides
 
 
-def _sides_from_csv(context: BuildContext, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
+def _read_checked_sides(context: BuildContext, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
     """Return the sides of the classes that are both in the CSV file and in the tree."""
     sides = read_sides(split)
     missing = [name for name in sides if name not in classes]
     if missing:
-        message = f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.files.path}"
-        message += f": {format_first(missing)}"
-        context.require_complete(message, f"{message}. Correct the file")
+        message = f"{len(missing)} of {len(sides)} classes in {split} have no images in {context.file_tree.path}"
+        message += f": {format_first_names(missing)}"
+        context.require_complete_unless_partial(message, f"{message}. Correct the file")
     if extra := [name for name in classes if name not in sides]:
-        context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {format_first(extra)}")
+        context.reporter.say(f"{len(extra)} folders are not in {split} and left out: {format_first_names(extra)}")
     return {name: sides[name] for name in classes if name in sides}
 
 
@@ -335,9 +351,9 @@ def select_large_classes(context: BuildContext, classes: Mapping[str, list[T]]) 
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
     if small:
-        shown = format_first([f"{name} ({count})" for name, count in small.items()])
+        shown = format_first_names([f"{name} ({count})" for name, count in small.items()])
         message = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
-        context.require_complete(message, f"{message}. Leave these classes out")
+        context.require_complete_unless_partial(message, f"{message}. Leave these classes out")
     return {name: paths for name, paths in classes.items() if name not in small}
 
 
@@ -352,7 +368,7 @@ def draw_sides(classes: Mapping[str, Sequence[object]], seed: int) -> dict[str, 
         seed: Of the hash.
     """
     order = sorted(classes, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    val, test = (_share_count(len(classes), share) for share in (VAL_SHARE, TEST_SHARE))
+    val, test = (_count_classes_of_share(len(classes), share) for share in (VAL_SHARE, TEST_SHARE))
     for novel in (max(test, 2 * WAYS), test):
         base = order[novel + val :]
         if len(base) >= 2 * WAYS and sum(len(classes[name]) // 10 for name in base) >= BASE_QUERIES:
@@ -361,13 +377,13 @@ def draw_sides(classes: Mapping[str, Sequence[object]], seed: int) -> dict[str, 
     return {name: sides.get(name, "base") for name in classes}
 
 
-def _share_count(classes: int, share: float) -> int:
+def _count_classes_of_share(classes: int, share: float) -> int:
     return max(WAYS, round(share * classes))
 
 
 def _surplus_test_classes_note(sides: Mapping[str, str]) -> str:
     """Return why novel/test has more classes than its share, for a message; empty if it has not."""
-    usual, novel = _share_count(len(sides), TEST_SHARE), sum(side == "novel/test" for side in sides.values())
+    usual, novel = _count_classes_of_share(len(sides), TEST_SHARE), sum(side == "novel/test" for side in sides.values())
     return f"; novel/test has {novel} in place of {usual}, for two sessions of {WAYS}" if novel > usual else ""
 
 

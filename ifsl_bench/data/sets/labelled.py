@@ -15,9 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from ifsl_bench.data.image_pools import ListItem, divide_80_10_10, pool_labels, report_duplicates, unfinished_pools
-from ifsl_bench.data.read.archive import natural_sort_key, to_printable
-from ifsl_bench.data.read.arrays import user_errors
+from ifsl_bench.data.image_pools import (
+    ListItem,
+    divide_classes_into_pools,
+    iterate_unfinished_pools,
+    make_pool_labels,
+    report_duplicates,
+)
+from ifsl_bench.data.read.archive import escape_undecoded_bytes, natural_sort_key
+from ifsl_bench.data.read.arrays import translate_library_errors
 from ifsl_bench.data.read.images import to_rgb
 from ifsl_bench.data.sets.folder import check_sides, select_large_classes
 from ifsl_bench.data.source import BuildContext
@@ -44,7 +50,7 @@ def learn2learn_dataset_and_folder(objects: Any) -> tuple[str, Path]:
     """
     inner = [_unwrap_learn2learn(value, "Taskset", "TaskDataset", "MetaDataset") for value in _as_list(objects)]
     for kind, (name, folder) in DATASET_OF_CLASS.items():
-        if inner and all(_is_exactly(value, kind) for value in inner):
+        if inner and all(_is_learn2learn_class(value, kind) for value in inner):
             roots = {str(value.root) for value in inner}
             if len(roots) > 1:
                 raise UserError(f"{name} is made from one folder; these were loaded from {' and '.join(sorted(roots))}")
@@ -57,7 +63,7 @@ def learn2learn_dataset_and_folder(objects: Any) -> tuple[str, Path]:
     )
 
 
-def _objects_by_side(objects: Any) -> dict[str, Split]:
+def _group_objects_by_side(objects: Any) -> dict[str, LabelledSplit]:
     """Return side -> data set of a list [train, validation, test].
 
     Raises:
@@ -72,7 +78,7 @@ def _objects_by_side(objects: Any) -> dict[str, Split]:
     modes = [SIDE_OF_MODE.get(str(getattr(_unwrap_learn2learn(value, "MetaDataset"), "mode", ""))) for value in data]
     if set(modes) == set(POOL_OF_SIDE) and modes != list(POOL_OF_SIDE):
         raise UserError(f"the list is to be [train, validation, test]; by their modes its objects are {modes}")
-    return {side: Split(value, side) for side, value in zip(POOL_OF_SIDE, data, strict=True)}
+    return {side: LabelledSplit(value, side) for side, value in zip(POOL_OF_SIDE, data, strict=True)}
 
 
 def _as_list(objects: Any) -> list[Any] | tuple[Any, ...]:
@@ -83,12 +89,12 @@ def _as_list(objects: Any) -> list[Any] | tuple[Any, ...]:
 
 def _unwrap_learn2learn(value: Any, *wrappers: str) -> Any:
     """Return the data set inside wrappers of learn2learn."""
-    while _is_exactly(value, *wrappers):
+    while _is_learn2learn_class(value, *wrappers):
         value = value.dataset
     return value
 
 
-def _is_exactly(value: Any, *names: str) -> bool:
+def _is_learn2learn_class(value: Any, *names: str) -> bool:
     """Return whether a value's class is one of these of learn2learn; not a subclass, which may have other images."""
     return type(value).__module__.partition(".")[0] == "learn2learn" and type(value).__name__ in names
 
@@ -127,7 +133,7 @@ def _to_pixels(image: Any, what: str) -> np.ndarray:
     return np.moveaxis(array, channels[0], 2)
 
 
-class PixelScale:
+class PixelValueScale:
     """The numbers that stand for black and white: 0 and 255, or 0 and 1 where no image has any above 1.
 
     Attributes:
@@ -139,7 +145,7 @@ class PixelScale:
         self.whole: str | None = None
         self.divided: str | None = None
 
-    def include_image(self, image: np.ndarray, what: str) -> None:
+    def update_range(self, image: np.ndarray, what: str) -> None:
         """Note the range of an image.
 
         Args:
@@ -169,20 +175,20 @@ class PixelScale:
         return np.rint(image.astype(np.float32) * (1 if self.whole else 255)).astype(np.uint8)
 
 
-class Split:
+class LabelledSplit:
     """The data set of one side.
 
     Attributes:
         indices: Of its images; a wrapper need not have all.
         digests: uint64 [n], for each index that was read.
-        classes: Name -> indices of its images, ascending; complete once :meth:`survey` is exhausted. A name is the
-            label with the side before it, since sides have different classes whatever their labels.
+        classes: Name -> indices of its images, ascending; complete once :meth:`iterate_images_and_names` is exhausted.
+            A name is the label with the side before it, since sides have different classes whatever their labels.
     """
 
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name, self.where = data, name, f"the {name} data set"
         groups = getattr(data, "labels_to_indices", None)
-        with user_errors(f"{self.where} is a {_class_name(data)} which cannot be read"):
+        with translate_library_errors(f"{self.where} is a {_class_name(data)} which cannot be read"):
             listed = range(len(data)) if groups is None else (index for group in groups.values() for index in group)
             self.indices = sorted({int(index) for index in listed})
             self.digests = np.zeros(len(data), np.uint64)
@@ -194,22 +200,22 @@ class Split:
     def image_name(self, index: int) -> str:
         return f"image {index} of {self.where}"
 
-    def read(self, index: int) -> tuple[np.ndarray, Hashable]:
+    def read_image_and_label(self, index: int) -> tuple[np.ndarray, Hashable]:
         """Return an image [H, W, C] and its label; raise UserError if it is no such pair."""
         name = self.image_name(index)
-        with user_errors(f"{name} cannot be read"):
+        with translate_library_errors(f"{name} cannot be read"):
             item = self.data[index]
             if not isinstance(item, (tuple, list)) or len(item) < 2:
                 raise UserError(f"{name} is a {_class_name(item)}, expected a pair (image, label)")
             image = _to_pixels(item[0], name)
-        with user_errors(f"the label of {name} cannot be read"):
+        with translate_library_errors(f"the label of {name} cannot be read"):
             label: Hashable = item[1].item() if hasattr(item[1], "item") else item[1]
             hash(label)
         return image, label
 
-    def read_again(self, index: int) -> np.ndarray:
+    def reread_image(self, index: int) -> np.ndarray:
         """Return an image of the survey; raise UserError if it has changed."""
-        image, _ = self.read(index)
+        image, _ = self.read_image_and_label(index)
         if _image_digest(image) != self.digests[index]:
             raise UserError(
                 f"{self.image_name(index)} is another one each time it is read; leave random steps out of the data "
@@ -217,7 +223,7 @@ class Split:
             )
         return image
 
-    def survey(self) -> Iterator[tuple[np.ndarray, str]]:
+    def iterate_images_and_names(self) -> Iterator[tuple[np.ndarray, str]]:
         """Yield every image [H, W, C] and its name in messages; collect labels and digests.
 
         Raises:
@@ -225,14 +231,14 @@ class Split:
         """
         groups: dict[Hashable, list[int]] = {}
         for index in self.indices:
-            image, label = self.read(index)
+            image, label = self.read_image_and_label(index)
             groups.setdefault(label, []).append(index)
             self.digests[index] = _image_digest(image)
             yield image, self.image_name(index)
         names = {label: f"{self.name}-{label}" for label in groups}
         if len(set(names.values())) < len(names):  # 1 and "1"
             names = {label: f"{self.name}-{label!r}" for label in groups}
-        self.classes = {to_printable(names[label]): indices for label, indices in groups.items()}
+        self.classes = {escape_undecoded_bytes(names[label]): indices for label, indices in groups.items()}
 
 
 def _image_digest(image: np.ndarray) -> int:
@@ -247,8 +253,8 @@ class LabelledObjects:
     title: ClassVar[str] = "labelled images from Python"
 
     def __init__(self) -> None:
-        self.sides: dict[str, Split] = {}
-        self.scale, self.shape = PixelScale(), tuple[int, ...]()
+        self.sides: dict[str, LabelledSplit] = {}
+        self.scale, self.shape = PixelValueScale(), tuple[int, ...]()
 
     def identity(self, objects: Any, reporter: Reporter) -> str:
         """Read all images and return a hash of them and their labels.
@@ -260,19 +266,20 @@ class LabelledObjects:
         Raises:
             UserError: No data set can be made of the objects.
         """
-        self.sides = _objects_by_side(objects)
+        self.sides = _group_objects_by_side(objects)
         total = sum(len(side.indices) for side in self.sides.values())
         first = ""
         with reporter.report_stage(f"looking at {total:,} images", total) as stage:
             for side in self.sides.values():
-                for image, what in side.survey():
+                for image, what in side.iterate_images_and_names():
                     first, self.shape = first or what, self.shape or image.shape
                     if image.shape != self.shape:
                         raise UserError(
-                            f"{what} is {_size_text(image.shape)}, {first} is {_size_text(self.shape)}; images must "
+                            f"{what} is {_format_image_size(image.shape)}, {first} is "
+                            f"{_format_image_size(self.shape)}; images must "
                             f"be of one size: have the data set's transform resize them, and make them of one kind"
                         )
-                    self.scale.include_image(image, what)
+                    self.scale.update_range(image, what)
                     stage.advance(1)
         content = hashlib.sha256(b"".join(side.digests.astype("<u8").tobytes() for side in self.sides.values()))
         return sha256_json([content.hexdigest(), {name: side.classes for name, side in self.sides.items()}])
@@ -287,21 +294,21 @@ class LabelledObjects:
         classes = select_large_classes(context, classes)
         roles = {name: POOL_OF_SIDE[side_of[name].name] for name in classes}
         check_sides(roles, classes, "what was given")
-        pools = divide_80_10_10(classes, roles)
-        with unfinished_pools(context, pools) as (names, stage):
+        pools = divide_classes_into_pools(classes, roles)
+        with iterate_unfinished_pools(context, pools) as (names, stage):
             for pool in names:
                 files = pools[pool]
                 side = side_of[next(iter(files))]
                 indices = np.array([item.index for items in files.values() for item in items], np.int64)
-                with context.writer.pool(pool, pool_labels(files), tuple(files), self.shape) as images:
+                with context.writer.write_pool(pool, make_pool_labels(files), tuple(files), self.shape) as images:
                     written = make_memory_releaser(images)
                     for row, index in enumerate(indices.tolist()):
-                        images[row] = self.scale.to_bytes(side.read_again(index))
+                        images[row] = self.scale.to_bytes(side.reread_image(index))
                         written(images[row].nbytes)
                         stage.advance(1)
-                    np.save(context.writer.side_file(pool), side.digests[indices])
+                    np.save(context.writer.side_file_path(pool), side.digests[indices])
         report_duplicates(context, pools)
 
 
-def _size_text(shape: tuple[int, ...]) -> str:
+def _format_image_size(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[0]} pixels of {shape[2]} channel{'s' if shape[2] > 1 else ''}"

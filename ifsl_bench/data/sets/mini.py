@@ -22,13 +22,13 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
     IMAGE_SHAPE,
     IMAGE_SIZE,
-    copy_pools,
-    load_dict,
-    required_entry,
-    rows_by_class,
-    to_images,
-    to_integers,
-    to_text,
+    decode_text,
+    find_required_entry,
+    group_rows_by_class,
+    load_pickled_dict,
+    to_image_array,
+    to_integer_array,
+    write_pools_from_arrays,
 )
 from ifsl_bench.data.published_splits import (
     COUNTS_60_40,
@@ -37,32 +37,32 @@ from ifsl_bench.data.published_splits import (
     ListedImage,
     PublishedData,
     SessionSource,
-    check_pools,
+    check_pool_counts,
     divide_into_pools,
     find_image_paths_by_class,
-    hash_shuffled,
     read_mapping_of_columns,
     read_rows,
-    report_missing,
+    report_missing_images,
     session_pools,
+    shuffle_by_hash,
 )
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.images import ImageSpec
-from ifsl_bench.data.source import BuildContext, Count, Layout
+from ifsl_bench.data.source import BuildContext, Layout, PoolSize
 from ifsl_bench.utils.errors import UserError
 
 CLASSES_FILE, ORIGINAL_NAMES_FILE = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 POOL_COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
-    "base/train": Count(64, 38_400),
-    "base/val": Count(64, 18_748),
-    "base/test": Count(64, 19_200),
-    "novel/val": Count(16, 9_600),
-    "novel/test": Count(20, 12_000),
+    "base/train": PoolSize(64, 38_400),
+    "base/val": PoolSize(64, 18_748),
+    "base/test": PoolSize(64, 19_200),
+    "novel/val": PoolSize(16, 9_600),
+    "novel/test": PoolSize(20, 12_000),
 }
 HELD_OUT_COUNTS = POOL_COUNTS | {
-    "base/train": Count(64, 64 * 480),
-    "base/val": Count(64, 64 * 60),
-    "base/test": Count(64, 64 * 60),
+    "base/train": PoolSize(64, 64 * 480),
+    "base/val": PoolSize(64, 64 * 60),
+    "base/test": PoolSize(64, 64 * 60),
 }
 HELD_OUT_NAME = "mini-imagenet-held-out"
 EXTRA_PER_CLASS = 300  # images of a base class in base/test, and at most in base/val
@@ -93,27 +93,27 @@ class LwofPickles(Layout):
         return any(entry.name in self.files.values() for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
-        entries = {pool: required_entry(context.files, name, self.title) for pool, name in self.files.items()}
+        entries = {pool: find_required_entry(context.file_tree, name, self.title) for pool, name in self.files.items()}
         arrays: dict[str, np.ndarray] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {}
         for pool, entry in entries.items():
-            where = context.files.format_location(entry)
-            value = load_dict(context.files, entry, ("data", "labels", "catname2label"))
-            arrays[pool] = to_images(value["data"], "'data'", where)
+            where = context.file_tree.format_location(entry)
+            value = load_pickled_dict(context.file_tree, entry, ("data", "labels", "catname2label"))
+            arrays[pool] = to_image_array(value["data"], "'data'", where)
             pools[pool] = _rows_by_wnid_from_labels(value, len(arrays[pool]), where)
             _check_sides(pools[pool], _SIDES[pool], where)
-        check_pools(context, "mini-ImageNet", POOL_COUNTS, pools)
-        copy_pools(context, pools, arrays)
+        check_pool_counts(context, "mini-ImageNet", POOL_COUNTS, pools)
+        write_pools_from_arrays(context, pools, arrays)
 
 
 def _rows_by_wnid_from_labels(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
     """Return wnid -> rows, from a label for each row and a label for each wnid."""
-    labels = to_integers(value["labels"], "'labels'", where, count)
+    labels = to_integer_array(value["labels"], "'labels'", where, count)
     if not isinstance(value["catname2label"], dict):
         raise UserError(f"'catname2label' of {where} is no dict of class names and labels")
-    numbers = to_integers(list(value["catname2label"].values()), "'catname2label'", where).tolist()
-    names = {number: to_text(name) for number, name in zip(numbers, value["catname2label"], strict=True)}
-    return dict(rows_by_class(labels, names, where))
+    numbers = to_integer_array(list(value["catname2label"].values()), "'catname2label'", where).tolist()
+    names = {number: decode_text(name) for number, name in zip(numbers, value["catname2label"], strict=True)}
+    return dict(group_rows_by_class(labels, names, where))
 
 
 class Learn2learnCaches(Layout):
@@ -129,24 +129,24 @@ class Learn2learnCaches(Layout):
         return any(entry.name in names for entry in tree.entries for names in self.files.values())
 
     def build(self, context: BuildContext) -> None:
-        tree = context.files
+        tree = context.file_tree
         entries = {
             side: next((e for name in names[1:] if (e := tree.find_by_name(name))), None)
-            or required_entry(tree, names[0], self.title)
+            or find_required_entry(tree, names[0], self.title)
             for side, names in self.files.items()
         }
         arrays: dict[str, np.ndarray] = {}
         class_rows: dict[str, list[int]] = {}
         for side, entry in entries.items():
             where = tree.format_location(entry)
-            value = load_dict(tree, entry, ("image_data", "class_dict"))
-            arrays[side] = to_images(value["image_data"], "'image_data'", where)
+            value = load_pickled_dict(tree, entry, ("image_data", "class_dict"))
+            arrays[side] = to_image_array(value["image_data"], "'image_data'", where)
             groups = _read_rows_by_wnid(value["class_dict"], len(arrays[side]), where)
             _check_sides(groups, side, where)
             class_rows |= groups
         pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(class_rows, read_side_of_wnid(), HELD_OUT_NAME)
-        check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
-        copy_pools(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
+        check_pool_counts(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+        write_pools_from_arrays(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
 
 
 def _read_rows_by_wnid(value: object, count: int, where: str) -> dict[str, list[int]]:
@@ -154,7 +154,8 @@ def _read_rows_by_wnid(value: object, count: int, where: str) -> dict[str, list[
     if not isinstance(value, dict):
         raise UserError(f"'class_dict' of {where} is a {type(value).__name__}, expected a dict of rows for each class")
     groups = {
-        to_text(name): to_integers(rows, f"class {to_text(name)!r}", where).tolist() for name, rows in value.items()
+        decode_text(name): to_integer_array(rows, f"class {decode_text(name)!r}", where).tolist()
+        for name, rows in value.items()
     }
     used = [row for rows in groups.values() for row in rows]
     if used and not 0 <= min(used) <= max(used) < count:
@@ -175,7 +176,7 @@ class MiniIlsvrcPhotographs(IlsvrcLayout):
     def build(self, context: BuildContext) -> None:
         taken = set(read_mapping_of_columns(ORIGINAL_NAMES_FILE, "filename", "original").values())
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
-        for wnid, images in self.images(context.files).items():
+        for wnid, images in self.images(context.file_tree).items():
             if wnid not in read_side_of_wnid():
                 continue
             mine = [path for name, path in images.items() if name in taken]
@@ -183,7 +184,7 @@ class MiniIlsvrcPhotographs(IlsvrcLayout):
                 pools[f"novel/{read_side_of_wnid()[wnid]}"][wnid] = mine
                 continue
             others = [name for name in images if name not in taken]
-            order = hash_shuffled(others, f"mini-imagenet-ilsvrc:{wnid}")
+            order = shuffle_by_hash(others, f"mini-imagenet-ilsvrc:{wnid}")
             test = (
                 EXTRA_PER_CLASS if len(order) > EXTRA_PER_CLASS else (len(order) + 1) // 2
             )  # fewer only where the folder is not whole
@@ -191,8 +192,8 @@ class MiniIlsvrcPhotographs(IlsvrcLayout):
                 chosen = set(part)
                 pools[pool][wnid] = [images[name] for name in others if name in chosen]
             pools["base/train"][wnid] = mine
-        check_pools(context, "mini-ImageNet", POOL_COUNTS, pools)
-        import_images(context, pools, ImageSpec(IMAGE_SIZE, fit="stretch"))
+        check_pool_counts(context, "mini-ImageNet", POOL_COUNTS, pools)
+        import_images(context, pools, ImageSpec(IMAGE_SIZE, fit_mode="stretch"))
 
 
 class MiniPhotographs(Layout):
@@ -211,7 +212,7 @@ def image_paths_by_wnid(context: BuildContext) -> dict[str, dict[str, str]]:
         UserError: A file of the list is missing and the user has not allowed it, or it is there twice.
     """
     there = find_image_paths_by_class(
-        context.files, _IMAGE_NAME, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower())
+        context.file_tree, _IMAGE_NAME, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower())
     )
     images: dict[str, dict[str, str]] = {}
     missing = []
@@ -221,7 +222,7 @@ def image_paths_by_wnid(context: BuildContext) -> dict[str, dict[str, str]]:
         else:
             images.setdefault(name[:9], {})[name] = path
     if missing:
-        report_missing(context, missing, "of the 60,000 images of mini-ImageNet")
+        report_missing_images(context, missing, "of the 60,000 images of mini-ImageNet")
     return images
 
 
@@ -231,7 +232,7 @@ class HeldOutPhotographs(MiniPhotographs):
     def build(self, context: BuildContext) -> None:
         paths = {wnid: list(images.values()) for wnid, images in image_paths_by_wnid(context).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divide_into_pools(paths, read_side_of_wnid(), HELD_OUT_NAME)
-        check_pools(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+        check_pool_counts(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
 
@@ -241,7 +242,7 @@ class MiniImageNet(PublishedData):
     name = "mini-imagenet"
     summary: ClassVar[str] = "mini-ImageNet, exact protocol; from LwoF's five pickles"
     layouts = (LwofPickles(),)
-    shape, counts = IMAGE_SHAPE, POOL_COUNTS
+    image_shape, pool_counts = IMAGE_SHAPE, POOL_COUNTS
 
 
 class MiniIlsvrc(PublishedData):
@@ -250,7 +251,7 @@ class MiniIlsvrc(PublishedData):
     name = "mini-imagenet-ilsvrc"
     summary: ClassVar[str] = "mini-ImageNet, variant: other images in base/val and base/test; from ILSVRC-2012"
     layouts = (MiniIlsvrcPhotographs(),)
-    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE, ORIGINAL_NAMES_FILE)
+    image_shape, pool_counts, packaged_list_names = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE, ORIGINAL_NAMES_FILE)
 
 
 class MiniHeldOut(PublishedData):
@@ -261,7 +262,7 @@ class MiniHeldOut(PublishedData):
         "mini-ImageNet, variant: base images held out; from its 60,000 JPEGs, or learn2learn's caches"
     )
     layouts = (Learn2learnCaches(), HeldOutPhotographs())
-    shape, counts = IMAGE_SHAPE, HELD_OUT_COUNTS
+    image_shape, pool_counts = IMAGE_SHAPE, HELD_OUT_COUNTS
 
 
 SESSION_LISTS_FILE = "mini-imagenet-fscil.csv.xz"
@@ -279,7 +280,7 @@ class MiniSessionPhotographs(MiniPhotographs):
         pools: dict[str, dict[str, Sequence[str]]] = session_pools(
             SESSION_LISTS_TITLE, images, image_paths_by_wnid(context), HELD_OUT_PER_CLASS, "mini-imagenet-sessions"
         )
-        check_pools(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
+        check_pool_counts(context, SESSION_LISTS_TITLE, COUNTS_60_40, pools)
         import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
 
@@ -289,7 +290,7 @@ class MiniSessions(SessionSource):
     name = "mini-imagenet-sessions"
     summary: ClassVar[str] = "mini-ImageNet, 60 base and 40 novel classes of the session lists; from its 60,000 JPEGs"
     layouts = (MiniSessionPhotographs(),)
-    shape, counts, lists = IMAGE_SHAPE, COUNTS_60_40, (SESSION_LISTS_FILE, ORIGINAL_NAMES_FILE)
+    image_shape, pool_counts, packaged_list_names = IMAGE_SHAPE, COUNTS_60_40, (SESSION_LISTS_FILE, ORIGINAL_NAMES_FILE)
 
     def session_of_class(self) -> dict[str, int]:
         return {row["wnid"]: int(row["session"]) for row in read_rows(SESSION_LISTS_FILE)}

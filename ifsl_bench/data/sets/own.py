@@ -18,8 +18,8 @@ from ifsl_bench.data.suggested_tasks import (
     FEATURE_STEPS,
     SHOTS,
     check_feasible,
-    suggested_task_tables,
-    task_file_text,
+    make_suggested_task_tables,
+    make_task_file_text,
 )
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks, parse_tasks
@@ -48,10 +48,10 @@ class OwnData(DatasetSource):
 
     def build(self, context: BuildContext) -> None:
         self.check_name()
-        if isinstance(layout := self.layout(context.files), ImageFolder):
+        if isinstance(layout := self.find_layout(context.file_tree), ImageFolder):
             context.about["settings"] = self.options.settings()
-        elif layout is not None and (flags := self.options.flags()):
-            raise UserError(f"{', '.join(flags)}: for images; {context.files.path} holds {layout.title}")
+        elif layout is not None and (flags := self.options.given_command_line_options()):
+            raise UserError(f"{', '.join(flags)}: for images; {context.file_tree.path} holds {layout.title}")
         super().build(context)
 
     def task_names(self) -> list[str]:
@@ -87,7 +87,7 @@ class OwnData(DatasetSource):
         if about.get("over_folders" if self.options.split_seed is None else "division"):
             return False  # one was divided by folders, the other by the seed
         settings = about.get("settings")
-        return settings == self.options.settings() if settings else not self.options.flags()
+        return settings == self.options.settings() if settings else not self.options.given_command_line_options()
 
     def has_tasks(self, home: Paths, dataset: Dataset) -> bool:
         """Return whether the tasks of a data set are there, or their names are taken.
@@ -114,7 +114,7 @@ class OwnData(DatasetSource):
         """
         path = home.tasks / f"{self.name}.toml"
         head = TASK_FILE_HEADER.format(name=self.name, fingerprint=dataset.fingerprint)
-        text = task_file_text(dataset, self.name, suggested_task_tables(dataset), head, reporter)
+        text = make_task_file_text(dataset, self.name, make_suggested_task_tables(dataset), head, reporter)
         tasks = [
             task.name for task in parse_tasks(text, str(path))
         ]  # a wrong file would stop every command that lists tasks
@@ -127,7 +127,7 @@ class OwnData(DatasetSource):
             f"tasks {', '.join(others)} and {last} are in {path}; try: ifsl-bench run --method imprint --task "
             f"{tasks[1]} (--dry-run lists what it would do)"
         )
-        if not dataset.has("novel/train"):
+        if not dataset.has_pool("novel/train"):
             reporter.say(
                 f'{self.name} has no novel/train: meta-training hides base classes in turn (protocol = "shared")'
             )

@@ -16,35 +16,35 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
     IMAGE_SHAPE,
     IMAGE_SIZE,
-    load_dict,
+    find_required_entry,
+    group_rows_by_class,
+    load_pickled_dict,
     read_list_items,
-    required_entry,
-    rows_by_class,
-    to_integers,
+    to_class_names,
+    to_integer_array,
     to_list_items,
-    to_names,
 )
 from ifsl_bench.data.published_splits import (
     IlsvrcLayout,
     PublishedData,
-    check_pools,
+    check_pool_counts,
     read_mapping_of_columns,
-    split_80_10_10,
+    split_base_class_images,
 )
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.images import ImageSpec
-from ifsl_bench.data.source import BuildContext, Count, Layout
+from ifsl_bench.data.source import BuildContext, Layout, PoolSize
 from ifsl_bench.utils.errors import UserError
 
 NAMES_FILE, SYNSETS_FILE = "class_names.txt", "synsets.txt"
 CLASSES_FILE, PHASES_FILE = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 POOL_COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
-    "base/train": Count(200, 203_751),
-    "base/val": Count(200, 25_460),
-    "base/test": Count(200, 25_488),
-    "novel/train": Count(151, 193_996),
-    "novel/val": Count(97, 124_261),
-    "novel/test": Count(160, 206_209),
+    "base/train": PoolSize(200, 203_751),
+    "base/val": PoolSize(200, 25_460),
+    "base/test": PoolSize(200, 25_488),
+    "novel/train": PoolSize(151, 193_996),
+    "novel/val": PoolSize(97, 124_261),
+    "novel/test": PoolSize(160, 206_209),
 }
 _POOL_OF_SIDE = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
 read_side_of_wnid = partial(
@@ -58,7 +58,7 @@ class IlsvrcFolder(IlsvrcLayout):
     def build(self, context: BuildContext) -> None:
         phases = read_mapping_of_columns(PHASES_FILE, "image", "phase")
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in POOL_COUNTS}
-        for wnid, images in self.images(context.files).items():
+        for wnid, images in self.images(context.file_tree).items():
             if wnid not in read_side_of_wnid():
                 continue
             if read_side_of_wnid()[wnid] != "train_a":
@@ -66,9 +66,9 @@ class IlsvrcFolder(IlsvrcLayout):
                 continue
             for phase in ("train", "val", "test"):
                 pools[f"base/{phase}"][wnid] = [path for name, path in images.items() if phases.get(name) == phase]
-        check_pools(context, "tiered-ImageNet", POOL_COUNTS, pools)
+        check_pool_counts(context, "tiered-ImageNet", POOL_COUNTS, pools)
         # As the authors' preparation resized them.
-        import_images(context, pools, ImageSpec(IMAGE_SIZE, fit="stretch", filter="cubic-opencv"))
+        import_images(context, pools, ImageSpec(IMAGE_SIZE, fit_mode="stretch", resampling_filter="cubic-opencv"))
 
 
 def read_wnid_by_name(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
@@ -84,8 +84,8 @@ def read_wnid_by_name(tree: FileTree, wanted: Mapping[str, str], what: str) -> d
     """
     lists = []
     for name in (NAMES_FILE, SYNSETS_FILE):
-        entry = required_entry(tree, name, f"{what}, with the names of its classes")
-        lists.append([line.strip() for line in tree.read(entry).decode("utf-8", "replace").rstrip().splitlines()])
+        entry = find_required_entry(tree, name, f"{what}, with the names of its classes")
+        lists.append([line.strip() for line in tree.read_bytes(entry).decode("utf-8", "replace").rstrip().splitlines()])
     names, wnids = lists
     if len(names) != len(wnids):
         raise UserError(
@@ -110,10 +110,10 @@ def read_label_rows(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> t
         UserError: The file is not as it should be, or has an unknown class.
     """
     where = tree.format_location(entry)
-    value = load_dict(tree, entry, ("label_specific", "label_specific_str"))
-    labels = to_integers(value["label_specific"], "'label_specific'", where)
-    called = to_names(value["label_specific_str"], "'label_specific_str'", where)
-    groups = rows_by_class(labels, dict(enumerate(called)), where)
+    value = load_pickled_dict(tree, entry, ("label_specific", "label_specific_str"))
+    labels = to_integer_array(value["label_specific"], "'label_specific'", where)
+    called = to_class_names(value["label_specific_str"], "'label_specific_str'", where)
+    groups = group_rows_by_class(labels, dict(enumerate(called)), where)
     if strange := [name for name in groups if name not in names]:
         raise UserError(f"{where} has a class {strange[0]!r}, which is none of tiered-ImageNet's in {NAMES_FILE}")
     return len(labels), {names[name]: rows for name, rows in groups.items()}
@@ -144,10 +144,12 @@ class _PngPickles(Layout):
         """
 
     def build(self, context: BuildContext) -> None:
-        tree = context.files
-        entries = {prefix: required_entry(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.sides_of_prefix}
+        tree = context.file_tree
+        entries = {
+            prefix: find_required_entry(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.sides_of_prefix
+        }
         images = {
-            prefix: required_entry(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.sides_of_prefix
+            prefix: find_required_entry(tree, f"{prefix}_images_png.pkl", self.title) for prefix in self.sides_of_prefix
         }
         names = read_wnid_by_name(tree, read_side_of_wnid(), self.title)
         counts: dict[str, int] = {}
@@ -163,7 +165,7 @@ class _PngPickles(Layout):
                 for pool, part in self.divide_among_pools(prefix, wnid, rows).items():
                     pools[pool][wnid] = part
                     source[pool] = prefix
-        check_pools(context, "tiered-ImageNet", POOL_COUNTS, pools)
+        check_pool_counts(context, "tiered-ImageNet", POOL_COUNTS, pools)
         import_images(
             context,
             {pool: to_list_items(images[source[pool]].name, pools[pool]) for pool in source},
@@ -196,7 +198,7 @@ class Ren2018Pickles(_PngPickles):
 
     def divide_among_pools(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         if read_side_of_wnid()[wnid] == "train_a":
-            return split_80_10_10(rows, f"tiered-imagenet-2018:{wnid}")
+            return split_base_class_images(rows, f"tiered-imagenet-2018:{wnid}")
         return {_POOL_OF_SIDE[read_side_of_wnid()[wnid]]: rows}
 
 
@@ -206,7 +208,7 @@ class TieredImageNet(PublishedData):
     name = "tiered-imagenet"
     summary: ClassVar[str] = "tiered-ImageNet, exact protocol; from the files of Ren et al. (2019) or ILSVRC-2012"
     layouts = (Ren2019Pickles(), IlsvrcFolder())
-    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE, PHASES_FILE)
+    image_shape, pool_counts, packaged_list_names = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE, PHASES_FILE)
 
 
 class Tiered2018(PublishedData):
@@ -215,4 +217,4 @@ class Tiered2018(PublishedData):
     name = "tiered-imagenet-2018"
     summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
     layouts = (Ren2018Pickles(),)
-    shape, counts, lists = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE,)
+    image_shape, pool_counts, packaged_list_names = IMAGE_SHAPE, POOL_COUNTS, (CLASSES_FILE,)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
 
-from ifsl_bench.data.image_pools import divide_80_10_10, import_images
+from ifsl_bench.data.image_pools import divide_classes_into_pools, import_images
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.published_splits import check_pools, find_image_paths_by_class, read_mapping_of_columns
+from ifsl_bench.data.published_splits import check_pool_counts, find_image_paths_by_class, read_mapping_of_columns
 from ifsl_bench.data.read.archive import FileTree, natural_sort_key
 from ifsl_bench.data.read.images import ImageSpec
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
@@ -35,7 +35,7 @@ def read_pool_by_wnid() -> Mapping[str, str]:
     }
 
 
-class _TrainFolder(Layout):
+class _TinyTrainFolder(Layout):
     title: ClassVar[str] = "Tiny-ImageNet's download (train/<wnid>/images/<wnid>_<number>.JPEG)"
 
     def __init__(self, most: Mapping[str, int]) -> None:
@@ -50,15 +50,17 @@ class _TrainFolder(Layout):
 
         images = {}
         for wnid, paths in find_image_paths_by_class(
-            context.files, _IMAGE_PATH, named, read_pool_by_wnid(), "Tiny-ImageNet"
+            context.file_tree, _IMAGE_PATH, named, read_pool_by_wnid(), "Tiny-ImageNet"
         ).items():
             images[wnid] = [paths[name] for name in sorted(paths, key=natural_sort_key)][
                 : self.most.get(read_pool_by_wnid()[wnid])
             ]
-        there = divide_80_10_10(images, read_pool_by_wnid())
+        there = divide_classes_into_pools(images, read_pool_by_wnid())
         pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
-        whole = divide_80_10_10({wnid: [""] * IMAGES_PER_CLASS for wnid in read_pool_by_wnid()}, read_pool_by_wnid())
-        check_pools(context, "Tiny-ImageNet", count_files(whole), pools)
+        whole = divide_classes_into_pools(
+            {wnid: [""] * IMAGES_PER_CLASS for wnid in read_pool_by_wnid()}, read_pool_by_wnid()
+        )
+        check_pool_counts(context, "Tiny-ImageNet", count_files(whole), pools)
         import_images(context, pools, ImageSpec(IMAGE_SIZE))
 
 
@@ -70,14 +72,14 @@ class TinyImageNet(DatasetSource):
     most: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self) -> None:
-        self.layouts = (_TrainFolder(self.most),)
+        self.layouts = (_TinyTrainFolder(self.most),)
 
     def recipe(self) -> str:
         return f"Tiny-ImageNet, 1, {sha256_json([dict(read_pool_by_wnid()), dict(self.most)])[:16]}"
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         per_class = {wnid: [""] * self.most.get(side, IMAGES_PER_CLASS) for wnid, side in read_pool_by_wnid().items()}
-        return (IMAGE_SIZE, IMAGE_SIZE, 3), count_files(divide_80_10_10(per_class, read_pool_by_wnid()))
+        return (IMAGE_SIZE, IMAGE_SIZE, 3), count_files(divide_classes_into_pools(per_class, read_pool_by_wnid()))
 
 
 class TinyPack(TinyImageNet):

@@ -219,7 +219,7 @@ class Task(StrictStruct, frozen=True):
     """One line of the leaderboard: data, pretraining, episodes, meta-training and evaluation.
 
     ``protocol`` is "separate" where novel/train is a pool of its own (tiered-ImageNet), and "shared" where novel/train
-    *is* base/train and an episode's classes are hidden from the base classifier (mini-ImageNet). ``base_classes`` is
+    *is* base/train and an episode's classes are hidden from the base classifier (mini-ImageNet). ``n_base_classes`` is
     None for all of the data set's; ``base_order`` is the number of a draw of base classes among all that a published
     list has, None for the list's own. ``recipe`` is how a run trains the backbone instead of the task's own recipe; the
     task and its episodes are the same, and its rows are told apart by it. ``novel_from`` is the data set that the novel

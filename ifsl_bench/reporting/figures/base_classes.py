@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
-from ifsl_bench.analysis.task_results import TaskResults, load_task_results, load_variant_results, lower_case_names
-from ifsl_bench.data.preparing.metadata import task_metadata
+from ifsl_bench.analysis.task_results import TaskResults, load_task_results, load_variant_results, lower_case_row_names
+from ifsl_bench.data.preparing.metadata import load_task_metadata
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.figures.style import (
@@ -50,7 +50,7 @@ def load_results_by_base_class_count(task: Task, home: Paths, recipes: Sequence[
         )
     whole = load_task_results(task, home.results).select_recipes(recipes)
     if whole.rows:
-        if not (every := task_metadata(task, home).base_classes):
+        if not (every := load_task_metadata(task, home).n_base_classes):
             raise UserError(
                 f"the number of base classes of {task.name} is unknown until data set "
                 f"{task.dataset.name} is prepared: ifsl-bench data list"
@@ -131,6 +131,8 @@ def _note_uneven_seeds(names: Sequence[str], lines: Sequence[dict[int, SeedAggre
 
 
 def _list_shown_rows(task_results: TaskResults, labels: Sequence[str]) -> list[str]:
-    names = {name for row in (*task_results.rows, *task_results.other_recipe_rows) for name in lower_case_names(row)}
+    names = {
+        name for row in (*task_results.rows, *task_results.other_recipe_rows) for name in lower_case_row_names(row)
+    }
     names.update(row.label_without_recipe.lower() for row in task_results.rows)
     return [label for label in labels if label.lower() in names]

@@ -12,7 +12,7 @@ import torch
 
 from ifsl_bench.backbones.pretrained import is_package_used
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.metadata import task_metadata
+from ifsl_bench.data.preparing.metadata import load_task_metadata
 from ifsl_bench.data.published_splits import read_mapping_of_columns
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext, EvaluationStage
 from ifsl_bench.experiments.job import Job, make_jobs
@@ -79,7 +79,7 @@ def open_model(job: Job, work: Workspace) -> EvaluationContext:
         job: the job.
         work: the workspace.
     """
-    make_data_stage(job).check(task_metadata(job.task, work.home))
+    make_data_stage(job).check(load_task_metadata(job.task, work.home))
     make_data_stage(job).compute(work)
     return EvaluationStage(job).open(work)
 

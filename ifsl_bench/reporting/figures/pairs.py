@@ -11,8 +11,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ifsl_bench.analysis.aggregate import SeedAggregate, unique_names
-from ifsl_bench.analysis.ranking import SEEDS, Ranking, common_setting, significant_signs
+from ifsl_bench.analysis.aggregate import SeedAggregate, unique_row_names
+from ifsl_bench.analysis.ranking import SEEDS, Ranking, common_setting, signs_of_significant_differences
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import COLUMN, PAGE, new_figure, plain_text, rows_by_accuracy, styled
 from ifsl_bench.utils.errors import UserError
@@ -46,7 +46,7 @@ def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = Fals
     few = [row for row in rows if len(row.seeds) < SEEDS and not row.is_seed_independent]
     out = few if not named and len(rows) - len(few) >= 2 else []
     rows = [row for row in rows if row not in out]
-    names, count = [plain_text(name) for name in unique_names(rows)], len(rows)
+    names, count = [plain_text(name) for name in unique_row_names(rows)], len(rows)
     values, differs = pairwise_differences(task_results, rows)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
     cell = min(side / count, 0.45)
@@ -115,10 +115,10 @@ def pairwise_differences(task_results: TaskResults, rows: list[SeedAggregate]) -
     gaps = []
     for i, j in pairs:
         a, b = rows[i], rows[j]
-        ranking = ranking_in(common_setting(a, b, default=task_results.setting)).ranking_with(a, b)
-        gaps.append(ranking.row_difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
+        ranking = ranking_in(common_setting(a, b, default=task_results.setting)).find_ranking_containing(a, b)
+        gaps.append(ranking.estimate_row_difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
-    for (i, j), gap, either_way in zip(pairs, gaps, significant_signs(gaps), strict=True):
+    for (i, j), gap, either_way in zip(pairs, gaps, signs_of_significant_differences(gaps), strict=True):
         values[i, j], values[j, i] = gap.mean, -gap.mean
         differs[i, j] = differs[j, i] = either_way.any()
     return values, differs

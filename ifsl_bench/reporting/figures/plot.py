@@ -359,7 +359,7 @@ def _make_drawing(drawn: tuple[Figure, Sequence[str]], *results_of_tasks: TaskRe
     left_out = dict.fromkeys(
         remark
         for task_results in results_of_tasks
-        for remark in (*task_results.left_out_remarks, *note_hidden_rows(task_results))
+        for remark in (*task_results.remarks_on_left_out_rows, *note_hidden_rows(task_results))
     )
     return Drawing(figure, (*notes, *left_out))
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.aggregate import unique_names
+from ifsl_bench.analysis.aggregate import unique_row_names
 from ifsl_bench.analysis.ranking import RankedRow
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
@@ -73,13 +73,13 @@ def _rows_with_ranks(task_results: TaskResults) -> list[RankedRow]:
 
 
 def _draw_panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRow]) -> None:
-    names = unique_names([place.row for place in ranked])
+    names = unique_row_names([place.row for place in ranked])
     labels = []
     for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
         assert place.rank_interval is not None
         look = marker_style(place.row.label)
         axes.plot(
-            [place.rank_interval.first, place.rank_interval.last],
+            [place.rank_interval.best_rank, place.rank_interval.worst_rank],
             [at, at],
             color=look["color"],
             linewidth=4,
@@ -108,6 +108,6 @@ def _draw_panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRo
 
 def _place_by_accuracy(place: RankedRow, task_results: TaskResults) -> int:
     """Return the place of a row by accuracy, among the rows that it is ranked among."""
-    family = task_results.ranking.ranking_with(place.row).family
+    family = task_results.ranking.find_ranking_containing(place.row).family
     before = itertools.takewhile(lambda better: better is not place, task_results.ranking.ranked_rows)
     return 1 + sum(better.row in family for better in before)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ifsl_bench.analysis.recipe_grid import grid_of
+from ifsl_bench.analysis.recipe_grid import make_recipe_grid
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import recipe_in_print
 from ifsl_bench.protocols.registry import protocol_of_task
@@ -43,7 +43,7 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
     Raises:
         UserError: no classifier is measured under two recipes.
     """
-    grid = grid_of(task_results)
+    grid = make_recipe_grid(task_results)
     protocol = protocol_of_task(task_results.task)
     looks = dict(zip(grid.classifiers, line_styles(grid.classifiers), strict=True))
     count = len(grid.classifiers)
@@ -74,8 +74,8 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
         marks.append((Line2D([], [], **marker_without_line("o", 2, DARK), alpha=0.4), "a seed"))
     marks.append((Line2D([], [], color=DARK, linewidth=1.0), f"95% over {protocol.interval_units_noun}"))
     legend_below(figure, keys, list(grid.classifiers), marks)
-    missing = [f"{classifier} | {recipe_in_print(recipe)}" for recipe, classifier in grid.missing]
+    missing = [f"{classifier} | {recipe_in_print(recipe)}" for recipe, classifier in grid.missing_cells]
     notes = [f"not measured: {', '.join(missing)}"] if missing else []
-    if grid.alone:
-        notes.append(f"measured under one recipe alone, and left out: {', '.join(grid.alone)}")
+    if grid.classifiers_with_one_recipe:
+        notes.append(f"measured under one recipe alone, and left out: {', '.join(grid.classifiers_with_one_recipe)}")
     return figure, notes

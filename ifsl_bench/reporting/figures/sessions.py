@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ifsl_bench.analysis.aggregate import SeedAggregate, group_by_base_only, unique_names
+from ifsl_bench.analysis.aggregate import SeedAggregate, group_by_base_only, unique_row_names
 from ifsl_bench.analysis.session_variance import (
     IMAGES,
     ONE,
@@ -134,7 +134,7 @@ def draw_forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figu
     count, most = len(triangles[0]), max(float(np.nanmax(triangle)) for triangle in triangles)
     each = 0.25 + 0.85 * (PAGE if wide else COLUMN) / across
     figure, panels = new_panels(len(rows), across, each, wide, more=0.5)
-    for place, (axes, triangle, name) in enumerate(zip(panels, triangles, unique_names(rows), strict=True)):
+    for place, (axes, triangle, name) in enumerate(zip(panels, triangles, unique_row_names(rows), strict=True)):
         mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
         axes.set(title=plain_text(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
         every = list(range(0, count, 1 + count // 8))
@@ -165,15 +165,21 @@ def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure
     """
     rows = split_variance_of_rows(task_results, "acc")
     names: dict[SeedAggregate, str] = dict(
-        zip([row.a for row in rows], unique_names([row.a for row in rows]), strict=True)
+        zip([row.row for row in rows], unique_row_names([row.row for row in rows]), strict=True)
     )
-    neighbours = [(row.a, after.a) for row, after in itertools.pairwise(rows)]
+    neighbours = [(row.row, after.row) for row, after in itertools.pairwise(rows)]
     differences = [
-        split for split in split_variance_of_differences(task_results, "acc") if (split.a, split.b) in neighbours
+        split
+        for split in split_variance_of_differences(task_results, "acc")
+        if (split.row, split.subtracted_row) in neighbours
     ]
     splits = [*rows, *differences]
-    labels = [names[row.a] for row in rows]
-    labels += [f"{names[split.a]} \N{MINUS SIGN} {names[split.b]}" for split in differences if split.b]
+    labels = [names[row.row] for row in rows]
+    labels += [
+        f"{names[split.row]} \N{MINUS SIGN} {names[split.subtracted_row]}"
+        for split in differences
+        if split.subtracted_row
+    ]
     of_images = all(IMAGES in split.variances for split in splits)  # or bars would not be of the same variance
     parts = [part for part in SOURCES if of_images or part != IMAGES]
     parts = [part for part in parts if any(part in split.variances for split in splits)]
@@ -186,7 +192,7 @@ def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure
             width = 100 * split.variances[part].value / total if part in split.variances else 0.0
             axes.barh(at, width, left=left, height=0.7, color=COLOUR_OF[part], linewidth=0, gid=f"{part} {at}")
             left += width
-        wrong = f", wrong {100 * split.wrong_sign.chance:.0f}%" if split.wrong_sign else ""
+        wrong = f", wrong {100 * split.wrong_sign_chance.chance:.0f}%" if split.wrong_sign_chance else ""
         one = split.variances[ONE].value
         if IMAGES in split.variances and not of_images:
             one = max(0.0, one - split.variances[IMAGES].value)

@@ -24,8 +24,8 @@ import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, unique_names
-from ifsl_bench.analysis.task_results import TaskResults, no_results_error, select_labels, select_setting
+from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, unique_row_names
+from ifsl_bench.analysis.task_results import TaskResults, make_no_results_error, select_labels, select_setting
 from ifsl_bench.reporting.plot_styles import PlotStyle, distinct_styles, style_of_label
 from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.files import check_output_path, write_bytes
@@ -311,9 +311,9 @@ def select_rows_to_draw(
     """
     named = labels and task_results.other_recipe_rows
     if task_results.hidden_rows and not (task_results.rows or named):
-        raise no_results_error(task_results)
+        raise make_no_results_error(task_results)
     if not task_results.rows and not (papers and task_results.published_rows) and not named:
-        first, more = task_results.left_out_remarks[:1], len(task_results.left_out_remarks) - 1
+        first, more = task_results.remarks_on_left_out_rows[:1], len(task_results.remarks_on_left_out_rows) - 1
         left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
         raise UserError(
             f"no comparable result is stored for task {task_results.task_name}{left_out}; make one, as with "
@@ -356,7 +356,7 @@ def limit_rows(
     own_labels = {row.label for row in own}
     stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
     chosen = [*own, *stored][:MOST_ROWS]
-    left_out = [name for name, row in zip(unique_names(rows), rows, strict=True) if row not in chosen]
+    left_out = [name for name, row in zip(unique_row_names(rows), rows, strict=True) if row not in chosen]
     notes = [f"left out, so that rows can be told apart: {', '.join(left_out)} (--method names the rows to draw)"]
     return replace(
         task_results, rows=tuple(row for row in task_results.rows if row in chosen)
@@ -367,7 +367,7 @@ def names_and_styles(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dic
     """Return names and looks of rows; a user's own row has another look than the stored one of the same label."""
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
-    return unique_names(rows), line_styles([row.label for row in rows], second)
+    return unique_row_names(rows), line_styles([row.label for row in rows], second)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.analysis.aggregate import SeedAggregate, bias_curve, calibrated_accuracies
+from ifsl_bench.analysis.aggregate import SeedAggregate, calibrated_accuracies, mean_bias_curve
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.figures.style import (
@@ -49,7 +49,7 @@ def draw_tradeoff(task_results: TaskResults, wide: bool = False) -> tuple[Figure
     protocol_of_task(task_results.task).require_feature("tradeoff", task_results.task_name, why, ", ")
     rows = rows_by_accuracy(task_results)
     names, looks = names_and_styles(rows)
-    curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
+    curves = [curve for row in rows if (curve := mean_bias_curve(row)) is not None]
     if len(curves) < len(rows):
         raise UserError(
             f"{task_results.task_name}: its rows have no base-novel curves, since no validation episodes can be drawn"

@@ -21,18 +21,18 @@ from ifsl_bench.analysis.aggregate import (
     PARTIAL,
     STORED,
     SeedAggregate,
-    bias_curve,
     calibrated_accuracies,
+    mean_bias_curve,
 )
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.session_variance import split_variance_of_row
 from ifsl_bench.analysis.task_results import (
     ALL_RECIPES,
     TaskResults,
-    append_lost_remarks,
+    append_remarks_of_hidden_tasks,
     load_task_results,
     load_variant_results,
-    no_results_error,
+    make_no_results_error,
     select_recipes,
 )
 from ifsl_bench.plugin.display_names import display_name_of_label
@@ -160,7 +160,7 @@ def load_results_with_variants(
         ]
         variants = [variant.select_recipes(recipes) for variant in variants]
         if named and all(member.is_empty for member in (task_results, *variants)):
-            raise no_results_error(task_results)
+            raise make_no_results_error(task_results)
         every |= {member.task_name: member for member in (task_results, *variants)}
     shown = [member for member in every.values() if not member.is_empty]
 
@@ -176,7 +176,7 @@ def load_results_with_variants(
             lone,
         )
 
-    return append_lost_remarks(shown if named else sorted(shown, key=late), every.values())
+    return append_remarks_of_hidden_tasks(shown if named else sorted(shown, key=late), every.values())
 
 
 def collect_page(results_of_tasks: Iterable[TaskResults]) -> Page:
@@ -312,7 +312,7 @@ def _base_novel_point(means: Sequence[float]) -> tuple[float, float] | None:
 
 def _thinned_bias_curve(row: SeedAggregate) -> list[list[float]] | None:
     """Return a row's base-novel curve, thinned to points that an eye can tell apart; five seeds have some 250."""
-    curve = bias_curve(row)
+    curve = mean_bias_curve(row)
     if curve is None:
         return None
     base, novel = curve[:, 1].tolist(), curve[:, 2].tolist()
@@ -428,7 +428,7 @@ def _pairs_with_family(
     better = ranking.significant_pairs(guest)
     pairs = []
     for a, b in itertools.combinations(family, 2) if guest is None else ((guest, row) for row in family):
-        gap = ranking.row_difference(a, b)
+        gap = ranking.estimate_row_difference(a, b)
         significant = (a, b) in better or (b, a) in better
         p = float(f"{gap.p_value:.3g}") if gap.p_value >= SMALLEST else 0.0
         mean, interval = (round(value, count_digits(value)) for value in (gap.mean, gap.interval))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ifsl_bench.data.sets.glyphs import drawing, fonts
-from ifsl_bench.data.source import BuildContext, Count, DatasetSource, PoolCounts
+from ifsl_bench.data.source import BuildContext, DatasetSource, PoolCounts, PoolSize
 
 IMAGE_SHAPE = (32, 32, 1)
 GLYPH_SEED = 0  # of the data set; another seed gives other images of the same letters
@@ -47,8 +47,8 @@ class Letter:
     codepoint: int
     name: str
     script: str
-    side: str
-    faces: tuple[str, ...]
+    class_side: str
+    font_faces: tuple[str, ...]
 
     @property
     def label(self) -> str:
@@ -57,7 +57,7 @@ class Letter:
 
 
 @cache
-def all_letters() -> tuple[Letter, ...]:
+def read_all_letters() -> tuple[Letter, ...]:
     """Return all letters, by side, then by code point."""
     head, *rows = _LETTERS_FILE.read_text(encoding="utf-8").splitlines()
     faces = tuple(head.split("\t")[-1].split(" "))
@@ -69,20 +69,20 @@ def all_letters() -> tuple[Letter, ...]:
     return tuple(alphabet)
 
 
-def letters_in_pool(pool: str) -> list[Letter]:
+def select_letters_of_pool(pool: str) -> list[Letter]:
     """Return the classes of a pool, in order."""
     side = "base" if pool.startswith("base/") else pool
-    return [letter for letter in all_letters() if letter.side == side]
+    return [letter for letter in read_all_letters() if letter.class_side == side]
 
 
 @cache
-def recipe() -> str:
+def compute_recipe_digest() -> str:
     """Return the SHA-256, in hex, of all that determines the images: code version, seed, style, letters, font files."""
     parts = {
         "version": CODE_VERSION,
         "seed": GLYPH_SEED,
         "style": asdict(drawing.STYLE),
-        "letters": [[letter.codepoint, letter.side, letter.faces] for letter in all_letters()],
+        "letters": [[letter.codepoint, letter.class_side, letter.font_faces] for letter in read_all_letters()],
         "fonts": fonts.FONT_SHA256,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -98,8 +98,8 @@ def render_images(letter: Letter, indices: npt.NDArray[np.int64]) -> npt.NDArray
     Raises:
         UserError: A font file is missing, or is not the recipe's.
     """
-    key = np.array([drawing.hash_key(recipe(), GLYPH_SEED, letter.codepoint)], dtype=np.uint64)
-    outlines = [fonts.letter_outline(face, letter.codepoint) for face in letter.faces]
+    key = np.array([drawing.derive_key(compute_recipe_digest(), GLYPH_SEED, letter.codepoint)], dtype=np.uint64)
+    outlines = [fonts.make_letter_outline(face, letter.codepoint) for face in letter.font_faces]
     return drawing.draw_images(drawing.splitmix64(key, indices.astype(np.uint64)), outlines)
 
 
@@ -111,11 +111,11 @@ class Glyphs(DatasetSource):
     needs_source: ClassVar[bool] = False
 
     def recipe(self) -> str:
-        return recipe()
+        return compute_recipe_digest()
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
         counts = {
-            pool: Count(len(letters_in_pool(pool)), each * len(letters_in_pool(pool)))
+            pool: PoolSize(len(select_letters_of_pool(pool)), each * len(select_letters_of_pool(pool)))
             for pool, (_, each) in FIRST_AND_COUNT_OF_POOL.items()
         }
         return IMAGE_SHAPE, counts
@@ -124,9 +124,9 @@ class Glyphs(DatasetSource):
         total = sum(count.images for count in self.expected_shape_and_counts()[1].values())
         with context.reporter.report_stage("rendering glyphs", total) as stage:
             for pool, (first, each) in FIRST_AND_COUNT_OF_POOL.items():
-                alphabet = letters_in_pool(pool)
+                alphabet = select_letters_of_pool(pool)
                 labels = np.repeat(np.arange(len(alphabet)), each)
-                with context.writer.pool(
+                with context.writer.write_pool(
                     pool, labels, tuple(letter.label for letter in alphabet), IMAGE_SHAPE
                 ) as images:
                     for label, letter in enumerate(alphabet):

@@ -24,7 +24,7 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
 
-def hash_key(*parts: str | int) -> int:
+def derive_key(*parts: str | int) -> int:
     """Return the 64-bit key of names and numbers: the first eight bytes of a SHA-256, big-endian."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -44,7 +44,7 @@ def splitmix64(keys: U64, counters: U64) -> U64:
     return mixed
 
 
-def uniform_below(words: U64, bound: I64) -> I64:
+def draw_uniform_below(words: U64, bound: I64) -> I64:
     """Map uint64 words to 0 .. bound - 1, uniform up to a part in 2**32; int64 of the same shape.
 
     Args:
@@ -56,7 +56,7 @@ def uniform_below(words: U64, bound: I64) -> I64:
     return scaled
 
 
-def uniform_between(words: U64, low: I64 | int, high: I64 | int) -> I64:
+def draw_uniform_between(words: U64, low: I64 | int, high: I64 | int) -> I64:
     """Map uint64 words to low .. high, both included; int64 of the same shape.
 
     Args:
@@ -65,7 +65,7 @@ def uniform_between(words: U64, low: I64 | int, high: I64 | int) -> I64:
         high: The largest number; both broadcast with the words.
     """
     bound = np.asarray(high, dtype=np.int64) - np.asarray(low, dtype=np.int64) + 1
-    value: I64 = low + uniform_below(words, bound)
+    value: I64 = low + draw_uniform_below(words, bound)
     return value
 
 
@@ -75,7 +75,7 @@ FULL = PIXEL * LINES_PER_PIXEL  # coverage of a pixel that lies inside
 _STEP = PIXEL // LINES_PER_PIXEL
 
 
-def pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I64, side: int) -> I64:
+def compute_pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I64, side: int) -> I64:
     """Fill one outline per image.
 
     Args:
@@ -106,12 +106,12 @@ def pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, posit
         start = (room * (256 + position)) >> 9
         scaled = (values - np.repeat(low, counts)) * np.repeat(sizes, counts) // np.repeat(larger, counts)
         placed.append(scaled + np.repeat(start, counts))
-    after = np.concatenate([outline.after for outline in outlines]) + np.repeat(first, counts)
+    after = np.concatenate([outline.next_point for outline in outlines]) + np.repeat(first, counts)
     image = np.repeat(np.arange(len(outlines), dtype=np.int64), counts)
-    return _fill_coverage(placed[0], placed[1], after, image, len(outlines), side)
+    return _add_coverage_of_one_size(placed[0], placed[1], after, image, len(outlines), side)
 
 
-def _fill_coverage(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
+def _add_coverage_of_one_size(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
     """Compute the coverage [images, side, side] of the polygons whose edges run from point i to point after[i]."""
     # An edge meets the lines whose height h has min(y) <= h < max(y); line k lies at (k + 1/2) _STEP.
     line = np.clip((y + _STEP // 2 - 1) // _STEP, 0, side * LINES_PER_PIXEL)
@@ -186,20 +186,20 @@ def draw_images(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]
         outlines: Of the letter, one for each face.
     """
     words = splitmix64(keys[:, None], np.arange(_SEED + 1, dtype=np.uint64)[None, :])
-    faces = uniform_below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
-    sizes = uniform_between(words[:, _SIZE], *STYLE.size)
-    positions = uniform_between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
+    faces = draw_uniform_below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
+    sizes = draw_uniform_between(words[:, _SIZE], *STYLE.size)
+    positions = draw_uniform_between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
     drawn = [outlines[face] for face in faces.tolist()]
-    return _paint(pixel_coverage(drawn, _transformation_matrices(words), sizes, positions, IMAGE_SIDE), words)[
+    return _paint(compute_pixel_coverage(drawn, _transformation_matrices(words), sizes, positions, IMAGE_SIDE), words)[
         ..., None
     ]
 
 
 def _transformation_matrices(words: U64) -> I64:
     """Return rotation x shear x stretch, [N, 2, 2] in 2**-14."""
-    tangent = uniform_between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
-    shear = uniform_between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
-    stretch = uniform_between(words[:, _STRETCH], *STYLE.stretch)
+    tangent = draw_uniform_between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
+    shear = draw_uniform_between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
+    stretch = draw_uniform_between(words[:, _STRETCH], *STYLE.stretch)
     # (1 - t^2, 2 t) / (1 + t^2): cosine and sine without a transcendental function.
     square, unit = tangent * tangent, 1 << 32
     cosine = ((unit - square) << 14) // (unit + square)
@@ -215,22 +215,22 @@ def _transformation_matrices(words: U64) -> I64:
 
 def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
     """Return grey levels [N, 32, 32] of letters with coverage `filled`: background, contrast, polarity, noise."""
-    contrast = uniform_between(words[:, _CONTRAST], *STYLE.contrast)
-    dark = uniform_below(words[:, _LEVEL], 256 - contrast)
-    bright_letter = uniform_below(words[:, _POLARITY], np.full(len(words), 2)) == 1
+    contrast = draw_uniform_between(words[:, _CONTRAST], *STYLE.contrast)
+    dark = draw_uniform_below(words[:, _LEVEL], 256 - contrast)
+    bright_letter = draw_uniform_below(words[:, _POLARITY], np.full(len(words), 2)) == 1
     ground = np.where(bright_letter, dark, dark + contrast)
     letter = np.where(bright_letter, dark + contrast, dark)
 
     # The gradient runs over +-31 half pixels, so it changes the corners by at most half its sum.
-    slopes = uniform_between(words[:, [_SLOPE_X, _SLOPE_Y]], -STYLE.gradient, STYLE.gradient) * contrast[:, None]
+    slopes = draw_uniform_between(words[:, [_SLOPE_X, _SLOPE_Y]], -STYLE.gradient, STYLE.gradient) * contrast[:, None]
     ramp = np.arange(IMAGE_SIDE, dtype=np.int64) * 2 - (IMAGE_SIDE - 1)
     across = slopes[:, :, None] * ramp * (_UNITS // 256) // (2 * (IMAGE_SIDE - 1))  # [N, 2, 32]
     level = (ground * _UNITS)[:, None, None] + across[:, 0, None, :] + across[:, 1, :, None]
     level += ((letter * _UNITS)[:, None, None] - level) * filled // FULL
 
     # Four bytes sum to a bell of standard deviation 147.8; 443 / 65536 is its inverse. A word serves two pixels.
-    deviation = uniform_between(words[:, _NOISE], *STYLE.noise) * contrast  # 1/256 grey level
-    sums = _byte_sums(
+    deviation = draw_uniform_between(words[:, _NOISE], *STYLE.noise) * contrast  # 1/256 grey level
+    sums = _sum_bytes_of_half_words(
         splitmix64(words[:, _SEED, None], np.arange(IMAGE_SIDE * IMAGE_SIDE // 2, dtype=np.uint64)[None, :])
     )
     noise = (sums - 510) * (deviation * 443 * (_UNITS // 256))[:, None] >> 16
@@ -239,7 +239,7 @@ def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
     return grey
 
 
-def _byte_sums(words: U64) -> I64:
+def _sum_bytes_of_half_words(words: U64) -> I64:
     """Sum of the low four bytes and of the high four of each word: [N, P] to [N, 2 P], low before high."""
     pairs = (words & np.uint64(0x00FF00FF00FF00FF)) + ((words >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
     fours = (pairs & np.uint64(0x0000FFFF0000FFFF)) + ((pairs >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF))

@@ -46,7 +46,7 @@ class Outline:
 
     x: I64
     y: I64
-    after: I64
+    next_point: I64
 
 
 def font_directory() -> Path:
@@ -57,7 +57,7 @@ def font_directory() -> Path:
 
 
 @cache
-def open_face(face: str) -> TTFont:
+def open_font_face(face: str) -> TTFont:
     """Open the font of a face; raise UserError if its file is missing or has another SHA-256."""
     from fontTools.ttLib import TTFont
 
@@ -76,18 +76,18 @@ def open_face(face: str) -> TTFont:
 
 
 @cache
-def letter_outline(face: str, codepoint: int) -> Outline:
+def make_letter_outline(face: str, codepoint: int) -> Outline:
     """Return a letter's outline, with curves cut into lines.
 
     Args:
         face: Name of the font file without its suffix.
         codepoint: Of the letter; the face must have it.
     """
-    font = open_face(face)
+    font = open_font_face(face)
     contours = _resolve_contours(font["glyf"], font.getBestCmap()[codepoint])
     points = np.concatenate([xy for xy, _ in contours])
     extent = int((points.max(axis=0) - points.min(axis=0)).max())
-    polygons = [_flatten(xy, on_curve, extent) for xy, on_curve in contours]
+    polygons = [_flatten_curves(xy, on_curve, extent) for xy, on_curve in contours]
     after, first = [], 0
     for polygon in polygons:
         after.append(first + np.roll(np.arange(len(polygon)), -1))
@@ -105,9 +105,9 @@ def _resolve_contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.
     return list(zip(np.split(points, cuts), np.split(on_curve, cuts), strict=True))
 
 
-def _flatten(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
+def _flatten_curves(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
     """Return a TrueType contour as a polygon [M, 2]; chords stray less than 1/600 of `extent` from the curve."""
-    points, on_curve = _start_on_curve(points, on_curve)
+    points, on_curve = _rotate_to_start_on_curve(points, on_curve)
     following, on_following = np.roll(points, -1, axis=0), np.roll(on_curve, -1)
     corners: list[I64] = []
     controls: list[I64 | None] = []  # the control point between a corner and the next, if any
@@ -134,7 +134,7 @@ def _flatten(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
     return np.concatenate(pieces)
 
 
-def _start_on_curve(points: I64, on_curve: npt.NDArray[np.bool_]) -> tuple[I64, npt.NDArray[np.bool_]]:
+def _rotate_to_start_on_curve(points: I64, on_curve: npt.NDArray[np.bool_]) -> tuple[I64, npt.NDArray[np.bool_]]:
     """Return the same contour, begun at a point on the curve (an implied one where all points are controls)."""
     if on_curve.any():
         first = int(np.argmax(on_curve))
