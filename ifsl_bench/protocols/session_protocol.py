@@ -184,7 +184,7 @@ class Sessions(Protocol):
         from ifsl_bench.plugin.session_contract import check_sessions
 
         batch = loader.load_batch(0, count)
-        check_sessions(name, method, batch.supports, loader.episodes(count).query)
+        check_sessions(name, method, batch.supports_by_session, loader.load_first_episodes(count).query)
 
     def has_calibration(self, task: Task, method: type[Method]) -> bool:
         """Return whether a bias is looked for: not for a method that each validation sequence would fit again.

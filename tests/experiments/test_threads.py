@@ -153,8 +153,8 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, pools
         work = api.workspace(here / "home", device="cpu")
         answers.append(EvaluationStage(job).open(work).evaluate(range(60), None, Reporter(), ""))
     assert set(pools) == {3}
-    for name, values in answers[0].counts.columns().items():  # the pairs compare all margins
-        np.testing.assert_array_equal(values, answers[1].counts.columns()[name])
+    for name, values in answers[0].counts.count_arrays().items():  # the pairs compare all margins
+        np.testing.assert_array_equal(values, answers[1].counts.count_arrays()[name])
 
 
 DRAWS = """

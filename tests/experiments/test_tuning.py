@@ -276,7 +276,7 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
         return evaluate(method, name, loader, episodes, *more, **how)
 
     for module in (search, evaluate_stage):
-        monkeypatch.setattr(module, "evaluate", counted)
+        monkeypatch.setattr(module, "evaluate_method", counted)
     with pytest.raises(KeyboardInterrupt):
         api.run_job(job_of(task, work), work)
     api.run_job(job_of(task, work), work)

@@ -104,7 +104,7 @@ class ByImages(Adapting):
 def test_class_means_have_the_same_hits_from_images_as_from_features(run, here, task):
     (here / "m.py").write_text(CLASS_MEANS)
     by_images, by_features = run("m.py:ByImages", task), run("ncm", task)
-    for ours, theirs in zip(*(x.to_hit_counts().columns().items() for x in (by_images, by_features)), strict=True):
+    for ours, theirs in zip(*(x.to_hit_counts().count_arrays().items() for x in (by_images, by_features)), strict=True):
         assert ours[0] == theirs[0]
         if not ours[0].startswith(("calibrated", "pairs")):  # which rounding moves
             assert (ours[1] == theirs[1]).all(), ours[0]

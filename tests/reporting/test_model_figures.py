@@ -126,7 +126,7 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
         plane = episode_pca.project_episode(ready, 7)
         episode, base_count = plane.episode, len(plane.episode.base_class_names)
         counts = results[name].episodes
-        right = counts.count_array("base_joint")[7] + counts.count_array("novel_joint")[7]
+        right = counts.read_column("base_joint")[7] + counts.read_column("novel_joint")[7]
         assert int(episode.is_right.sum()) == right
         figure, _ = episode_pca.draw_episode_pca([plane])
         assert f"after: {right} of" in figure.axes[1].get_title()
