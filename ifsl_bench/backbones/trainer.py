@@ -59,7 +59,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         super().__init__(folder, task, dataset, head, seed, device)
         self.recipe, self.choice = self._make_recipe(), find_recipe(task.recipe_reference or PLAIN_RECIPE)
         self.best: dict[str, Tensor] = {}  # the state that is taken in the end, where the best epoch's is
-        if self.choice.selects_best and not dataset.has(SELECTION_POOL):
+        if self.choice.selects_best and not dataset.has_pool(SELECTION_POOL):
             raise UserError(
                 f"recipe {self.choice.label} selects an epoch on {SELECTION_POOL}, and data set {dataset.name} has no "
                 f"such images; leave select=best out"
@@ -211,7 +211,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         self._check_state(f"after step {at.step + 1} of {self.steps}")
         recipe.eval()
         recipe.autocast = nullcontext
-        random = np.random.Generator(np.random.PCG64(seed_of("recipe epoch", self.seed, at.epoch)))
+        random = np.random.Generator(np.random.PCG64(derive_seed("recipe epoch", self.seed, at.epoch)))
         with naming_recipe_errors(self.choice), torch.no_grad():
             recipe.after_epoch(replace(at, random=random), BaseImages(self))
         if self.choice.selects_best:

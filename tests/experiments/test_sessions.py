@@ -154,7 +154,12 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
         pytest.skip("it is asked session by session anyway")
     batch, sessions = loader.load_batch(0, 6), SessionEvaluator(method, name, loader, False)
     once, steps = sessions.predict_all_sessions(method, batch), sessions._predict_session_by_session(method, batch)
-    for part in ("base_right_before_sessions", "base_is_right_alone", "base_query_is_counted", "novel_query_is_counted"):
+    for part in (
+        "base_right_before_sessions",
+        "base_is_right_alone",
+        "base_query_is_counted",
+        "novel_query_is_counted",
+    ):
         a, b = (getattr(output.answers, part) for output in (once, steps))
         assert torch.equal(a.expand_as(b), b), part
     scale = steps.answers.base_margins.abs().max()  # rounding of logits, which margins are differences of

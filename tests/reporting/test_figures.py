@@ -390,7 +390,9 @@ def test_curves_of_sessions_are_those_of_the_table(letters, call):
         assert drawn_lines[f"mean of {name}"][:, 1] == pytest.approx(table[name], abs=1e-4)
         (row,) = (row for row in letters.rows if row.label == name)
         band = next(b for b in figure.axes[0].collections if b.get_gid() == f"orders of {name}").get_paths()[0].vertices
-        last = np.mean([r.to_hit_counts().metric_after_sessions("acc")[:, -1].reshape(100, 4).mean(1) for r in row.results], axis=0)
+        last = np.mean(
+            [r.to_hit_counts().metric_after_sessions("acc")[:, -1].reshape(100, 4).mean(1) for r in row.results], axis=0
+        )
         assert band[band[:, 0] == 10, 1].max() == pytest.approx(np.percentile(last, 97.5))
     dotted = [line.get_ydata() for line in figure.axes[0].lines if line.get_gid() == "lazy"]
     assert sorted(line[0] for line in dotted) == pytest.approx(sorted(t[0] for n, t in table.items() if " " not in n))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ifsl_bench.data.read.arrays import user_errors
+from ifsl_bench.data.read.arrays import translate_library_errors
 from ifsl_bench.data.read.images import ImageSpec, decode_image
 from ifsl_bench.utils.errors import CorruptFile, UserError, format_error
 from ifsl_bench.utils.files import read_json, translate_read_errors
@@ -61,7 +61,10 @@ def test_a_lack_of_open_files_or_memory_is_no_damage(tmp_path):
     with pytest.raises(MemoryError):  # at once: a line would have more bytes than Pillow counts
         decode_image(png.getvalue(), ImageSpec(1 << 30, fit="stretch"))
     for library in (np, torch):
-        with pytest.raises((MemoryError, RuntimeError), match="allocate") as error, user_errors("a.pt is damaged"):
+        with (
+            pytest.raises((MemoryError, RuntimeError), match="allocate") as error,
+            translate_library_errors("a.pt is damaged"),
+        ):
             library.empty(1 << 45)
         assert format_error(error.value).startswith("not enough memory: end other programs, or take fewer --jobs; ")
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.source import BuildContext, PoolSize, DatasetSource, PoolCounts
+from ifsl_bench.data.source import BuildContext, DatasetSource, PoolCounts, PoolSize
 from ifsl_bench.utils.errors import CorruptFile, is_printable, is_refused_by_machine
 
 FEATURES_FOLDER = Path(__file__).with_name("embedded")
@@ -68,9 +68,13 @@ class EmbeddedFeatures(DatasetSource):
         except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
             if is_refused_by_machine(error):
                 raise
-            raise CorruptFile(f"{self.features_file} is damaged or missing ({error}); install ifsl_bench again") from error
+            raise CorruptFile(
+                f"{self.features_file} is damaged or missing ({error}); install ifsl_bench again"
+            ) from error
         if arrays and compute_pools_checksum(pools) != facts["sha256"]:
-            raise CorruptFile(f"{self.features_file} is not what was written: its checksum differs; install ifsl_bench again")
+            raise CorruptFile(
+                f"{self.features_file} is not what was written: its checksum differs; install ifsl_bench again"
+            )
         return facts, pools
 
 
