@@ -76,7 +76,15 @@ class TapNet(Method):
         self.relation = SkipLayers(classes, skips_first=False)  # r
 
     def represent(self, support: Support, query: Query) -> tuple[Tensor, Tensor]:
-        """Return z of supports and queries, [E, S, D] and [E, Q, D]."""
+        """Return the representations z of supports and queries.
+
+        Args:
+            support: [E, S, D] features of the supports.
+            query: [E, Q, D] features of the queries.
+
+        Returns:
+            z of the supports, [E, S, D], and of the queries, [E, Q, D].
+        """
         return support.features, query.features
 
     def forward(self, support: Support, query: Query) -> Prediction:

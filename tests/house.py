@@ -51,10 +51,20 @@ def public_functions() -> Iterator[tuple[str, Function]]:
         yield from visit(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT).as_posix())
 
 
+def is_command(function: Function) -> bool:
+    """Return whether a function is a command or a group of commands."""
+    return any(re.search(r"\b(command|group)\(", ast.unparse(d)) for d in function.decorator_list)
+
+
 def without_args() -> list[str]:
-    """Return the documented public functions of two or more parameters whose docstring has no ``Args``."""
+    """Return the documented public functions of two or more parameters whose docstring has no ``Args``.
+
+    A command's docstring is its ``--help``, and each of its parameters is an option with a help of its own.
+    """
     places = []
     for place, function in public_functions():
+        if is_command(function):
+            continue
         arguments = function.args
         names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         docstring = ast.get_docstring(function)
@@ -71,7 +81,7 @@ def without_verb() -> list[str]:
         is_property = bool(properties & {ast.unparse(decorator) for decorator in function.decorator_list})
         first = (ast.get_docstring(function) or " ").split(" ", maxsplit=1)[0].strip(",.:;`\"'")
         third_person = first.endswith("s") and first not in ("Pass", "Guess", "Process")  # "Returns", "Tells"
-        if first and not is_property and (third_person or NO_VERB.match(first)):
+        if first and not (is_property or is_command(function)) and (third_person or NO_VERB.match(first)):
             places.append(f"{place}: {first}")
     return places
 

@@ -344,7 +344,12 @@ class BaseOnlyAggregate(SeedAggregate):
         return tuple(r.to_hit_counts().base_only_counts().to_smallest_dtypes() for r in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
-        """Return how a metric is made of hits of images: those of base images in session 0."""
+        """Return the weights of image hits in a metric: those of base images in session 0 alone.
+
+        Args:
+            metric: a metric of the row.
+            seed: of the result whose hits are weighted.
+        """
         weights = super().image_weights(metric, seed)
         return weights and {"base": {"first": sum(weights.get("base", {}).values())}}
 
@@ -358,7 +363,12 @@ class NovelBiasAggregate(SeedAggregate):
     """A row in sessions with one bias on all novel logits, where one was chosen."""
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
-        """Return how a metric is made of hits of images: only the average with the bias is recorded."""
+        """Return the weights of image hits in a metric; with the bias, only the average has them.
+
+        Args:
+            metric: a metric of the row.
+            seed: of the result whose hits are weighted.
+        """
         return super().image_weights("calibrated_acc", seed) if metric == "acc" else None
 
     def includes_bias(self, result: Result) -> bool:

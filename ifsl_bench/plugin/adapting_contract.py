@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.adapting import Adapting, make_small_base
-from ifsl_bench.plugin.episode_contract import ContractProbe, logits_differ
+from ifsl_bench.plugin.episode_contract import ContractProbe, logits_differ, rule_in_words
 from ifsl_bench.plugin.method import Query, State, Support, check_prediction, masked_logits, naming_errors
 from ifsl_bench.plugin.options import make_method, remake_method
 from ifsl_bench.plugin.session_contract import first_image_of_each_class
@@ -69,7 +69,7 @@ class AdaptingLearner:
 
 
 def form_fault(learner: AdaptingLearner) -> str | None:
-    """States are trees of finite tensors, and logits are those of all classes met so far."""
+    """Check that states are trees of finite tensors, and logits are those of all classes met so far."""
     classes = learner.supports[0].hidden.shape[1]
     before = learner.method.base_logits(learner.query)
     if before.shape[-1] != classes:
@@ -80,7 +80,7 @@ def form_fault(learner: AdaptingLearner) -> str | None:
 
 
 def state_change_fault(learner: AdaptingLearner) -> str | None:
-    """Learning a session leaves the state before it as it is."""
+    """Check that learning a session leaves the state before it as it is."""
     before = [x.clone() for x in leaves(learner.first) if x is not None]
     learner.learn(1, learner.first)
     changed = not _tensors_equal(before, leaves(learner.first))
@@ -88,13 +88,13 @@ def state_change_fault(learner: AdaptingLearner) -> str | None:
 
 
 def repeat_fault(learner: AdaptingLearner) -> str | None:
-    """The same images, learned again, give the same state."""
+    """Check that the same images, learned again, give the same state."""
     same = _tensors_equal(leaves(learner.learn(0)), leaves(learner.first))
     return None if same else "the same session, learned again, gives another state: it keeps or draws something else"
 
 
 def batch_fault(learner: AdaptingLearner) -> str | None:
-    """The answer to an image does not depend on the others in its batch, unless the class says it is transductive."""
+    """Check that the answer to an image does not depend on others in its batch, unless the class is transductive."""
     if learner.method.transductive:
         return None
     rows, state = learner.query.features[0], learner.first
@@ -112,7 +112,7 @@ def batch_fault(learner: AdaptingLearner) -> str | None:
 
 
 def stale_state_fault(learner: AdaptingLearner) -> str | None:
-    """An answer comes from the state that is given, whatever was learned since."""
+    """Check that an answer comes from the state that is given, whatever was learned since."""
     before = learner.logits(learner.first)
     learner.learn(1, learner.first)
     differ = logits_differ(learner.logits(learner.first), before, searches=False)
@@ -120,7 +120,7 @@ def stale_state_fault(learner: AdaptingLearner) -> str | None:
 
 
 def state_size_fault(learner: AdaptingLearner) -> str | None:
-    """The state is as large for one support image of a class as for more, unless the class says that it keeps some."""
+    """Check that the state is as large for one support image of a class as for more, unless the class keeps some."""
     if learner.method.keeps != "nothing":
         return None
     one = first_image_of_each_class(learner.supports[0], learner.method.ways)
@@ -130,7 +130,7 @@ def state_size_fault(learner: AdaptingLearner) -> str | None:
 
 
 def hidden_class_fault(learner: AdaptingLearner) -> str | None:
-    """The values of a hidden base class change no answer about the others."""
+    """Check that the values of a hidden base class change no answer about the others."""
     hidden = torch.zeros_like(learner.supports[0].hidden)
     hidden[:, 1] = True
     answers = []
@@ -227,6 +227,6 @@ def check_adapting_rules(
     for rule in RULES:
         with naming_errors(name, learner.method, learner.method.base):
             broken = rule(learner)
-        yield (rule.__doc__ or "").strip().rstrip("."), broken
+        yield rule_in_words(rule), broken
         if broken and rule is form_fault:  # it would spoil the other rules too
             return

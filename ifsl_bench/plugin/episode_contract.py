@@ -79,6 +79,12 @@ class ContractProbe:
         return replace(self, support=support, query=query, masked=self.masked[at])
 
 
+def rule_in_words(rule: Callable[..., str | None]) -> str:
+    """Return the rule that a function checks: its docstring behind "Check that"."""
+    text = (rule.__doc__ or "").strip().split("\n")[0].rstrip(".").removeprefix("Check that ")
+    return text[:1].upper() + text[1:]
+
+
 def is_from_search(prediction: Prediction) -> bool:
     """Return whether an answer has `solver_*` statistics, so that an inner search has found it."""
     return any(key.startswith("solver_") for key in prediction.statistics)
@@ -143,7 +149,7 @@ def ties_remark(logits: Tensor) -> str | None:
 
 
 def repeat_fault(probe: ContractProbe) -> str | None:
-    """A second call gives the same answer, whatever was answered between."""
+    """Check that a second call gives the same answer, whatever was answered between."""
     first = probe.logits()
     probe.part(0).logits()
     broken = "a second call gives another answer: it draws at random or keeps something between calls"
@@ -151,7 +157,7 @@ def repeat_fault(probe: ContractProbe) -> str | None:
 
 
 def input_change_fault(probe: ContractProbe) -> str | None:
-    """The call changes nothing that the method is given."""
+    """Check that the call changes nothing that the method is given."""
     given = (probe.support, probe.query, probe.method.base)
     parts = {f"{type(of).__name__.lower()}.{name}": x for of in given for name, x in tensors_of(of).items()}
     before = {name: value.detach().clone() for name, value in parts.items()}
@@ -162,7 +168,7 @@ def input_change_fault(probe: ContractProbe) -> str | None:
 
 
 def episode_dependence_fault(probe: ContractProbe) -> str | None:
-    """An episode's answer does not depend on the other episodes of its batch."""
+    """Check that an episode's answer does not depend on the other episodes of its batch."""
     whole = probe.logits()
     alone = torch.cat([probe.part(episode).logits() for episode in range(len(whole))])
     broken = "the answer to an episode depends on the other episodes in its batch"
@@ -170,14 +176,14 @@ def episode_dependence_fault(probe: ContractProbe) -> str | None:
 
 
 def query_order_fault(probe: ContractProbe) -> str | None:
-    """Queries in another order get the same answers in that order."""
+    """Check that queries in another order get the same answers in that order."""
     turned = replace(probe, query=map_tensors(probe.query, lambda x: x.flip(1))).logits()
     broken = "the answer to a query depends on its place among the queries"
     return broken if logits_differ(turned.flip(1), probe.logits(), probe.searches) else None
 
 
 def query_dependence_fault(probe: ContractProbe) -> str | None:
-    """A query's answer does not depend on the other queries, unless the class declares that it is transductive."""
+    """Check that a query's answer does not depend on the other queries, unless the class is declared transductive."""
     if probe.method.transductive:
         return None
     alone = replace(probe, query=map_tensors(probe.query, lambda x: x[:, :1])).logits()

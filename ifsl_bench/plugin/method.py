@@ -44,7 +44,12 @@ class BaseNetwork:
     images: Callable[[], tuple[Tensor, Tensor]]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> BaseNetwork:
-        """Return the network on another device or in another precision."""
+        """Return a copy of the network on another device or in another precision.
+
+        Args:
+            device: to copy to; None keeps the present one.
+            dtype: of the parameters, such as ``torch.float64``; None keeps the present one.
+        """
         network = copy.deepcopy(self.network).to(device=device, dtype=dtype)
         like = next(network.parameters())
         return replace(self, network=network, normalise=lambda rows: self.normalise(rows).to(like))

@@ -373,7 +373,12 @@ def with_example_extras(base: Base, method: type[Method]) -> Base:
 
 
 def missing_extras(method: type[Method], names: Iterable[str]) -> list[str]:
-    """Return what a method needs of a recipe and is not among these names, each as far as its first dot."""
+    """Return the extras of a recipe that a method needs and lacks.
+
+    Args:
+        method: the class, which declares ``needs``.
+        names: of the extras that a recipe provides; only the part before the first dot counts.
+    """
     given = {name.partition(".")[0] for name in names}
     return [name for name in method.needs if name not in given]
 

@@ -22,6 +22,7 @@ from ifsl_bench.plugin.episode_contract import (
     Rule,
     input_change_fault,
     logits_differ,
+    rule_in_words,
     ties_remark,
 )
 from ifsl_bench.plugin.method import Base, Method, Query, Support, format_failure, naming_errors
@@ -32,7 +33,7 @@ PARALLEL_COPIES = 3  # that answer at once, and twice as many answers
 
 
 def hidden_class_fault(probe: ContractProbe) -> str | None:
-    """The values of a hidden base class change no answer about the others."""
+    """Check that the values of a hidden base class change no answer about the others."""
     hidden = probe.support.hidden
     if not hidden.any():
         return None
@@ -60,7 +61,7 @@ def hidden_class_fault(probe: ContractProbe) -> str | None:
 
 
 def support_order_fault(probe: ContractProbe) -> str | None:
-    """The images of a class come in no particular order."""
+    """Check that the images of a class come in no particular order."""
     s, ways = probe.support, probe.method.ways
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
@@ -69,7 +70,7 @@ def support_order_fault(probe: ContractProbe) -> str | None:
 
 
 def label_order_fault(probe: ContractProbe) -> str | None:
-    """Classes of an episode have their labels in no particular order, unless the class declares label_slots."""
+    """Check that the labels of an episode are in no particular order, unless the class declares label_slots."""
     if probe.method.label_slots or probe.searches:  # which may then find another minimum
         return None
     s, ways = probe.support, probe.method.ways
@@ -82,7 +83,7 @@ def label_order_fault(probe: ContractProbe) -> str | None:
 
 
 def parallel_copies_fault(probe: ContractProbe) -> str | None:
-    """Copies that answer at once, in threads, answer as one does, as the class declares."""
+    """Check that copies that answer at once, in threads, answer as one does, as the class declares."""
     if not probe.method.may_run_in_threads():
         return None
     expected = probe.logits()
@@ -102,7 +103,7 @@ def parallel_copies_fault(probe: ContractProbe) -> str | None:
 
 
 def missing_images_fault(probe: ContractProbe) -> str | None:
-    """Where data have no images of base classes, the method works, or a UserError says that it needs them."""
+    """Check that without images of base classes the method works, or a UserError says that it needs them."""
     base, kind = replace(probe.method.base, images=None), type(probe.method)
     try:
         method = kind(base, probe.method.ways, **probe.method.__dict__.get("_made_with", {})).double().eval()
@@ -117,7 +118,7 @@ def missing_images_fault(probe: ContractProbe) -> str | None:
 
 
 def gradient_fault(probe: ContractProbe) -> str | None:
-    """Every parameter gets a finite gradient."""
+    """Check that every parameter gets a finite gradient."""
     method = probe.method.train()
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
     if not parameters:
@@ -237,7 +238,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
             if broken := input_change_fault(
                 make_random_probe(name, kind, options, *case)
             ):  # it would spoil the other rules too
-                yield _rule_text(input_change_fault), broken
+                yield rule_in_words(input_change_fault), broken
                 return
             first = make_random_probe(name, kind, options, *case).with_search_flag()
         except UserError as error:
@@ -256,11 +257,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
             except UserError as error:
                 breaches[rule] = str(error)
     for rule, broken in breaches.items():
-        yield _rule_text(rule), broken
-
-
-def _rule_text(rule: Rule) -> str:
-    return (rule.__doc__ or "").strip().split("\n")[0].rstrip(".")
+        yield rule_in_words(rule), broken
 
 
 @torch.no_grad()

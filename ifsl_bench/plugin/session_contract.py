@@ -20,6 +20,7 @@ from ifsl_bench.plugin.episode_contract import (
     logits_differ,
     map_tensors,
     method_to_float64,
+    rule_in_words,
     to_float64,
 )
 from ifsl_bench.plugin.method import (
@@ -74,7 +75,7 @@ class SessionLearner:
 
 
 def state_change_fault(learner: SessionLearner) -> str | None:
-    """Learning a session leaves the state before it as it is."""
+    """Check that learning a session leaves the state before it as it is."""
     first = learner.learn_sessions(learner.supports[:1])
     before = [x.clone() for x in leaves(first) if x is not None]
     learner.method.learn(learner.supports[1], first)
@@ -84,7 +85,7 @@ def state_change_fault(learner: SessionLearner) -> str | None:
 
 
 def state_size_fault(learner: SessionLearner) -> str | None:
-    """The state is as large for one support image of a class as for more."""
+    """Check that the state is as large for one support image of a class as for more."""
     lean = learner.learn_sessions(
         [first_image_of_each_class(support, learner.method.ways) for support in learner.supports]
     )
@@ -94,7 +95,7 @@ def state_size_fault(learner: SessionLearner) -> str | None:
 
 
 def stale_state_fault(learner: SessionLearner) -> str | None:
-    """An answer comes from the state that is given, whatever was learned since."""
+    """Check that an answer comes from the state that is given, whatever was learned since."""
     state = learner.learn_sessions()
     before = learner.method.answer(state, learner.query).logits
     learner.learn_sessions(learner.supports[1::-1])
@@ -104,7 +105,7 @@ def stale_state_fault(learner: SessionLearner) -> str | None:
 
 
 def sequence_dependence_fault(learner: SessionLearner) -> str | None:
-    """The answer to a sequence does not depend on the others in its batch."""
+    """Check that the answer to a sequence does not depend on the others in its batch."""
     whole = learner.logits()
     alone = torch.cat([learner.select_sequence(n).logits() for n in range(len(whole))])
     broken = "the answer to a sequence depends on the other sequences in its batch"
@@ -112,14 +113,14 @@ def sequence_dependence_fault(learner: SessionLearner) -> str | None:
 
 
 def first_session_fault(learner: SessionLearner) -> str | None:
-    """One session is answered as the episode of the same support set."""
+    """Check that one session is answered as the episode of the same support set."""
     episode = learner.method(learner.supports[0], learner.query).logits
     broken = "one session is answered otherwise than the same episode"
     return broken if logits_differ(learner.logits(learner.supports[:1]), episode, learner.searches) else None
 
 
 def session_order_fault(learner: SessionLearner) -> str | None:
-    """A method that declares so answers alike in whatever order sessions come."""
+    """Check that a method that declares so answers alike in whatever order sessions come."""
     if not learner.method.order_free:
         return None
     ways = learner.method.ways
@@ -130,7 +131,7 @@ def session_order_fault(learner: SessionLearner) -> str | None:
 
 
 def one_pass_fault(learner: SessionLearner) -> str | None:
-    """An AdditiveClassifier learns and answers sessions at once, as it declares, as it does one by one."""
+    """Check that an AdditiveClassifier learns and answers sessions at once, as it declares, as it does one by one."""
     method = learner.method
     if not isinstance(method, AdditiveClassifier):
         return None
@@ -203,7 +204,7 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
         learner = SessionLearner(probe.method, sessions, probe.query, is_from_search(probe.answer()))
         found = {rule: rule(learner) for rule in SESSION_RULES if applies.get(rule, True)}
     for rule, broken in found.items():
-        yield (rule.__doc__ or "").strip().rstrip("."), broken
+        yield rule_in_words(rule), broken
 
 
 def first_image_of_each_class(support: Support, ways: int) -> Support:
