@@ -67,7 +67,7 @@ def photos(tmp_path, benchmark) -> Dataset:
     def fill(writer) -> None:
         for pool, each in (("base/train", train), ("base/val", 1)):
             labels = np.repeat(np.arange(classes), each)
-            with writer.pool(pool, labels, tuple(map(str, range(classes))), (64, 64, 3)) as images:
+            with writer.write_pool(pool, labels, tuple(map(str, range(classes))), (64, 64, 3)) as images:
                 images[:] = generator.integers(0, 256, images.shape, dtype=np.uint8)
 
     return build_dataset(tmp_path / "photos", "photos", "random", fill, {})

@@ -213,7 +213,7 @@ def test_a_progressive_jpeg_counts_at_its_full_size(monkeypatch, progressive, he
     """It is decoded as small as any other, but all of its coefficients are read first."""
     counts = []
     monkeypatch.setattr(
-        images, "_pixel_semaphore", SimpleNamespace(hold=lambda count: nullcontext(counts.append(count)))
+        images, "_pixel_semaphore", SimpleNamespace(acquire_while=lambda count: nullcontext(counts.append(count)))
     )
     decode(encoded(picture(600, 800), "JPEG", progressive=progressive), ImageSpec(24, "crop"))
     assert counts == [held]

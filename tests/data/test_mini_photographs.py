@@ -103,7 +103,7 @@ def test_supports_have_the_classes_of_the_queries(home):
 
     def fill(writer):
         for pool, classes in (("novel/test", ("a", "b")), ("novel/support", ("a", "c"))):
-            with writer.pool(pool, np.array([0, 1]), classes, (2, 2, 3)):
+            with writer.write_pool(pool, np.array([0, 1]), classes, (2, 2, 3)):
                 pass
 
     with pytest.raises(UserError, match="novel/support must have the classes of novel/test"):

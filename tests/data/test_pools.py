@@ -27,7 +27,7 @@ def make(folder, seed=0, sides=("a", "n", "v", "t"), shape=(4, 5, 3)):
             side = sides[0] if pool.startswith("base") else sides[POOLS.index(pool) - 2]
             labels = np.repeat(np.arange(3), 4)
             arrays[pool] = generator.integers(0, 256, (12, *shape), dtype=np.uint8)
-            with writer.pool(pool, labels, tuple(f"{side}{i}" for i in range(3)), shape) as out:
+            with writer.write_pool(pool, labels, tuple(f"{side}{i}" for i in range(3)), shape) as out:
                 out[:] = arrays[pool]
 
     return build_dataset(folder, "toy", "recipe 1", fill, {"source": "test"}), arrays
@@ -97,7 +97,7 @@ def test_sides_must_be_disjoint(tmp_path):
 )
 def test_bad_pools_are_refused(tmp_path, labels, classes, message):
     def fill(writer):
-        with writer.pool("base/train", np.array(labels, dtype=np.int64), classes, (2, 2, 1)):
+        with writer.write_pool("base/train", np.array(labels, dtype=np.int64), classes, (2, 2, 1)):
             pass
 
     with pytest.raises(UserError, match=message):

@@ -136,7 +136,7 @@ def places(pool, name: str) -> list[int]:
 
 
 def test_cifars_pools_are_those_of_the_list(prepared, cifar):
-    assert prepared.partial
+    assert prepared.is_partial
     pools = {name: prepared.pool(name) for name in COUNTS_60_40}
     for label, name in enumerate(NAMES):
         listed = [int(row["index"]) for row in CIFAR if row["role"] == "train" and int(row["index"]) < TRAIN]
