@@ -192,7 +192,7 @@ def _run_as_module(file: Path) -> ModuleType:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read the method in {file}: {error.strerror}") from error
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
     beside = neighbour_modules(file, content)
     digest = hashlib.sha256(b"\0".join([str(file).encode() + content, *beside.values()])).hexdigest()
     name = f"{file.stem}_{digest[:12]}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.networks import CosineHead, LinearHead, make_head
-from ifsl_bench.backbones.recipe import Recipe, TrainingStep
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep, View
 from ifsl_bench.recipes.losses import batch_accuracy, cosine_logits
 
 
@@ -32,6 +32,7 @@ class CrossEntropy(Recipe):
             plain images.
         cutmix: a of Beta(a, a), from which the share is drawn that stays of an image when a rectangle of another one
             covers the rest (Yun et al., 2019); 0 for plain images.
+        jitter: by which colours vary, see :class:`ifsl_bench.View`.
     """
 
     def __init__(
@@ -45,14 +46,18 @@ class CrossEntropy(Recipe):
         smoothing: float = 0.0,
         mixup: float = 0.0,
         cutmix: float = 0.0,
+        jitter: float = 0.0,
     ) -> None:
         super().__init__(backbone, classes)
+        self.views = (View(jitter=jitter),)  # type: ignore[misc]
         if head == "linear" and (temperature is not None or margin):
             raise ValueError("temperature and margin are of cosines: set head=cosine, too")
         if mixup and cutmix:
             raise ValueError("mixup and cutmix exclude each other; set one of them")
         if min(mixup, cutmix) < 0 or not 0 <= smoothing < 1 or (temperature is not None and temperature <= 0):
             raise ValueError("mixup and cutmix are 0 or more, smoothing is from 0 to 1, a temperature is above 0")
+        if not 0 <= jitter <= 1:
+            raise ValueError("jitter is from 0 to 1")
         if margin and (mixup or cutmix):
             raise ValueError("a margin is of one label, and a mixed image has two; leave out margin, or mixing")
         self.head = make_head(head, backbone.features, classes)

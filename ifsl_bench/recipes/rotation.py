@@ -39,7 +39,7 @@ class Rotation(Recipe):
 
     def rotate_images(self, images: Tensor) -> Tensor:
         """Return the images in all turns, [A B, C, H, W], the plain ones first."""
-        if images.shape[2] != images.shape[3]:
+        if self.angles == 4 and images.shape[2] != images.shape[3]:  # a half-turn keeps any shape
             raise ValueError(
                 f"images of {images.shape[2]} x {images.shape[3]} pixels cannot be turned: they are not square"
             )

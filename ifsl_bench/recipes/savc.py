@@ -37,7 +37,7 @@ class Savc(Recipe):
         beta: weight of the contrast of small crops.
         temperature: tau.
         momentum: of the momentum encoder.
-        queue: number of keys.
+        queue: number of keys, as many as a step has at least.
         width: features of a key.
         crops: "right", or "released" as above.
     """
@@ -118,6 +118,8 @@ class Savc(Recipe):
     def after_step(self, at: TrainingStep) -> None:
         """Replace the oldest keys by those of the step, and move the momentum encoder towards the trained one."""
         keys, labels = self.pending
+        if len(keys) > self.queue:
+            raise ValueError(f"queue={self.queue} is fewer than the {len(keys)} keys of a step")
         places = (self.next_key + torch.arange(len(keys), device=keys.device)) % self.queue
         self.keys[places], self.key_labels[places] = keys, labels
         self.next_key.copy_((self.next_key + len(keys)) % self.queue)

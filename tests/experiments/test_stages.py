@@ -130,7 +130,7 @@ def test_a_file_is_enough_to_try_a_method(task, work, file):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("nowhere.py:Means", "cannot read the method in .*nowhere.py: No such file"),
+        ("nowhere.py:Means", "cannot read .*nowhere.py: No such file"),
         ("own.py:Meens", "unknown class 'Meens' in .*own.py; did you mean 'Means'"),
         ("own.py:torch", "torch in .*own.py is not a subclass of ifsl_bench.Method"),
         ("own.py", "own.py defines 2 methods; say which one: own.py:CLASS, one of Base, Means"),

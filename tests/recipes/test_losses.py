@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone
-from ifsl_bench.backbones.recipe import Recipe, TrainingStep
+from ifsl_bench.backbones.recipe import Recipe, TrainingStep, View
 from ifsl_bench.recipes.alice import Alice, number_class_pairs
 from ifsl_bench.recipes.closer import Closer
 from ifsl_bench.recipes.cross_entropy import CrossEntropy
@@ -94,16 +94,24 @@ def test_cosine_with_a_margin(margin: float) -> None:
     assert not recipe.head.scale.requires_grad
 
 
-def test_mixup() -> None:
-    recipe, (images,), random = made(CrossEntropy, mixup=0.4), views(1), np.random.default_rng(5)
+def mixed_loss(logits: list[list[float]], partners: np.ndarray, share: float, smoothing: float) -> float:
+    """Cross-entropy of images that are mixed with others, label by label."""
+    expected = 0.0
+    for row, y, partner in zip(logits, LABELS.tolist(), partners, strict=True):
+        for k in range(CLASSES):
+            own = share * (k == y) + (1 - share) * (k == int(LABELS[partner]))
+            expected += (smoothing / CLASSES + (1 - smoothing) * own) * log_share(row, k)
+    return expected / IMAGES
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_mixup(smoothing: float) -> None:
+    recipe, (images,), random = made(CrossEntropy, mixup=0.4, smoothing=smoothing), views(1), np.random.default_rng(5)
     partners = random.permutation(IMAGES)
     share = random.beta(0.4, 0.4)
     logits = recipe.head(recipe.backbone(share * images + (1 - share) * images[partners])).tolist()
-    expected = sum(
-        share * log_share(row, y) + (1 - share) * log_share(row, int(LABELS[partner]))
-        for row, y, partner in zip(logits, LABELS.tolist(), partners, strict=True)
-    )
-    assert value(recipe.loss([images], LABELS, at())) == pytest.approx(expected / IMAGES, abs=EXACT)
+    expected = mixed_loss(logits, partners, share, smoothing)
+    assert value(recipe.loss([images], LABELS, at())) == pytest.approx(expected, abs=EXACT)
 
 
 def test_cutmix_counts_the_pixels_that_it_covers() -> None:
@@ -115,6 +123,21 @@ def test_cutmix_counts_the_pixels_that_it_covers() -> None:
             assert bool((mixed[i] == torch.where(covered[i], images[partner], images[i])).all())
             if partner != i:
                 assert 1 - float(covered[i].double().mean()) == pytest.approx(share, abs=EXACT)
+
+
+def test_the_share_of_cutmix_weighs_both_labels() -> None:
+    recipe, (images,) = made(CrossEntropy, cutmix=1.0), views(1)
+    mixed, partners, share = recipe._mix_images(images, at().random)
+    expected = mixed_loss(recipe.head(recipe.backbone(mixed)).tolist(), partners, share, 0.0)
+    assert 0 < share < 1
+    assert value(recipe.loss([images], LABELS, at())) == pytest.approx(expected, abs=EXACT)
+
+
+def test_jitter_is_of_the_views() -> None:
+    assert made(CrossEntropy, jitter=0.4).views == (View(jitter=0.4),)
+    assert made(CrossEntropy).views == Recipe.views == (View(),)
+    with pytest.raises(ValueError, match="jitter is from 0 to 1"):
+        made(CrossEntropy, jitter=2.0)
 
 
 @pytest.mark.parametrize("angles", [2, 4])
@@ -131,12 +154,14 @@ def test_rotation(angles: int) -> None:
     embedded = recipe.embed(images[:2])
     turns = [recipe.backbone(torch.rot90(images[:2], r * 4 // angles, (2, 3))) for r in range(angles)]
     assert cosine(*embedded) == pytest.approx(np.mean([cosine(*features) for features in turns]), abs=EXACT)
+    assert embedded.norm(dim=1).tolist() == pytest.approx([1, 1], abs=EXACT)
     assert made(Rotation, turns=False).embed(images).shape == (IMAGES, 7)
 
 
 def test_images_that_are_not_square_cannot_be_turned() -> None:
     with pytest.raises(ValueError, match="not square"):
         made(Rotation).rotate_images(torch.zeros(1, 3, 4, 6))
+    assert made(Rotation, angles=2).rotate_images(torch.zeros(1, 3, 4, 6)).shape == (2, 3, 4, 6)
 
 
 def contrast(z: Tensor, same: np.ndarray, temperature: float) -> float:
@@ -211,6 +236,25 @@ def test_alice() -> None:
     assert value(recipe.loss(seen, LABELS, at())) == pytest.approx(expected, abs=EXACT)
 
 
+def test_alice_has_a_projector_that_is_dropped_at_test() -> None:
+    recipe, seen = made(Alice, mixing=0), views(2)
+    assert [(layer.in_features, layer.out_features) for layer in recipe.projector if isinstance(layer, nn.Linear)] == [
+        (7, 2048), (2048, 2048)
+    ]  # fmt: skip
+    features = recipe.backbone(torch.cat(seen))
+    hidden = features @ recipe.projector[0].weight.T + recipe.projector[0].bias
+    first = ((hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()).clamp_min(0)
+    hidden = first @ recipe.projector[3].weight.T + recipe.projector[3].bias
+    projected = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
+    expected = sum(
+        log_share([30 * (cosine(h, w) - 0.4 * (k == y)) for k, w in enumerate(recipe.weight)], y)
+        for h, y in zip(projected, LABELS.tolist() * 2, strict=True)
+    )
+    assert len(recipe.weight) == CLASSES  # none are mixed
+    assert value(recipe.loss(seen, LABELS, at())) == pytest.approx(expected / (2 * IMAGES), abs=EXACT)
+    assert torch.equal(recipe.eval().embed(seen[0]), recipe.backbone(seen[0]))
+
+
 def test_simplex() -> None:
     corners = make_simplex(20, 24).double()
     expected = torch.full((20, 20), -1 / 19, dtype=torch.float64).fill_diagonal_(1)
@@ -227,6 +271,9 @@ def test_etf() -> None:
     )
     # The corners are of length one to single precision.
     assert value(recipe.loss([images], LABELS, at())) == pytest.approx(expected / IMAGES, abs=1e-6)
+    assert torch.equal(recipe.embed(images), h)  # the neck stays at test, or is an extra
+    apart = made(Etf, total=6, neck="apart")
+    assert torch.equal(apart.embed(images), apart.backbone(images))
     with pytest.raises(ValueError, match="total=3 is fewer than the 4 base classes"):
         made(Etf, total=3)
 
@@ -320,6 +367,21 @@ def test_savc(crops: str) -> None:
                 small += pull(query(turned(seen[3 + crop][i], r)), own, 2 * y + turn) / (8 * IMAGES)
     terms = {name: float(term) for name, term in recipe.loss(seen, LABELS, at()).items()}
     assert terms == pytest.approx({"ce": ce, "contrast": 0.2 * large, "crops": 0.8 * small}, abs=EXACT)
+
+
+def test_savc_means_cosines_over_turns_at_test() -> None:
+    recipe, (images, *_) = made(Savc, queue=12, width=5), views(7)
+    turns = [recipe.backbone(turned) for turned in (images[:2], images[:2].flip(2, 3))]
+    embedded = recipe.embed(images[:2])
+    assert cosine(*embedded) == pytest.approx(np.mean([cosine(*rows) for rows in turns]), abs=EXACT)
+    assert embedded.norm(dim=1).tolist() == pytest.approx([1, 1], abs=EXACT)
+
+
+def test_savc_refuses_a_queue_that_is_shorter_than_a_step() -> None:
+    recipe = made(Savc, queue=2 * IMAGES - 1, width=5)
+    recipe.loss(views(7), LABELS, at())
+    with pytest.raises(ValueError, match="queue=19 is fewer than the 20 keys of a step"):
+        recipe.after_step(at())
 
 
 def test_savc_replaces_the_oldest_keys_and_follows_slowly() -> None:

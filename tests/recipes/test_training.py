@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -129,28 +130,38 @@ def test_an_interrupted_training_ends_with_the_same_weights(hue_task, recipe, tm
         assert torch.equal(value, tensors(broken)[name]), name
 
 
-@pytest.mark.slow("trains in a process that is killed")
+@pytest.mark.slow("trains in processes that are killed")
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_a_killed_training_ends_with_the_same_weights(hue_task, tmp_path):
-    """SAVC has a queue of keys and a second network beside the trained one."""
-    task, dataset = hue_task("savc.queue=50", 1200)
+@pytest.mark.parametrize(
+    "recipe",
+    ["ce.mixup=1", "ce.select=best", "rotation.passes=4", "closer.passes=3", "alice.passes=4", "etf",
+     "fact.passes=2.start=0.3", "supcon.passes=2", "savc.passes=8.queue=50", "means.py"],
+)  # fmt: skip
+def test_a_training_that_is_killed_in_every_epoch_ends_with_the_same_weights(recipe, hue_task, tmp_path):
+    Path("means.py").write_text(MEANS)
+    task, dataset = hue_task(recipe, 20)  # four epochs
     killed, whole = (Paths.locate(tmp_path / name) for name in ("killed", "whole"))
 
-    def train(home: Paths):
-        return pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    def train(home: Paths) -> None:
+        pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
 
-    process = multiprocessing.get_context("fork").Process(target=train, args=(killed,))
-    process.start()
-    while not (files := list(killed.pretrained.glob("*/checkpoint.json"))):
-        assert process.is_alive()
-        time.sleep(0.01)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    record = json.loads(files[0].read_text())
-    assert record["epoch"] >= 1
-    assert not record["finished"]
-    assert train(killed).sha256 == train(whole).sha256
+    def state() -> dict[str, Any]:
+        files = list(killed.pretrained.glob("*/checkpoint.json"))
+        return json.loads(files[0].read_text()) if files else {"epoch": 0, "finished": False}
+
+    epochs = set()
+    while not state()["finished"]:
+        before = state()["epoch"]
+        process = multiprocessing.get_context("fork").Process(target=train, args=(killed,))
+        process.start()
+        while process.is_alive() and state()["epoch"] == before:
+            time.sleep(0.001)
+        process.kill()
+        process.join()
+        epochs |= {state()["epoch"]} if process.exitcode == -signal.SIGKILL else set()
+    assert len(epochs) >= 3
+    trained = pretrain(whole, task, dataset, "linear", 0, CPU, Reporter())
+    assert trained.sha256 == state()["tensors"]["sha256"]
 
 
 def test_all_recipes_have_the_passes_of_the_task(hue_task, tmp_path):
@@ -207,7 +218,7 @@ def test_the_default_of_an_option_is_no_other_recipe():
         ("closer.bta=1", "unknown option 'bta' of recipe 'closer'"),
         ("closer.beta=much", "option 'beta' of recipe 'closer' takes float, not 'much'"),
         ("ce.passes=0", "passes of recipe 'ce' must be above 0 and 1,000 at most, not 0"),
-        ("nowhere.py", "cannot read the method in"),
+        ("nowhere.py", "nowhere.py: No such file"),
     ],
 )
 def test_what_is_no_recipe_is_refused_in_a_line(recipe, message, hues, call):
@@ -260,7 +271,20 @@ def test_a_loss_that_is_not_finite_ends_in_a_line(hues, call):
     how = ("--pretraining-steps", "24", "--recipe", "late.py")
     status, _, err = call("run", "--method", "ncm", "--task", "hues.toml", *how, "-q")
     assert status == 2
-    assert "pretraining diverged: the loss is nan at step" in err
+    assert "pretraining diverged: the loss is nan at step 10 of 24" in err
+    (folder,) = {path.parent for path in (hues / "home" / "pretrained").glob("*/checkpoint.json")}
+    state = CheckpointFolder(folder).load()
+    assert state.metadata["epoch"] == 1  # of five steps; NaN comes in the eighth
+    assert all(bool(torch.isfinite(x).all()) for x in state.tensors.values())
+
+
+def test_weights_that_become_nan_behind_a_finite_loss_are_not_written(hues, call):
+    part = "def after_step(self, at): self.head.weight.data[0] = float('nan') if at.step == 9 else 0.0"
+    recipe = write_broken(hues, CE.format(""), part)
+    how = ("--pretraining-steps", "24", "--recipe", recipe)
+    status, _, err = call("run", "--method", "ncm", "--task", "hues.toml", *how, "-q")
+    assert status == 2
+    assert "the backbone's recipe.head.weight is not finite after step 10 of 24" in err
 
 
 def test_a_new_recipe_runs_at_once(hues, call):
