@@ -124,7 +124,7 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 
-@tasks.command("reference", epilog=format_examples("tasks reference"))
+@tasks.command("reference", epilog=format_examples("tasks reference", "tasks reference > keys.md"))
 def tasks_reference() -> None:
     """Print every key of a task file, and the backbones; in Markdown."""
     from ifsl_bench.backbones.contract import describe_backbones

@@ -244,6 +244,18 @@ def children(command: click.Command) -> dict[str, click.Command]:
 COMMANDS = every(cli)
 
 
+def parse_command(line: str) -> None:
+    """Read a command line without running it; raises for what it does not take."""
+    program, *words = shlex.split(re.split(r" [|>]", line)[0])
+    assert program == "ifsl-bench"
+    context, subcommand = click.Context(cli, info_name="ifsl-bench"), cli
+    while words and words[0] in children(subcommand):
+        subcommand = children(subcommand)[words.pop(0)]
+    assert subcommand is not cli
+    if words:
+        subcommand.make_context("x", words, parent=context)
+
+
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[" ".join(name) or "alone" for name, _ in COMMANDS])
 def test_every_help_ends_with_examples_that_are_commands(name, command, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -254,15 +266,8 @@ def test_every_help_ends_with_examples_that_are_commands(name, command, call, mo
     examples = [line.strip() for line in out.partition("Examples:\n")[2].splitlines() if line.strip()]
     assert 2 <= len(examples) <= 3
     for line in examples:
-        program, *words = shlex.split(line.partition(" >")[0])
-        if "COMMAND" in words:
-            continue
-        assert program == "ifsl-bench"
-        context, subcommand = click.Context(cli, info_name="ifsl-bench"), cli
-        while words and words[0] in children(subcommand):
-            subcommand = children(subcommand)[words.pop(0)]
-        assert subcommand is not cli
-        subcommand.make_context("x", words, parent=context)  # raises for what it does not take
+        if "COMMAND" not in line.split():
+            parse_command(line)
 
 
 def test_alone_it_prints_its_help(call):

@@ -15,12 +15,14 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import pytest
+from click import ClickException
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.cli import main as cli
 from ifsl_bench.plugin.options import declared_options, search_space
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.store import schema as result_file
+from tests.cli.test_command_line import parse_command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -215,10 +217,17 @@ def test_the_program_that_reads_a_result_without_the_suite_prints_its_accuracy(m
     assert abs(computed - stored) < 1e-9
 
 
-def test_commands_that_pages_name_exist():
-    for page in [*PAGES, ROOT / "README.md"]:
-        named = set(re.findall(r"(?:^\$ |^    |`)ifsl-bench ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
-        assert named <= set(cli.MODULES), page.name
+COMMAND = re.compile(r"`(ifsl-bench [a-z](?:[^`\n]|\n(?!\n))*)`|^(?:\$ |    )(ifsl-bench [a-z][^\n]*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_commands_of_pages_are_taken_with_their_options(page):
+    for pair in COMMAND.findall(page.read_text(encoding="utf-8")):
+        if " ..." not in (line := "".join(pair).replace("\n", " ")):
+            try:
+                parse_command(line)
+            except ClickException as error:
+                pytest.fail(f"{line}: {error.message}")
 
 
 def test_links_of_pages_lead_somewhere_in_the_repository_too():
