@@ -63,40 +63,24 @@ def section(title: str) -> str:
     return re.split(rf"\n#{{2,{level}}} ", text)[0]
 
 
-def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
-    """Pool -> classes and images, from the section's table; ``column`` is that of the images."""
+def counts_by_data_set() -> dict[str, tuple[str, dict[str, tuple[int, int]]]]:
+    """Data set -> pixels; pool -> classes and images, from the table."""
+    lines = [line.strip("|").split("|") for line in section("## Classes and images").splitlines() if line[:1] == "|"]
+    (_, _, *pools), _, *rows = ([cell.strip(" `") for cell in line] for line in lines)
     counts = {}
-    for line in section(title).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if re.match(r"\| (base|novel)/", line):
-            numbers = [int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d", cells[column].partition("(")[0])]
-            classes = int(next(cell for cell in cells[1:] if cell.isdigit()))
-            pools = re.findall(r"(?:base|novel)/\w+", cells[0])
-            counts |= {pool: (classes, images) for pool, images in zip(pools, numbers, strict=True)}
+    for name, pixels, *cells in rows:
+        numbers = {pool: cell.replace(",", "").split(": ") for pool, cell in zip(pools, cells, strict=True) if cell}
+        counts[name] = pixels, {pool: (int(classes), int(images)) for pool, (classes, images) in numbers.items()}
     return counts
 
 
-@pytest.mark.parametrize(
-    ("name", "title", "column"),
-    [
-        ("mini-imagenet", "## mini-ImageNet", 3),
-        ("mini-imagenet-ilsvrc", "## mini-ImageNet", 3),
-        ("mini-imagenet-held-out", "## mini-ImageNet", 4),
-        ("mini-imagenet-sessions", "## The session lists", 2),
-        ("cifar100-sessions", "## The session lists", 3),
-        ("cub-sessions", "## CUB's session lists", 2),
-        ("tiered-imagenet", "## tiered-ImageNet", 3),
-        ("tiered-imagenet-2018", "## tiered-ImageNet", 3),
-        ("tiny", "## Tiny-ImageNet", 2),
-        ("tiny-pack", "## Tiny-ImageNet", 3),
-        ("cifar-fs", "## CIFAR-FS", 2),
-        ("cub", "## CUB-200-2011", 2),
-        ("cub-64", "## CUB-200-2011", 2),
-    ],
-)
-def test_counts_are_those_that_imports_are_held_against(name, title, column):
-    _, counts = datasets.find_dataset_source(name).expected_shape_and_counts()
-    assert counts_in(title, column) == {pool: (count.classes, count.images) for pool, count in counts.items()}
+def test_counts_are_those_that_imports_are_held_against():
+    shown = counts_by_data_set()
+    assert len(shown) == 14
+    for name, (pixels, pools) in shown.items():
+        shape, counts = datasets.find_dataset_source(name).expected_shape_and_counts()
+        assert pools == {pool: (count.classes, count.images) for pool, count in counts.items()}, name
+        assert pixels == f"{shape[0]}x{shape[1]}", name
 
 
 @pytest.mark.parametrize(
