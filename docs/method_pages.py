@@ -11,7 +11,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import papers_of_method
 from ifsl_bench.plugin.listing import split_docstring
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.options import declared_options, option_grid, search_space
+from ifsl_bench.plugin.options import declared_option_grid, declared_options, declared_search_space
 from ifsl_bench.plugin.space import RATE_NAME, Range
 from ifsl_bench.utils.text_format import format_value
 
@@ -28,7 +28,7 @@ def packaged() -> dict[str, type[Method]]:
     points = (
         point
         for name in registry.registered_entry_points(registry.METHOD_GROUP)
-        for point in registry.owning_entry_points(registry.METHOD_GROUP, name)
+        for point in registry.find_owning_entry_points(registry.METHOD_GROUP, name)
     )
     return {point.name: point.load() for point in points if registry.distribution_name(point) == registry.OWN_PACKAGE}
 
@@ -76,7 +76,7 @@ def _fenced(lines: list[str]) -> list[str]:
 
 def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
     """Options with type, default, meaning, the grid that is tried without ``--tune``, and what ``--tune`` searches."""
-    space, grid = search_space(kind), option_grid(kind)
+    space, grid = declared_search_space(kind), declared_option_grid(kind)
     rows = [
         (f"`{o.name}`", f"`{o.type_text}`", f"`{format_value(o.default)}`", _values(grid.get(o.name, ())),
          _spread(space.get(o.name)), prose(meanings.get(o.name, "")).replace("\\|", "|"))
@@ -107,4 +107,7 @@ def _values(values: Iterable[Any]) -> str:
 def cited(names: Iterable[str]) -> list[str]:
     """The papers of a method's rows, as Markdown with BibTeX; what ``ifsl-bench cite`` prints."""
     papers = {paper.key: paper for name in names for paper in papers_of_method(name)}
-    return [f"*{p.field('title')}* ({p.author_year})\n\n```bibtex\n{p.bibtex.strip()}\n```" for p in papers.values()]
+    return [
+        f"*{p.read_bibtex_field('title')}* ({p.author_year})\n\n```bibtex\n{p.bibtex.strip()}\n```"
+        for p in papers.values()
+    ]

@@ -124,10 +124,10 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if single:
         return run_job(_require_single_job(jobs), work, rerun=rerun, retrain=retrain)
     ended = run_jobs(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
-    if ended.failed:
-        failed = f"{len(ended.failed)} of {len(jobs)} jobs failed, the others are stored"
-        raise UserError(f"{failed}: {'; '.join(ended.causes)}")
-    return Results(result_file.read_result(job.result_path(work.home)) for job in ended.stored)
+    if ended.jobs_failed:
+        failed = f"{len(ended.jobs_failed)} of {len(jobs)} jobs failed, the others are stored"
+        raise UserError(f"{failed}: {'; '.join(ended.failure_messages)}")
+    return Results(result_file.read_result(job.result_path(work.home)) for job in ended.jobs_stored)
 
 
 def _to_list(names: Any) -> list[Any]:
@@ -212,7 +212,7 @@ def evaluate_checkpoint(
                       change=make_change(change or {}))  # fmt: skip
     job = _require_single_job(make_jobs(config, work.home))
     evaluation = EvaluationStage(job, folder, command)
-    if not job.matches_code(info):
+    if not job.is_made_by_same_code(info):
         work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
     DataStage(job.task, ("test",)).compute(work)
     if (key := make_pretrain_stage(job).key(work.home)) != info["pretraining"]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.plugin.attractor_method import GAMMA, AttractorMethod
 from ifsl_bench.plugin.method import Base, Support
-from ifsl_bench.solvers.attractor_prior import AttractorMLP, attention
+from ifsl_bench.solvers.attractor_prior import AttractorMLP, attention_weights
 from ifsl_bench.utils.errors import UserError
 
 
@@ -71,7 +71,7 @@ class Attractor(AttractorMethod):
             means = torch.cat([means, support.features.mean(1, keepdim=True)], 1)  # [E, N+1, D]
             tau = torch.cat([tau[:1].expand(self.ways), tau[1:]])[:, None]
         hidden = support.hidden if bool(support.hidden.any()) else None
-        shares = attention(means, self.base.weight, tau, hidden)  # [E, N(+1), K]
+        shares = attention_weights(means, self.base.weight, tau, hidden)  # [E, N(+1), K]
         # Shares sum to one, so f_phi's last layer may as well come after them: [E, N(+1), hidden] is the smaller.
         mixed = shares @ torch.tanh(self.memory.inner(self.base.weight))
         return [

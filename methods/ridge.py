@@ -71,7 +71,7 @@ class Ridge(AdditiveClassifier):
             ridge_prior(1 if p.shares_centre else p.rows, p.size, self.weight_decay, x) for p in self.learner.groups
         ]
         solved = ConvergedSolve().solve(self.learner, (x, support.labels, base_logsumexp), priors)
-        return SessionOutput(solved.weights, solved.statistics)
+        return SessionOutput(solved.fast_weights, solved.statistics)
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         return self.learner.logits(state, query.features)

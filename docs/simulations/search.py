@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from ifsl_bench.experiments.search import Point, next_search_round
+from ifsl_bench.experiments.search import Point, propose_next_round
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.options import default_options, search_space
+from ifsl_bench.plugin.options import declared_search_space, default_options
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
@@ -41,7 +41,7 @@ def lattice(space: Space) -> Iterator[Point]:
     """Evenly spaced values of each range with all choices."""
     count = LATTICE[len(space)]
     values = [
-        [dimension.at(i / (count - 1)) for i in range(count)]
+        [dimension.value_at_share(i / (count - 1)) for i in range(count)]
         if isinstance(dimension, Range)
         else list(dimension.values)
         for dimension in space.values()
@@ -60,7 +60,7 @@ def measure(file: Path, home: str | None) -> None:
     work = workspace(home)
     for task, name in itertools.product(TASKS, METHODS):
         accuracies = measured.setdefault(f"{task} {name}", {})
-        for point in lattice(search_space(find_method(name)[0].method)):
+        for point in lattice(declared_search_space(find_method(name)[0].method)):
             if (key := json.dumps(point)) in accuracies:
                 continue
             (job,) = make_jobs([name], [task], point, TrainingChanges(), [0], None, home=work.home)
@@ -79,7 +79,7 @@ def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
     tables: dict[tuple[Any, ...], dict[tuple[float, ...], float]] = {}
     for text, accuracy in accuracies.items():
         point = json.loads(text)
-        shares = tuple(round(dimension.share(point[key]), 6) for key, dimension in ranges.items())
+        shares = tuple(round(dimension.share_of_value(point[key]), 6) for key, dimension in ranges.items())
         tables.setdefault(tuple(point[key] for key in choices), {})[shares] = accuracy
     between = {}
     for choice, table in tables.items():
@@ -89,7 +89,7 @@ def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
         between[choice] = RegularGridInterpolator(axes, values.reshape(shape), bounds_error=False, fill_value=None)
 
     def accuracy(point: Point) -> float:
-        shares = [dimension.share(point[key]) for key, dimension in ranges.items()]
+        shares = [dimension.share_of_value(point[key]) for key, dimension in ranges.items()]
         return float(between[tuple(point[key] for key in choices)](shares)[0])
 
     return accuracy
@@ -98,7 +98,7 @@ def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
 def ours(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
     """``--tune``, which draws nothing."""
     rounds: list[list[tuple[Point, float]]] = []
-    while points := next_search_round(space, default, trials, rounds):
+    while points := propose_next_round(space, default, trials, rounds):
         rounds.append([(point, accuracy(point)) for point in points])
     return max(value for pairs in rounds for _, value in pairs)
 
@@ -109,7 +109,8 @@ def halton(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: 
 
     shares = Halton(len(space), scramble=True, seed=2019).random(trials - 1)
     points = [
-        {key: dimension.at(float(u)) for (key, dimension), u in zip(space.items(), row, strict=True)} for row in shares
+        {key: dimension.value_at_share(float(u)) for (key, dimension), u in zip(space.items(), row, strict=True)}
+        for row in shares
     ]
     return max(accuracy(point) for point in (default, *points))
 
@@ -118,7 +119,8 @@ def random(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: 
     """The default and points drawn at random."""
     shares = np.random.default_rng(seed).random((trials - 1, len(space)))
     points = [
-        {key: dimension.at(float(u)) for (key, dimension), u in zip(space.items(), row, strict=True)} for row in shares
+        {key: dimension.value_at_share(float(u)) for (key, dimension), u in zip(space.items(), row, strict=True)}
+        for row in shares
     ]
     return max(accuracy(point) for point in (default, *points))
 
@@ -154,7 +156,7 @@ def compare(file: Path) -> None:
     for key, accuracies in json.loads(file.read_text()).items():
         task, name = key.split()
         method = find_method(name)[0].method
-        space, default = search_space(method), default_options(method, load_tasks(task)[0])
+        space, default = declared_search_space(method), default_options(method, load_tasks(task)[0])
         accuracy = interpolated(space, accuracies)
         cases.append((space, {key: default[key] for key in space}, accuracy, max(accuracies.values())))
     print("| search | " + " | ".join(f"{budget} trials" for budget in BUDGETS) + " |")

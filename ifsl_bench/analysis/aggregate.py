@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from ifsl_bench.plugin.display_names import LAZY, display_name_of_label, parse_label
-from ifsl_bench.plugin.method_source import same_method
+from ifsl_bench.plugin.method_source import is_same_method
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.image_counts import ImageHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts, mean_with_interval
@@ -477,7 +477,7 @@ def aggregate_seeds(results: Iterable[Result], origin: str) -> tuple[list[SeedAg
 
 def _reason_methods_differ(a: Result, b: Result) -> str | None:
     """Return why two results of one label are not of the same method; the choices of a grid may differ by seed."""
-    if not same_method(a.provenance, b.provenance):
+    if not is_same_method(a.provenance, b.provenance):
         return "the method's code differs"
     if a.user_settings() != b.user_settings():
         return "options or training differ"

@@ -23,7 +23,7 @@ from ifsl_bench.analysis.aggregate import (
 )
 from ifsl_bench.analysis.ranking import RankedRow, Ranking
 from ifsl_bench.plugin.display_names import LAZY, parse_label
-from ifsl_bench.plugin.registry import names_file
+from ifsl_bench.plugin.registry import refers_to_file
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_task, load_tasks, own_tasks, packaged_tasks
@@ -514,7 +514,7 @@ def find_row_or_raise(task_results: TaskResults, label: str) -> SeedAggregate:
     if not labels:
         raise make_no_results_error(task_results, label)
     method = label.rpartition(":")[2]
-    if names_file(label) and (mine := [row_label for row_label in labels if parse_label(row_label).name == method]):
+    if refers_to_file(label) and (mine := [row_label for row_label in labels if parse_label(row_label).name == method]):
         raise UserError(
             f"{label} is a method; its rows on {task_results.task_name} are called {', '.join(sorted(mine))}"
         )

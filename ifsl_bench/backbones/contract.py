@@ -143,9 +143,9 @@ def find_backbone_and_model(name: str) -> tuple[type[Backbone] | FrozenBackbone,
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
     """
     plugin_name, model = name, ""
-    if not registry.owning_entry_points(BACKBONE_GROUP, name):
+    if not registry.find_owning_entry_points(BACKBONE_GROUP, name):
         plugin_name, _, model = name.partition(":")
-        if not registry.owning_entry_points(BACKBONE_GROUP, plugin_name):
+        if not registry.find_owning_entry_points(BACKBONE_GROUP, plugin_name):
             raise unknown_name_error("backbone", name, [*registry.registered_entry_points(BACKBONE_GROUP), NO_BACKBONE])
     value = registry.get_registered(BACKBONE_GROUP, "backbone", plugin_name)
     if isinstance(value, type) and issubclass(value, FrozenBackbone):

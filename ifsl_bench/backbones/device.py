@@ -123,12 +123,12 @@ def choose_stage_device(
     return DeviceChoice(device, ACCELERATOR_REASONS[stage])
 
 
-def free_memory(device: torch.device) -> int | None:
+def free_device_memory_bytes(device: torch.device) -> int | None:
     """Return the bytes that are free on an accelerator; None on the CPU."""
     return ACCELERATORS[device.type].free_memory(device) if device.type in ACCELERATORS else None
 
 
-def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+def copy_tensors_to_numpy(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     """Copy tensors of one device to arrays of the same types and shapes, with one wait for all of them."""
     plain = [x.detach() for x in tensors]
     if all(x.device.type == "cpu" for x in plain):
@@ -143,7 +143,7 @@ def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     return arrays
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory_in_allocator() -> bool:
     """Let this process's allocator keep freed memory for the next step, where it can (glibc).
 
     glibc gives every block beyond 32 MiB back to the kernel when it is freed, and gets zeroed pages for the next one:
@@ -180,7 +180,7 @@ def _cpu_name() -> str:
 
 
 @dataclass(frozen=True)
-class Precision:
+class PrecisionChoice:
     """The precision of convolutions in training, and the reason for it, which is recorded with the checkpoint."""
 
     bf16: bool
@@ -197,13 +197,13 @@ def disable_tf32() -> AbstractContextManager[None]:
     return torch.backends.cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, False)
 
 
-def choose_precision(device: torch.device) -> Precision:
+def choose_precision(device: torch.device) -> PrecisionChoice:
     """Choose bf16 where the processor has instructions for it (AMX, AVX-512 BF16, Ampere and later), else float32."""
     if device.type in ACCELERATORS:
         bf16 = ACCELERATORS[device.type].has_bf16(device)
-        return Precision(bf16, f"{describe_device(device)} {'has' if bf16 else 'lacks'} bf16")
+        return PrecisionChoice(bf16, f"{describe_device(device)} {'has' if bf16 else 'lacks'} bf16")
     flags = {"amx_tile": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
     for flag, probe in flags.items():
         if getattr(torch.cpu, probe, lambda: False)():
-            return Precision(True, f"the CPU has {flag}")
-    return Precision(False, "the CPU has neither amx_tile nor avx512_bf16")
+            return PrecisionChoice(True, f"the CPU has {flag}")
+    return PrecisionChoice(False, "the CPU has neither amx_tile nor avx512_bf16")

@@ -66,7 +66,7 @@ def feature_folder(
 
     Args:
         home: where features are kept.
-        key: see :func:`ifsl_bench.backbones.pretrained.features_key`.
+        key: see :func:`ifsl_bench.backbones.pretrained.make_features_key`.
         pool: name of the pool.
         task: defines how views are augmented.
         n_views: 1 for the plain images, more for augmented copies.
@@ -140,7 +140,7 @@ def compute_features(
         shape, dtype, what = (n_views * len(pool), *first.shape[1:]), "float16", "maps"
 
     def read_cached() -> np.ndarray | None:
-        return _open_cached(folder, shape, dtype, pretrained.features_sha256)
+        return _open_cached_features(folder, shape, dtype, pretrained.features_sha256)
 
     def compute() -> np.ndarray:
         if os.path.lexists(folder):
@@ -204,7 +204,7 @@ def _compute_batches(
         yield before.cpu().numpy()
 
 
-def _open_cached(folder: Path, shape: tuple[int, ...], dtype: str, pretraining: str) -> np.ndarray | None:
+def _open_cached_features(folder: Path, shape: tuple[int, ...], dtype: str, pretraining: str) -> np.ndarray | None:
     """Open the features in a folder; None where there are none, or only other weights' features."""
     if not os.path.lexists(folder):
         return None
@@ -235,14 +235,14 @@ def make_base_classifier(pretrained: PretrainedBackbone, moments: ClassMoments) 
     weight = head.weight.detach().float().cpu()
     bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
     scale = 1.0 if head.scale is None else float(head.scale)
-    statistics = (subtract_mean(moments.means, pretrained.mean), moments.counts, moments.covariance)
+    statistics = (subtract_feature_mean(moments.means, pretrained.mean), moments.counts, moments.covariance)
     means, counts, covariance = (torch.from_numpy(x).float() for x in statistics)
     learned = pretrained.network.recipe.extras() if isinstance(pretrained.network, RecipeBackbone) else {}
     extras = {name: x.detach().float().cpu() for name, x in learned.items()}
     return Base(weight, bias, means, scale, counts, covariance, extras=extras)
 
 
-def subtract_mean(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
+def subtract_feature_mean(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
     """Subtract the mean of base/train from features; the type stays.
 
     Args:
@@ -262,24 +262,24 @@ def make_feature_pool(
         pool: of the images.
         base: gives the logits.
         device: where the pool is used.
-        mean: see :func:`subtract_mean`.
+        mean: see :func:`subtract_feature_mean`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
-        rows = torch.from_numpy(subtract_mean(features, mean)).to(device)
+        rows = torch.from_numpy(subtract_feature_mean(features, mean)).to(device)
     weight, bias = base.weight.to(device), base.bias.to(device)
     logits = torch.cat([F.linear(block, weight, bias) for block in rows.split(1 << 16)])
     return FeaturePool(pool.name, rows, logits, pool.starts, len(features) // len(pool))
 
 
-def as_rows(images: np.ndarray) -> Tensor:
+def flatten_images_to_rows(images: np.ndarray) -> Tensor:
     """Return the numbers of images or maps, [n, P]; they stay a memory map."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
         return torch.from_numpy(images.reshape(len(images), -1))
 
 
-def stage_seen(sees: str) -> int:
+def parse_seen_stage(sees: str) -> int:
     """Return N of ``maps:N``, what a method sees; 0 where it sees features or images."""
     return int(sees.removeprefix("maps:")) if sees.startswith("maps:") else 0
 

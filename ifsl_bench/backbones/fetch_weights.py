@@ -25,7 +25,7 @@ TIMEOUT_SECONDS = 30.0  # seconds that a server may be silent
 BLOCK_BYTES = 1 << 20  # bytes
 
 
-class ListedFile(msgspec.Struct):
+class ListedWeightsFile(msgspec.Struct):
     """A file of weights: its bytes and their checksum."""
 
     size: int
@@ -36,7 +36,7 @@ class WeightsList(msgspec.Struct):
     """The content of ``weights.toml``."""
 
     address: str
-    files: dict[str, ListedFile]
+    files: dict[str, ListedWeightsFile]
 
 
 def read_weights_list() -> WeightsList:
@@ -77,7 +77,7 @@ def fetch_weights(key: str, home: Paths, source: str | None, reporter: Reporter)
     return target, True
 
 
-def _download(url: str, target: Path, file: ListedFile, reporter: Reporter) -> None:
+def _download(url: str, target: Path, file: ListedWeightsFile, reporter: Reporter) -> None:
     """Download a file, from where an earlier download broke off if the server can, and check it.
 
     Args:

@@ -15,9 +15,9 @@ import torch
 from ifsl_bench.backbones.contract import Backbone
 from ifsl_bench.backbones.recipe import Recipe
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import split_recipe
+from ifsl_bench.plugin.display_names import split_off_recipe
 from ifsl_bench.plugin.find_method import load_class_from_file
-from ifsl_bench.plugin.method_source import class_source_hash
+from ifsl_bench.plugin.method_source import hash_class_source
 from ifsl_bench.plugin.options import Option, declared_options, parse_value
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, format_class_and_message, format_error_location, unknown_name_error
@@ -64,7 +64,7 @@ class RecipeChoice:
         return self._format_with_options(self.name)
 
     @property
-    def reference(self) -> str:
+    def recipe_reference(self) -> str:
         """The text that :func:`find_recipe` finds the same recipe by."""
         return self._format_with_options(self.file or self.name)
 
@@ -74,7 +74,7 @@ class RecipeChoice:
         return self.recipe_class.knows_classes and TOTAL_OPTION not in self.options
 
     @property
-    def provided_names(self) -> Sequence[str]:
+    def provided_extras_names(self) -> Sequence[str]:
         """The names of what it learns beside features, see :meth:`ifsl_bench.Recipe.provides`."""
         return self.recipe_class.provides(self.options)
 
@@ -84,14 +84,14 @@ class RecipeChoice:
         Args:
             task: gives the number of novel classes, which some recipes know.
         """
-        points = [] if self.file else registry.owning_entry_points(registry.RECIPE_GROUP, self.name)
+        points = [] if self.file else registry.find_owning_entry_points(registry.RECIPE_GROUP, self.name)
         own = bool(points) and registry.distribution_name(points[0]) == registry.OWN_PACKAGE
         plugin: Any = self.recipe_class  # for mypy, which takes no class of modules for hashable
         code = {
             "revision": self.recipe_class.revision,
-            **({} if own else {"source": class_source_hash(plugin, (Recipe,))}),
+            **({} if own else {"source": hash_class_source(plugin, (Recipe,))}),
         }
-        known = {"novel_classes": count_novel_classes(task)} if self.knows_classes else {}
+        known = {"novel_classes": count_novel_classes_of_task(task)} if self.knows_classes else {}
         taken = {SELECT_OPTION: "best"} if self.selects_best else {}
         return {
             "name": self.name,
@@ -103,7 +103,7 @@ class RecipeChoice:
         }
 
 
-def count_novel_classes(task: Task) -> int:
+def count_novel_classes_of_task(task: Task) -> int:
     """Return the number of novel classes that a model of a task meets beside the base classes."""
     return task.sessions.classes if task.sessions else task.episode.ways
 
@@ -118,13 +118,15 @@ def find_recipe(reference: str) -> RecipeChoice:
     Raises:
         UserError: no such recipe or option, with the nearest names; or a file that cannot be run.
     """
-    return (_find_recipe if registry.names_file(split_recipe(reference)[0]) else _find_registered_recipe)(reference)
+    return (_find_recipe if registry.refers_to_file(split_off_recipe(reference)[0]) else _find_registered_recipe)(
+        reference
+    )
 
 
 def _find_recipe(reference: str) -> RecipeChoice:
-    name, *settings = split_recipe(reference)
+    name, *settings = split_off_recipe(reference)
     file = ""
-    if registry.names_file(name):
+    if registry.refers_to_file(name):
         path, _, wanted = name.rpartition(".py:") if ".py:" in name else (name.removesuffix(".py"), "", "")
         source = Path(f"{path}.py").expanduser().absolute()
         kind = load_class_from_file(source, wanted, Recipe, "recipes")

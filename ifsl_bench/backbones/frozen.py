@@ -24,16 +24,16 @@ from ifsl_bench.backbones.contract import (
     pretraining_corpora,
 )
 from ifsl_bench.backbones.device import choose_precision, describe_device
-from ifsl_bench.backbones.features import compute_features, subtract_mean
+from ifsl_bench.backbones.features import compute_features, subtract_feature_mean
 from ifsl_bench.backbones.heads import fit_head_with_facts, load_head, measure_accuracies
 from ifsl_bench.backbones.networks import FrozenNetwork, PixelNormalisation, make_backbone, make_head, to_channels_last
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     PretrainedBackbone,
-    features_key,
     format_accuracies,
     make_chance_warning,
-    pretraining_key,
+    make_features_key,
+    make_pretraining_key,
 )
 from ifsl_bench.backbones.weights import WEIGHTS_SUFFIXES, read_tensors
 from ifsl_bench.data.pools import Dataset
@@ -115,14 +115,14 @@ def pretrain_frozen(
         if spec.weights is not None and not used:  # a copy, which nothing was made with
             file.unlink(missing_ok=True)
         raise
-    key, classes = pretraining_key(task, dataset.fingerprint, head, 0), len(dataset.pool("base/train").starts) - 1
+    key, classes = make_pretraining_key(task, dataset.fingerprint, head, 0), len(dataset.pool("base/train").starts) - 1
     folder, corpora = home.pretrained / key, pretraining_corpora(spec) or ()
     facts = {
         "weights": digest,
         "backbone": spec.backbone,
         "pretrained_on": list(corpora),
         "seen": seen_state_in_pretraining(corpora, task.novel_data, task.base_order),
-        "features": features_key(task, dataset.fingerprint, head, 0),
+        "features": make_features_key(task, dataset.fingerprint, head, 0),
         "centre": spec.centre or CENTRED,
     }
     info = {"tensors": {"sha256": digest}, **facts}
@@ -164,7 +164,7 @@ def _load_network(name: str, shape: tuple[int, ...], file: Path, device: torch.d
             if isinstance(plugin, FrozenBackbone):
                 plugin.load_weights(model, body, weights)
             else:
-                body.load_state_dict(match_tensors(body, weights))
+                body.load_state_dict(match_tensors_to_network(body, weights))
         except Exception as error:  # a library's own, of many kinds
             raise UserError(
                 f"{file.name} holds the weights of another network than {name}: "
@@ -177,7 +177,7 @@ def _load_network(name: str, shape: tuple[int, ...], file: Path, device: torch.d
     return frozen
 
 
-def match_tensors(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def match_tensors_to_network(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Find a network's tensors among a file's, where all names may have a prefix such as ``encoder.``.
 
     Args:
@@ -212,7 +212,7 @@ def _describe_first_tensor(tensors: Mapping[str, Tensor]) -> str:
     return f"{name} {list(tensors[name].shape)}"
 
 
-def is_enlarged(backbone_info: BackboneInfo, shape: tuple[int, ...]) -> bool:
+def enlarges_images(backbone_info: BackboneInfo, shape: tuple[int, ...]) -> bool:
     """Return whether images have to be enlarged for a network.
 
     Args:
@@ -231,7 +231,7 @@ def _report_preprocessing(backbone_info: BackboneInfo | None, task: Task, datase
         return
     (height, width), (h, w) = dataset.shape[:2], backbone_info.size
     text = f"{name}: images of {height} x {width}, as the data set keeps them, are seen at {h} x {w}"
-    if is_enlarged(backbone_info, dataset.shape):
+    if enlarges_images(backbone_info, dataset.shape):
         reporter.warn(f"{text}: enlarged, so that they show less detail than what the network was trained on")
     else:
         reporter.say(text)
@@ -256,11 +256,13 @@ def _fit_classifier(
     rows = features_of_pool("base/train")
     mean = None if spec.centre == "none" else rows.mean(0, dtype=np.float64).astype(np.float32)
     labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
-    head, solve = fit_head_with_facts(kind, subtract_mean(rows, mean), labels, classes, spec.weight_decay, device)
+    head, solve = fit_head_with_facts(
+        kind, subtract_feature_mean(rows, mean), labels, classes, spec.weight_decay, device
+    )
     title = f"base classifier on {spec.backbone}, {kind} head"
     if not solve["converged"]:
         reporter.warn(f"{title}: not converged after {solve['steps']} steps, gradient {solve['gradient']:.1e}")
-    accuracy = measure_accuracies(head.cpu(), dataset, lambda name: subtract_mean(features_of_pool(name), mean))
+    accuracy = measure_accuracies(head.cpu(), dataset, lambda name: subtract_feature_mean(features_of_pool(name), mean))
     reporter.say(f"{title}: {solve['steps']} steps of L-BFGS, {format_accuracies(accuracy)}")
     bf16 = device.type != "cpu" and choose_precision(device).bf16
     tensors = {f"head.{name}": value.detach() for name, value in head.state_dict().items()}

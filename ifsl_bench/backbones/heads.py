@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.backbones.networks import CosineHead, LinearHead, PrecomputedFeatures, make_head
-from ifsl_bench.backbones.pretrained import RECIPE_FIELDS, PretrainedBackbone, format_accuracies, pretraining_key
+from ifsl_bench.backbones.pretrained import RECIPE_FIELDS, PretrainedBackbone, format_accuracies, make_pretraining_key
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState
@@ -179,7 +179,7 @@ def fit_cosine_head(
         CorruptFile: features are not what was written.
         UserError: a file may not be read or written.
     """
-    key = pretraining_key(task, dataset.fingerprint, "cosine", seed)
+    key = make_pretraining_key(task, dataset.fingerprint, "cosine", seed)
     folder = home.pretrained / key
 
     def read_cached() -> PretrainedBackbone | None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.device import free_memory
+from ifsl_bench.backbones.device import free_device_memory_bytes
 from ifsl_bench.data.pools import Pool
 from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.tasks.task import Pretraining
@@ -131,15 +131,15 @@ class EpochPlan:
     """The images of each step of an epoch.
 
     Attributes:
-        rows: int64 [B] of each step, indices of images of the pool.
-        crops: int64 [3, B] of each step, see :func:`draw_crops`; None where nothing is augmented.
+        rows_by_batch: int64 [B] of each step, indices of images of the pool.
+        crops_by_batch: int64 [3, B] of each step, see :func:`draw_crops`; None where nothing is augmented.
     """
 
-    rows: list[np.ndarray]
-    crops: list[Tensor] | None
+    rows_by_batch: list[np.ndarray]
+    crops_by_batch: list[Tensor] | None
 
 
-def draw_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int, steps: int) -> EpochPlan:
+def plan_epoch(pool: Pool, spec: Pretraining, seed: int, epoch: int, batch: int, steps: int) -> EpochPlan:
     """Draw the first batches of an epoch: a permutation of the pool's images, and a crop of each.
 
     Args:
@@ -166,10 +166,10 @@ class HostBatchLoader:
 
     def load_batches(self, epoch: EpochPlan) -> Batches:
         """Yield the batches in order; close it, so that its thread ends."""
-        crops = iter(epoch.crops or [])
-        augment = None if epoch.crops is None else lambda images: apply_crops(images, next(crops))
-        with closing(load_batches(self.pool.images, epoch.rows, torch.device("cpu"), augment)) as loaded:
-            for rows, images in zip(epoch.rows, loaded, strict=True):
+        crops = iter(epoch.crops_by_batch or [])
+        augment = None if epoch.crops_by_batch is None else lambda images: apply_crops(images, next(crops))
+        with closing(load_batches(self.pool.images, epoch.rows_by_batch, torch.device("cpu"), augment)) as loaded:
+            for rows, images in zip(epoch.rows_by_batch, loaded, strict=True):
                 yield self.normalise(images), torch.from_numpy(self.pool.labels[rows])
 
 
@@ -190,15 +190,17 @@ class DeviceBatchLoader:
 
     def load_batches(self, epoch: EpochPlan) -> Batches:
         """Yield the batches in order; close it, so that its thread ends."""
-        rows = np.concatenate(epoch.rows)
+        rows = np.concatenate(epoch.rows_by_batch)
         drawn = torch.from_numpy(np.stack([rows, self.pool.labels[rows]]))
-        plan = torch.cat([drawn, torch.cat(epoch.crops, 1)] if epoch.crops else [drawn]).to(self.device)  # [2 or 5, n]
-        parts = plan.split([len(rows) for rows in epoch.rows], 1)
+        plan = torch.cat([drawn, torch.cat(epoch.crops_by_batch, 1)] if epoch.crops_by_batch else [drawn]).to(
+            self.device
+        )  # [2 or 5, n]
+        parts = plan.split([len(rows) for rows in epoch.rows_by_batch], 1)
         if self.images is not None:
             for part in parts:
                 yield self._gather_batch(self.images, part[0], part)
             return
-        with closing(load_batches(self.pool.images, epoch.rows, self.device)) as loaded:
+        with closing(load_batches(self.pool.images, epoch.rows_by_batch, self.device)) as loaded:
             for part, images in zip(parts, loaded, strict=True):
                 yield self._gather_batch(images, torch.arange(len(images), device=self.device), part)
 
@@ -219,17 +221,17 @@ def make_batch_loader(
     """
     if device.type == "cpu":
         return HostBatchLoader(pool, normalise)
-    return DeviceBatchLoader(pool, normalise, device, fits_on_device(len(pool) * pool.images[:1].nbytes, device))
+    return DeviceBatchLoader(pool, normalise, device, fits_in_device_memory(len(pool) * pool.images[:1].nbytes, device))
 
 
-def fits_on_device(size: int, device: torch.device) -> bool:
+def fits_in_device_memory(size: int, device: torch.device) -> bool:
     """Return whether a pool may be kept on a device: it takes at most :data:`MAX_MEMORY_SHARE` of the free memory.
 
     Args:
         size: of the pool in bytes.
         device: where the pool would be.
     """
-    free = free_memory(device)
+    free = free_device_memory_bytes(device)
     return free is None or size <= MAX_MEMORY_SHARE * free
 
 

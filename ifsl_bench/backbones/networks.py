@@ -26,7 +26,7 @@ from ifsl_bench.utils.errors import UserError
 NormFactory = Callable[[int], nn.Module]
 
 
-def _stack_convolutions(in_channels: int, out_channels: int, count: int, norm: NormFactory) -> nn.Sequential:
+def _make_convolution_stack(in_channels: int, out_channels: int, count: int, norm: NormFactory) -> nn.Sequential:
     """Make 3x3 convolutions with a norm each, and an activation between two."""
     layers: list[nn.Module] = []
     for width in (in_channels, *[out_channels] * (count - 1)):
@@ -40,7 +40,7 @@ class _PooledBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, convolutions: int, norm: NormFactory) -> None:
         super().__init__()
         self.shortcut = nn.Conv2d(in_channels, out_channels, 1, bias=False)
-        self.body = _stack_convolutions(in_channels, out_channels, convolutions, norm)
+        self.body = _make_convolution_stack(in_channels, out_channels, convolutions, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
@@ -90,7 +90,7 @@ class ResNet10StemPool(ResNet10):
         return F.max_pool2d(self.stem(x), 2, ceil_mode=True)
 
 
-def _average_pixels(x: Tensor) -> Tensor:
+def _average_over_pixels(x: Tensor) -> Tensor:
     """Average maps [B, C, H, W] over their pixels, [B, C]."""
     return x.mean((2, 3))
 
@@ -153,12 +153,12 @@ class ResNet12(Backbone):
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return split_into_stages(nn.Identity(), [[layer] for layer in self.children()], _average_pixels)
+        return split_into_stages(nn.Identity(), [[layer] for layer in self.children()], _average_over_pixels)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.children():
             x = layer(x)
-        return _average_pixels(x)
+        return _average_over_pixels(x)
 
 
 def _pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
@@ -215,10 +215,12 @@ class ResNet18GN(Backbone):
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return split_into_stages(self._apply_stem, [self.blocks[i : i + 2] for i in range(0, 8, 2)], _average_pixels)
+        return split_into_stages(
+            self._apply_stem, [self.blocks[i : i + 2] for i in range(0, 8, 2)], _average_over_pixels
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return _average_pixels(self.blocks(self._apply_stem(x)))
+        return _average_over_pixels(self.blocks(self._apply_stem(x)))
 
 
 class _BatchNormBlock(nn.Module):
@@ -273,7 +275,7 @@ class _BatchNormResNet(Backbone):
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
         layers = [[getattr(self, f"layer{i + 1}")] for i in range(len(self.widths))]
-        return split_into_stages(self._apply_stem, layers, _average_pixels)
+        return split_into_stages(self._apply_stem, layers, _average_over_pixels)
 
     def forward(self, x: Tensor) -> Tensor:
         for stage in self.stages:
@@ -386,7 +388,7 @@ class PrecomputedFeatures(Backbone):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def split_stages(network: Backbone, number: int) -> int:
+def choose_first_stage_count(network: Backbone, number: int) -> int:
     """Return after how many stages a network is divided.
 
     Args:
@@ -416,7 +418,7 @@ class FirstStages(Backbone):
 
     def __init__(self, whole: Backbone, number: int) -> None:
         super().__init__()
-        self.whole, self.features, self.number = whole, whole.features, split_stages(whole, number)
+        self.whole, self.features, self.number = whole, whole.features, choose_first_stage_count(whole, number)
 
     def forward(self, x: Tensor) -> Tensor:
         for stage in list(self.whole.stages)[: self.number]:
@@ -434,7 +436,7 @@ class LaterStages(Backbone):
 
     def __init__(self, whole: Backbone, number: int) -> None:
         super().__init__()
-        self.whole, self.features, self.first = whole, whole.features, split_stages(whole, number)
+        self.whole, self.features, self.first = whole, whole.features, choose_first_stage_count(whole, number)
 
     @property
     def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:

@@ -83,13 +83,13 @@ class PretrainedBackbone:
 
     @property
     def features_key(self) -> str:
-        """Name of its features on disk; see :func:`features_key`."""
+        """Name of its features on disk; see :func:`make_features_key`."""
         return str(self.info.get("features", self.key))
 
     @property
     def features_sha256(self) -> str:
-        """Checksum of what its features depend on; see :func:`features_checksum`."""
-        return features_checksum(self.info)
+        """Checksum of what its features depend on; see :func:`find_features_checksum`."""
+        return find_features_checksum(self.info)
 
     def result_entry(self) -> dict[str, Any]:
         """Return the pretraining's entry in a result; accuracies in percent."""
@@ -101,7 +101,7 @@ class PretrainedBackbone:
         return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **record}
 
 
-def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
+def make_pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """Return the name of a pretraining on disk: readable, and different whenever the weights could differ.
 
     Args:
@@ -161,7 +161,7 @@ def shares_linear_backbone(task: Task, head: HeadKind) -> bool:
     return (task.cosine_on_linear or task.recipe_reference is not None) and head == "cosine" and not own
 
 
-def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
+def make_features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """Return the name of the features under a pretraining on disk; a frozen backbone has the same for both heads.
 
     Args:
@@ -172,7 +172,7 @@ def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str
     """
     spec = task.pretraining
     if not is_frozen(spec):
-        return pretraining_key(task, fingerprint, "linear" if shares_linear_backbone(task, head) else head, seed)
+        return make_pretraining_key(task, fingerprint, "linear" if shares_linear_backbone(task, head) else head, seed)
     inputs: dict[str, Any] = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights}
     inputs["of"] = task.base_classes
     if not isinstance(find_backbone_and_model(spec.backbone)[0], FrozenBackbone):
@@ -189,7 +189,7 @@ def _format_data_name(task: Task) -> str:
 
 
 class PretrainingCheckpoint:
-    """The network and the base classifier of a pretraining: with initial weights, until :meth:`restore`.
+    """The network and classifier of a pretraining, with initial weights until :meth:`restore_from_checkpoint`.
 
     Args:
         folder: where its state is stored.
@@ -227,7 +227,7 @@ class PretrainingCheckpoint:
         """Names of the pools on which the accuracy is measured."""
         return [name for name in ("base/val", "base/test") if self.dataset.has_pool(name)]
 
-    def restore(self) -> None:
+    def restore_from_checkpoint(self) -> None:
         """Load the state on disk, if there is one.
 
         Raises:
@@ -264,7 +264,7 @@ class PretrainingCheckpoint:
                 part |= {name: own[name] for name in own if module.is_training_only(name)}
             module.load_state_dict(part)
 
-    def freeze(self, reporter: Reporter) -> PretrainedBackbone:
+    def to_pretrained_backbone(self, reporter: Reporter) -> PretrainedBackbone:
         """Freeze network and head and return them; warn of a base classifier that is no better than chance."""
         self.network.eval().requires_grad_(False)
         self.head.requires_grad_(False)
@@ -289,13 +289,18 @@ def make_recipe_backbone(task: Task, network: Backbone, shape: tuple[int, ...], 
     Raises:
         UserError: the data are features, or as of :func:`ifsl_bench.backbones.find_recipe.make_recipe`.
     """
-    from ifsl_bench.backbones.find_recipe import count_novel_classes, find_recipe, make_recipe, naming_recipe_errors
+    from ifsl_bench.backbones.find_recipe import (
+        count_novel_classes_of_task,
+        find_recipe,
+        make_recipe,
+        naming_recipe_errors,
+    )
 
     assert task.recipe_reference is not None
     if len(shape) != 3 or task.pretraining.backbone == INCLUDED:
         raise UserError(f"recipe {task.recipe_reference} trains on images, and the data of {task.name} are features")
     choice = find_recipe(task.recipe_reference)
-    recipe = make_recipe(choice, network, classes, count_novel_classes(task))
+    recipe = make_recipe(choice, network, classes, count_novel_classes_of_task(task))
     with naming_recipe_errors(choice):
         return RecipeBackbone(recipe, (shape[2], *shape[:2]))
 
@@ -349,13 +354,13 @@ def open_pretrained(
     Raises:
         UserError: a file may not be read, or the images do not suit the task's mean and std.
     """
-    folder = home.pretrained / pretraining_key(task, dataset.fingerprint, head, seed)
+    folder = home.pretrained / make_pretraining_key(task, dataset.fingerprint, head, seed)
     stored = PretrainingCheckpoint(folder, task, dataset, head, task.pretraining_seed(seed), device)
     try:
-        stored.restore()
+        stored.restore_from_checkpoint()
     except CorruptFile:
         return None
-    return stored.freeze(reporter) if stored.info.get("finished") else None
+    return stored.to_pretrained_backbone(reporter) if stored.info.get("finished") else None
 
 
 def find_packaged_file(home: Paths, key: str) -> Path | None:
@@ -405,17 +410,17 @@ def read_weights_sha256(home: Paths, key: str) -> str | None:
 
 
 def read_features_sha256(home: Paths, key: str) -> str | None:
-    """Return :func:`features_checksum` of a finished pretraining in the cache; None where there is none.
+    """Return :func:`find_features_checksum` of a finished pretraining in the cache; None where there is none.
 
     Args:
         home: where pretrainings are kept.
         key: of the pretraining.
     """
     info = read_finished_metadata(home.pretrained / key)
-    return features_checksum(info) if info else None
+    return find_features_checksum(info) if info else None
 
 
-def features_checksum(info: Mapping[str, Any]) -> str:
+def find_features_checksum(info: Mapping[str, Any]) -> str:
     """Return the checksum of what the features of a pretraining depend on, from its record.
 
     It is the weights' own; a frozen backbone has its file's, and a second head its backbone's.

@@ -1,6 +1,6 @@
 """Pretraining on base/train: network and base classifier are trained together by cross-entropy, then frozen for good.
 
-The parts of the training are apart: :func:`~ifsl_bench.backbones.images.draw_epoch` draws the batches and their
+The parts of the training are apart: :func:`~ifsl_bench.backbones.images.plan_epoch` draws the batches and their
 augmentation, the recipe's loss is minimised, :attr:`PretrainingTrainer.optimiser` and the task's schedule say how, and
 :meth:`PretrainingTrainer.train` is the loop, with a checkpoint after each epoch.
 """
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.device import Precision, choose_precision, describe_device, disable_tf32
+from ifsl_bench.backbones.device import PrecisionChoice, choose_precision, describe_device, disable_tf32
 from ifsl_bench.backbones.find_recipe import find_recipe, make_recipe, naming_recipe_errors
 from ifsl_bench.backbones.heads import fit_head_with_facts
 from ifsl_bench.backbones.image_views import apply_augmentation, draw_augmentation
-from ifsl_bench.backbones.images import DeviceBatchLoader, HostBatchLoader, draw_epoch, load_batches, make_batch_loader
+from ifsl_bench.backbones.images import DeviceBatchLoader, HostBatchLoader, load_batches, make_batch_loader, plan_epoch
 from ifsl_bench.backbones.networks import LinearHead
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
@@ -30,8 +30,8 @@ from ifsl_bench.backbones.pretrained import (
     PretrainedBackbone,
     PretrainingCheckpoint,
     format_accuracies,
+    make_pretraining_key,
     open_pretrained,
-    pretraining_key,
     steps_and_passes,
 )
 from ifsl_bench.backbones.recipe import ParameterGroup, Recipe, RecipeBackbone, TrainingStep, View
@@ -230,7 +230,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
 
     def _start_training(self) -> HostBatchLoader | DeviceBatchLoader:
         """Set the recipe to training, and return what brings the images."""
-        precision = Precision(self.info["bf16"], "")
+        precision = PrecisionChoice(self.info["bf16"], "")
         self.recipe.autocast = lambda: precision.autocast(self.device)
         self.recipe.train()
         normalise = self.normalise if self._has_plain_views else lambda images: images
@@ -242,9 +242,9 @@ class PretrainingTrainer(PretrainingCheckpoint):
         """Yield the steps of an epoch: where it is, the views [B, C, h, w] and the labels [B]."""
         pool, spec = self.dataset.pool("base/train"), self.task.pretraining
         first = epoch * spec.epoch(len(pool))[1]
-        drawn = draw_epoch(pool, spec, self.seed, epoch, batch, steps)
+        drawn = plan_epoch(pool, spec, self.seed, epoch, batch, steps)
         if not self._has_plain_views:
-            drawn = replace(drawn, crops=None)
+            drawn = replace(drawn, crops_by_batch=None)
         colours = np.random.Generator(np.random.PCG64(derive_seed("views", self.seed, epoch)))
         with closing(feed.load_batches(drawn)) as loaded:
             for step, (images, labels) in enumerate(loaded, first):
@@ -424,13 +424,13 @@ def pretrain(
     opened = open_pretrained(home, task, dataset, head, seed, device, reporter)
     if opened is not None:
         return opened
-    key = pretraining_key(task, dataset.fingerprint, head, seed)
+    key = make_pretraining_key(task, dataset.fingerprint, head, seed)
     folder = home.pretrained / key
     with hold_lock(folder, reporter.warn):
         install_packaged(home, key, reporter)
         trainer = PretrainingTrainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
         try:
-            trainer.restore()
+            trainer.restore_from_checkpoint()
         except CorruptFile as error:
             reporter.warn(f"{error}; training starts anew, the damaged files are in {quarantine(folder)}")
             trainer = PretrainingTrainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
@@ -438,4 +438,4 @@ def pretrain(
             if task.pretraining.backbone == INCLUDED:
                 raise HeadNotIncludedError(task)
             trainer.train(reporter, use_compile)
-    return trainer.freeze(reporter)
+    return trainer.to_pretrained_backbone(reporter)

@@ -115,7 +115,7 @@ class WeightsMetadata:
         return str(self.info["tensors"]["sha256"])
 
     @property
-    def accuracies(self) -> str:
+    def accuracies_in_words(self) -> str:
         """Accuracies of the base classifier, in percent."""
         return format_accuracies(self.info["accuracy"])
 
@@ -306,7 +306,7 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
         raise CorruptFile(f"{error}; {again}, or train them here: {TRAIN_COMMANDS}") from error
     _write_to_home(home, weights, content)
     here = "" if weights.has_embedded_features else f" ({TRAIN_COMMANDS} trains them here)"
-    reporter.say(f"backbone and base classifier come with the package: {key}, {weights.accuracies}{here}")
+    reporter.say(f"backbone and base classifier come with the package: {key}, {weights.accuracies_in_words}{here}")
 
 
 def _write_to_home(home: Paths, weights: WeightsMetadata, content: bytes) -> None:

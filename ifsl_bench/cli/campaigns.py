@@ -80,10 +80,10 @@ def print_plan(plans: Sequence[JobState], work: Workspace, style: str) -> None:
         work: folders.
         style: of output.
     """
-    from ifsl_bench.experiments.plan import plan_notes, plan_rows, to_document
+    from ifsl_bench.experiments.plan import plan_notes, plan_rows, to_json_document
 
     if style == "json":
-        click.echo(json.dumps(to_document(plans, work.home), indent=1))
+        click.echo(json.dumps(to_json_document(plans, work.home), indent=1))
     else:
         _print_status(plan_rows(plans, work.home), plan_notes(plans, work.home), style)
 
@@ -97,11 +97,11 @@ def status(campaign: str | None, config: RunConfig, style: str) -> None:
     The list has where and since when jobs run, why others failed, and which results are out of date.
     """
     jobs, work, _ = _expand_campaign(campaign, dataclasses.replace(config, device="cpu"))
-    from ifsl_bench.experiments.plan import format_summary, job_states, status_rows, to_document
+    from ifsl_bench.experiments.plan import format_summary, job_states, status_rows, to_json_document
 
     states = job_states(jobs, work)
     if style == "json":
-        click.echo(json.dumps(to_document(states, work.home), indent=1))
+        click.echo(json.dumps(to_json_document(states, work.home), indent=1))
     else:
         _print_status(status_rows(states), [format_summary(states)], style)
 

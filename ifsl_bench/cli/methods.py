@@ -104,7 +104,7 @@ def _print_contract_check(name: str, style: str) -> None:
     from ifsl_bench.plugin.adapting import Adapting
     from ifsl_bench.plugin.adapting_contract import check_adapting_rules
     from ifsl_bench.plugin.find_method import find_method
-    from ifsl_bench.plugin.rules import check_contract, remark_on_ties
+    from ifsl_bench.plugin.rules import check_contract, describe_ties_of_method
     from ifsl_bench.plugin.session_contract import check_session_rules
     from ifsl_bench.reporting.table import table_from_dicts
 
@@ -118,7 +118,7 @@ def _print_contract_check(name: str, style: str) -> None:
     print_tables_in_format([table_from_dicts(rules, min_fold_widths={"rule": 40, "found": 20})], style)
     if failed := [rule for rule, broken in checks if broken]:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
-    if not issubclass(chosen.method, Adapting) and (remark := remark_on_ties(*arguments)):
+    if not issubclass(chosen.method, Adapting) and (remark := describe_ties_of_method(*arguments)):
         print_lines(f"\nRemark: {remark}", style)
 
 
@@ -134,7 +134,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     """
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, unique_entries
     from ifsl_bench.plugin.display_names import display_names_by_row
-    from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, names_file
+    from ifsl_bench.plugin.registry import METHOD_GROUP, list_shorthands_by_name, refers_to_file
     from ifsl_bench.plugin.registry import registered_entry_points as registered
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks, own_tasks, packaged_tasks
     from ifsl_bench.reporting.page.references import cite_paper
@@ -142,13 +142,13 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
 
     folders, keys = locate_folders(home), list[str]() if names else [cite_suite()]
     for name in names:
-        if name in [*display_names_by_row(), *registered(METHOD_GROUP)] or names_file(name):
+        if name in [*display_names_by_row(), *registered(METHOD_GROUP)] or refers_to_file(name):
             keys.append(cite_method(name))
             continue
         tasks = {**packaged_tasks(), **own_tasks(folders)}
         if name.partition("+")[0] in tasks or ".toml" in name or (is_task_name(name) and "=" in name):
             keys += [cite_task(task) for task in load_tasks(name, home=folders)]
-        elif name in all_shorthands():
+        elif name in list_shorthands_by_name():
             keys.append(cite_method(name))
         elif name in read_paper_titles_by_source():
             paper = cite_paper(name)
@@ -157,7 +157,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             raise unknown_name_error(
                 "method, task or source",
                 name,
-                [*registered(METHOD_GROUP), *all_shorthands(), *tasks, *read_paper_titles_by_source()],
+                [*registered(METHOD_GROUP), *list_shorthands_by_name(), *tasks, *read_paper_titles_by_source()],
                 see="ifsl-bench methods, ifsl-bench tasks, column source of ifsl-bench table",
             )
     click.echo("\n\n".join(unique_entries(keys)))

@@ -265,9 +265,9 @@ def _draw_and_save(name: str, out: Path, **arguments: Any) -> None:
         arguments |= {"results": arguments.pop("results_dir"), "recipe": arguments.pop("recipes")}
     else:
         from ifsl_bench import api
-        from ifsl_bench.backbones.device import keep_freed_memory
+        from ifsl_bench.backbones.device import keep_freed_memory_in_allocator
 
-        keep_freed_memory()
+        keep_freed_memory_in_allocator()
         reporter = make_reporter(arguments.pop("quiet"), arguments.pop("verbose"))
         arguments["work"] = api.workspace(arguments.pop("home"), None, arguments.pop("device"), reporter)
         arguments["methods"] = arguments["methods"] or ("lr+a",)

@@ -59,11 +59,11 @@ def pretrain(
     from ifsl_bench.protocols.tasks.task_files import load_tasks
 
     load_tasks(task, home=folders)  # reports a wrong name before torch is imported
-    from ifsl_bench.backbones.device import keep_freed_memory
+    from ifsl_bench.backbones.device import keep_freed_memory_in_allocator
     from ifsl_bench.experiments.pretraining import load_or_pretrain
     from ifsl_bench.experiments.training_curves import make_curve_logs
 
-    keep_freed_memory()
+    keep_freed_memory_in_allocator()
     reporter, curves = (make_reporter(quiet, verbose), make_curve_logs(log, log_dir, folders))
     pretrained = load_or_pretrain(
         task,

@@ -50,21 +50,21 @@ def _print_task_tables(
 ) -> None:
     """Print the tables of tasks; ranked ones with the tables of their variants."""
     from ifsl_bench.analysis.task_results import make_no_results_error
-    from ifsl_bench.reporting.leaderboard import add_variants, leaderboard_tables, task_tables
+    from ifsl_bench.reporting.leaderboard import add_variants, make_leaderboard_tables, make_task_tables
 
     if style == "latex":
-        from ifsl_bench.reporting.latex import paper_tables
+        from ifsl_bench.reporting.latex import make_latex_tables
 
         shown = add_variants(results_of_tasks, folders.results, labels) if ranked else results_of_tasks
         if empty := [task_results for task_results in shown if task_results.is_empty]:
             raise make_no_results_error(empty[0])
-        click.echo(paper_tables(shown, full, rank=ranked))
+        click.echo(make_latex_tables(shown, full, rank=ranked))
     elif ranked:
-        tables, closing = leaderboard_tables(results_of_tasks, folders.results, full, labels)
+        tables, closing = make_leaderboard_tables(results_of_tasks, folders.results, full, labels)
         print_tables_in_format(tables, style, closing)
     else:
         print_tables_in_format(
-            [table for task_results in results_of_tasks for table in task_tables(task_results, full)], style
+            [table for task_results in results_of_tasks for table in make_task_tables(task_results, full)], style
         )
 
 
@@ -182,9 +182,9 @@ def leaderboard(
 
     results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, recipes), setting)
     if style == TEXT and not (tasks or labels or setting or full or recipes):
-        from ifsl_bench.reporting.leaderboard import short_task_tables
+        from ifsl_bench.reporting.leaderboard import make_short_task_tables
 
-        tables, closing = short_task_tables(results_of_tasks)
+        tables, closing = make_short_task_tables(results_of_tasks)
         print_tables_in_format(tables, style, closing)
         return
     _print_task_tables(results_of_tasks, folders, style, full, labels)
@@ -268,10 +268,10 @@ def grid(task: str, metric: str, labels: tuple[str, ...], recipes: tuple[str, ..
     much of the variance is of the recipe, the classifier, both, and of what is drawn.
     """
     from ifsl_bench.analysis.task_results import ALL_RECIPES, load_results_of_tasks
-    from ifsl_bench.reporting.recipe_tables import grid_tables
+    from ifsl_bench.reporting.recipe_tables import make_grid_tables
 
     (task_results,) = load_results_of_tasks([task], labels, folders, recipes or [ALL_RECIPES])
-    print_tables_in_format(grid_tables(task_results, metric), style)
+    print_tables_in_format(make_grid_tables(task_results, metric), style)
 
 
 @click.command(epilog=format_examples("show lr+a glyphs-5shot", "show results/glyphs-5shot/lr+a.seed-0.json"))
@@ -384,7 +384,7 @@ def reproduce(
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench import api
-    from ifsl_bench.experiments.reproduce import job_from_result, link_data
+    from ifsl_bench.experiments.reproduce import job_from_result, link_prepared_data
     from ifsl_bench.experiments.reproduce import reproduce as run_again
     from ifsl_bench.store.schema import read_result
 
@@ -395,13 +395,14 @@ def reproduce(
         for name, result in stored.items():
             if home is None:
                 usual = locate_folders(None)
-                link_data(job_from_result(result, usual, task, method).task, usual, work.home)
+                link_prepared_data(job_from_result(result, usual, task, method).task, usual, work.home)
             outcomes.append(run_again(Path(name), work, task, method))
             click.echo(f"{escape_controls(name)}: {outcomes[-1].summary_line}")
             if devices := outcomes[-1].device_difference:
                 click.echo(f"  {escape_controls(devices)}")
     if not all(
-        outcome.is_identical or outcome.is_explained_by_platform or outcome.is_close(within) for outcome in outcomes
+        outcome.is_identical or outcome.is_explained_by_platform or outcome.is_accuracy_close(within)
+        for outcome in outcomes
     ):
         click.get_current_context().exit(1)
 

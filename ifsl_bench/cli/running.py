@@ -169,8 +169,8 @@ def run(
     first = not any(work.home.results.glob("*/*.json"))
     summary = _run_jobs(jobs, config, files, work, backend, style)
     _print_new_rows(tasks, summary, work, style, full)
-    if first and summary.stored and style == "text":
-        task = summary.stored[0].task.name
+    if first and summary.jobs_stored and style == "text":
+        task = summary.jobs_stored[0].task.name
         print_lines(
             f"\nNext: 'ifsl-bench compare A B --task {task}' for a difference, --seeds 3 for a rank, "
             "--method FILE.py:CLASS for a method of your own"
@@ -225,13 +225,13 @@ def _run_jobs(
 def _print_new_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace, style: str, full: bool) -> None:
     """Print the rows of the tasks: for readers the new ones among the rows of usual settings, and where they stand."""
     from ifsl_bench.analysis.task_results import load_task_results
-    from ifsl_bench.reporting.leaderboard import task_table
+    from ifsl_bench.reporting.leaderboard import make_task_table
     from ifsl_bench.reporting.table import PROGRAMS
 
     results_of_tasks, labels_of = [], dict[str, list[str]]()
     for task in tasks:
         task_results = load_task_results(task, work.home.results)
-        labels = list(dict.fromkeys(job.label for job in summary.stored if job.task.name == task.name))
+        labels = list(dict.fromkeys(job.label for job in summary.jobs_stored if job.task.name == task.name))
         new = [row for label in labels if (row := task_results.find_row(label))]
         if any(row.has_other_recipe for row in new):
             task_results = task_results.select_recipes([row.recipe for row in new if row.recipe])
@@ -239,7 +239,8 @@ def _print_new_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace,
         results_of_tasks.append(task_results)
     if style in PROGRAMS:
         print_tables_in_format(
-            [task_table(task_results, full) for task_results in results_of_tasks if not task_results.is_empty], style
+            [make_task_table(task_results, full) for task_results in results_of_tasks if not task_results.is_empty],
+            style,
         )
         return
     from ifsl_bench.analysis.aggregate import EVERY, PAPER
@@ -251,13 +252,13 @@ def _print_new_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace,
         if labels_of[task_results.task_name]
     ]
     if style == "latex" and results_of_tasks:
-        from ifsl_bench.reporting.latex import paper_tables
+        from ifsl_bench.reporting.latex import make_latex_tables
 
-        click.echo(paper_tables(results_of_tasks, full))
+        click.echo(make_latex_tables(results_of_tasks, full))
     for task_results in results_of_tasks:
         if style != "latex":
             click.echo()
-            print_tables_in_format([task_table(task_results, full)], style)
+            print_tables_in_format([make_task_table(task_results, full)], style)
         by_setting: dict[str, list[str]] = {}
         for label in labels_of[task_results.task_name]:
             row = task_results.find_row(label)
@@ -284,11 +285,11 @@ def print_failures(summary: RunSummary, n_jobs: int, missing_requirements: Mappi
         missing_requirements: why others cannot be run here -> how many.
     """
     print_missing(missing_requirements)
-    if summary.failed:
-        click.echo(f"ifsl-bench: {len(summary.failed)} of {n_jobs} jobs failed:", err=True)
-    for line in summary.causes:
+    if summary.jobs_failed:
+        click.echo(f"ifsl-bench: {len(summary.jobs_failed)} of {n_jobs} jobs failed:", err=True)
+    for line in summary.failure_messages:
         click.echo(f"  {line}", err=True)
-    return 1 if summary.failed or missing_requirements else 0
+    return 1 if summary.jobs_failed or missing_requirements else 0
 
 
 def _command_line_to_record(arguments: list[str]) -> str:

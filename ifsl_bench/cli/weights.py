@@ -76,7 +76,7 @@ def weights_import(files: tuple[str, ...], force: bool, home: str | None) -> Non
     for name in files:
         imported, new = import_weights(Path(name).expanduser(), locate_folders(home), make_reporter(False), force)
         click.echo(
-            f"{imported.key}: {imported.accuracies}, trained on {imported.info['device']}"
+            f"{imported.key}: {imported.accuracies_in_words}, trained on {imported.info['device']}"
             + ("" if new else "; there already")
         )
         click.echo(f"weights: {imported.sha256}")

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from ifsl_bench.backbones.device import keep_freed_memory
+from ifsl_bench.backbones.device import keep_freed_memory_in_allocator
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.logs import FAILED, Log, count_resumed, log_path
+from ifsl_bench.experiments.logs import FAILED, Log, count_resumed_stages, log_path
 from ifsl_bench.experiments.runner import LOST_OUTCOME, Backend, WorkItem, WorkOutcome, run_item
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.utils import threads
@@ -66,7 +66,7 @@ def local_backend(
     if (count or 1) == 1 and not devices:
         return Backend()
     check_picklable(jobs)
-    numbers = parse_numbers(devices) if devices else []
+    numbers = parse_device_numbers(devices) if devices else []
     if numbers and device not in ("auto", "cuda"):
         raise UserError(
             f"--devices lists the accelerators, and --device {device} the one to use: leave one of them out"
@@ -86,7 +86,7 @@ def local_backend(
     return LokyPool(work.reporter, count or len(names), names)
 
 
-def parse_numbers(listed: str) -> list[int]:
+def parse_device_numbers(listed: str) -> list[int]:
     """Read ``0-2,5`` as [0, 1, 2, 5]; raise :class:`UserError` for anything else."""
     parts = [re.fullmatch(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", part) for part in listed.split(",")]
     ranges = [part and range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts]
@@ -177,15 +177,15 @@ class Worker:
         host: name of its machine; an item that takes a whole machine shares it with no other.
         threads: how many cores it may keep busy.
         device: the name of its accelerator in CUDA_VISIBLE_DEVICES; "" where it has the devices of this process.
-        item, future: the item that runs, and its outcome to come; None while the worker is idle.
+        running_item, running_future: the item that runs, and its outcome to come; None while the worker is idle.
     """
 
     name: str
     host: str = ""
     threads: int = 1
     device: str = ""
-    item: WorkItem | None = None
-    future: Any = None
+    running_item: WorkItem | None = None
+    running_future: Any = None
 
 
 class WorkerPool(Backend):
@@ -219,29 +219,31 @@ class WorkerPool(Backend):
             if not waiting and not self._busy_workers():
                 return
             self.update_workers()
-            for worker in [worker for worker in self.workers if worker.item is None]:
+            for worker in [worker for worker in self.workers if worker.running_item is None]:
                 waiting.extend(() if waiting else itertools.islice(items, 1))
-                if not waiting or not self._has_room(worker, waiting[0]):
+                if not waiting or not self._can_take_item(worker, waiting[0]):
                     continue
-                item = worker.item = waiting.popleft()
+                item = worker.running_item = waiting.popleft()
                 log = log_path(work.home, item.key)
                 log_begins.setdefault(item.key, log.stat().st_size if log.exists() else 0)
                 attempts[item.key] += 1
                 self.reporter.say(f"{item.title} ...")
                 try:
-                    worker.future = self._start_item(worker, pickle.dumps(replace(item, job_indices=[])), packed_work)
+                    worker.running_future = self._start_item(
+                        worker, pickle.dumps(replace(item, job_indices=[])), packed_work
+                    )
                 except (OSError, BrokenExecutor) as error:  # no memory for another process, or it ended while idle
-                    worker.future = Future()
-                    worker.future.set_exception(error)
-                worker.future.add_done_callback(lambda _, worker=worker: ended.put(worker))
+                    worker.running_future = Future()
+                    worker.running_future.set_exception(error)
+                worker.running_future.add_done_callback(lambda _, worker=worker: ended.put(worker))
             try:
                 worker = ended.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 continue
-            future = worker.future
-            assert worker.item is not None
-            item = worker.item
-            worker.item = worker.future = None
+            future = worker.running_future
+            assert worker.running_item is not None
+            item = worker.running_item
+            worker.running_item = worker.running_future = None
             try:
                 outcome: WorkOutcome = future.result()
             except Exception as error:
@@ -250,24 +252,26 @@ class WorkerPool(Backend):
                 if text not in self._warned:
                     self._warned.add(text)
                     self.reporter.warn(text)
-            for text in outcome.resumed:
+            for text in outcome.resumed_stages:
                 self.reporter.say(text)
-            if outcome.kind != LOST_OUTCOME:
+            if outcome.outcome_kind != LOST_OUTCOME:
                 yield item, outcome
                 continue
             # A job that a queueing system ends by its time limit again and again has a new checkpoint each time.
-            checkpoints = count_resumed(log_path(work.home, item.key), log_begins[item.key])
+            checkpoints = count_resumed_stages(log_path(work.home, item.key), log_begins[item.key])
             if attempts[item.key] < MAX_ATTEMPTS * (1 + checkpoints):
-                self.reporter.warn(f"{item.title}: {outcome.text}; it is run again, from its last checkpoint")
+                self.reporter.warn(f"{item.title}: {outcome.message}; it is run again, from its last checkpoint")
                 waiting.append(item)
             else:
-                yield item, WorkOutcome(FAILED, f"{outcome.text}, {attempts[item.key]} times")
+                yield item, WorkOutcome(FAILED, f"{outcome.message}, {attempts[item.key]} times")
 
     def _busy_workers(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.item]
+        return [worker for worker in self.workers if worker.running_item]
 
-    def _has_room(self, worker: Worker, item: WorkItem) -> bool:
-        there = [other.item for other in self._busy_workers() if other.host == worker.host and other.item]
+    def _can_take_item(self, worker: Worker, item: WorkItem) -> bool:
+        there = [
+            other.running_item for other in self._busy_workers() if other.host == worker.host and other.running_item
+        ]
         return not there or not (item.needs_whole_machine or any(other.needs_whole_machine for other in there))
 
 
@@ -293,7 +297,7 @@ class LokyPool(WorkerPool):
     def _start_item(self, worker: Worker, content: bytes, packed_work: bytes) -> Future[WorkOutcome]:
         import loky
 
-        with _no_interrupts():  # nor do processes that are started inside receive them
+        with _ignore_interrupts():  # nor do processes that are started inside receive them
             if worker.name not in self._executors:
                 # If this process is killed, loky's tracker removes its semaphores, and need not warn of that.
                 os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
@@ -322,7 +326,7 @@ class LokyPool(WorkerPool):
         return WorkOutcome(LOST_OUTCOME, f"its worker was killed by {status[1]}{memory}")
 
     def close(self) -> None:
-        with _no_interrupts():  # a second Ctrl-C leaves no workers behind
+        with _ignore_interrupts():  # a second Ctrl-C leaves no workers behind
             for executor in self._executors.values():
                 executor.shutdown(kill_workers=True)
             self._executors.clear()
@@ -330,7 +334,7 @@ class LokyPool(WorkerPool):
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
+def _ignore_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C inside, and in processes that are started inside."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
@@ -343,12 +347,12 @@ def _no_interrupts() -> Iterator[None]:
 
 def _prepare_worker(parent: Connection, home: Paths, name: str) -> None:
     """Prepare a worker process."""
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_when_parent_ends, args=(parent,), daemon=True).start()
     redirect_output(home, name)
-    keep_freed_memory()
+    keep_freed_memory_in_allocator()
 
 
-def _end_with_parent(parent: Connection) -> None:
+def _exit_when_parent_ends(parent: Connection) -> None:
     """End this process, and its children, when its parent ends."""
     wait([parent])
     with contextlib.suppress(psutil.Error):

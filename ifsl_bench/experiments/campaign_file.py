@@ -19,7 +19,7 @@ import msgspec
 
 from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import split_recipe
+from ifsl_bench.plugin.display_names import split_off_recipe
 from ifsl_bench.protocols.tasks import task_files
 from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
 from ifsl_bench.protocols.tasks.variants import CHANGE_KEYS, Change, TrainingChanges, make_change
@@ -193,13 +193,13 @@ def _run_configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
 
 def _resolve_recipe(folder: Path, text: str, where: str) -> str:
     """Return a recipe with its options; the path of a file is from the campaign file's folder."""
-    name = split_recipe(text)[0]
+    name = split_off_recipe(text)[0]
     return _resolve_name(folder, name, f"{where}: recipe", ".py") + text[len(name) :]
 
 
 def _resolve_name(folder: Path, name: str, where: str, ending: str) -> str:
     """Return a name as it is; a path to a file with this ending, and perhaps a name in it, from the file's folder."""
-    is_path = registry.names_file(name) if ending == ".py" else task_files.is_task_file_name(name)
+    is_path = registry.refers_to_file(name) if ending == ".py" else task_files.is_task_file_name(name)
     return resolve_path(folder, name, where) if is_path else _check_printable(name, where)
 
 
@@ -236,4 +236,4 @@ def load_configs(file: str | None, config: RunConfig) -> list[RunConfig]:
     """
     if file is None:
         return [config]
-    return [config.override(run) for run in read_campaign(file)]
+    return [config.override_config(run) for run in read_campaign(file)]

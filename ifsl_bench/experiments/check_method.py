@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ifsl_bench.backbones.contract import pretraining_corpora
-from ifsl_bench.backbones.pretrained import HeadKind, pretraining_key
+from ifsl_bench.backbones.pretrained import HeadKind, make_pretraining_key
 from ifsl_bench.experiments.job import Job, with_recipe
 from ifsl_bench.experiments.search import candidates_by_round, options_at_edge
 from ifsl_bench.plugin import registry
@@ -40,10 +40,10 @@ def _recorded_distribution(result: Result) -> dict[str, str]:
 
 def _find_registering_packages(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
     """Return the packages that register the method here, and which of them the file names."""
-    owners = registry.owning_entry_points(registry.METHOD_GROUP, result.method)
+    owners = registry.find_owning_entry_points(registry.METHOD_GROUP, result.method)
     package = _recorded_distribution(result).get("name", "")
     theirs = [
-        point for point in owners if not package or registry.same_package(registry.distribution_name(point), package)
+        point for point in owners if not package or registry.is_same_package(registry.distribution_name(point), package)
     ]
     return owners, theirs
 
@@ -112,7 +112,7 @@ def _method_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     with unverified_on_error("backbone"):
         corpora = pretraining_corpora(task.pretraining)
     yield from _backbone_faults(result, task, corpora)
-    key = pretraining_key(job.task, result.fingerprint, job.method.head, result.seed)
+    key = make_pretraining_key(job.task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):
         yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
 
@@ -136,7 +136,7 @@ def _package_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
         yield f"provenance.distribution: name and version missing; method {result.method!r} is of package {package}"
     elif other_version := _other_version_note(result):
         job = _job_or_none(result, task)
-        if job is None or not job.matches_code(result.provenance):
+        if job is None or not job.is_made_by_same_code(result.provenance):
             raise UnverifiedError(f"distribution, since {other_version}")
 
 
@@ -159,7 +159,7 @@ def _search_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
     if faults and other_version:
         raise UnverifiedError(f"choice of options, since {other_version}")
     yield from faults
-    if not other_version and not job.matches_code(result.provenance):
+    if not other_version and not job.is_made_by_same_code(result.provenance):
         yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 
@@ -172,7 +172,7 @@ def _unknown_method_faults(result: Result, task: Task) -> Iterator[str]:
     with contextlib.suppress(UserError):
         if (owner := registry.resolve_method(name)[0]) != result.method:
             yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
-    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
+    keys = [make_pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
     if (key := result.pretraining.get("key")) not in (None, *keys):
         yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
 
@@ -220,8 +220,8 @@ def _choice_faults(result: Result, names: str, job: Job) -> Iterator[str]:
         yield "passed_over: all that was tried, so that nothing can have been chosen"
         return
     best = max(sound, key=sound.__getitem__)
-    point, chosen = candidates[best].point, candidates[best].job
-    offered = [candidate.point for candidate in candidates.values()]
+    point, chosen = candidates[best].option_values, candidates[best].job
+    offered = [candidate.option_values for candidate in candidates.values()]
     edge = options_at_edge(job.method, chosen.options, point, offered)
     yield from _settings_faults(result, chosen, point, best, edge)
 

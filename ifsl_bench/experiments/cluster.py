@@ -70,12 +70,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.address or self.kind
 
     @property
-    def count(self) -> int:
+    def n_workers(self) -> int:
         """The number of workers to start; 0 where others decide it."""
         return int(self.arguments.get("n_workers", 0))
 
     @property
-    def accelerators(self) -> bool:
+    def uses_accelerators(self) -> bool:
         """True where the workers of a cluster to start declare an accelerator."""
         return f"{ACCELERATOR_RESOURCE}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
 
@@ -114,14 +114,14 @@ def parse_cluster(name: str) -> ClusterSpec:
         spec = convert_tables(raw, ClusterSpec, name, [key.encode_name for key in msgspec.structs.fields(ClusterSpec)])
     else:
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
-    if problem := _spec_fault(spec):
+    if problem := _find_cluster_spec_fault(spec):
         raise UserError(f"{where}: {problem}")
     if spec.kind not in ("", LOCAL_CLUSTER):
         import_dask("dask_jobqueue")
     return spec
 
 
-def _spec_fault(spec: ClusterSpec) -> str | None:
+def _find_cluster_spec_fault(spec: ClusterSpec) -> str | None:
     """Return the fault of a description; None where there is none."""
     if bool(spec.address) == bool(spec.kind):
         return 'give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"'
@@ -163,10 +163,10 @@ def connect_to_scheduler(spec: ClusterSpec, home: Paths, stack: ExitStack, failu
         security = distributed.Security.temporary() if spec.security else distributed.Security()
         security = security if security.tls_ca_file else None
         if spec.address:
-            asyncio.run(_greet(spec.address, security))
+            asyncio.run(_check_scheduler_answers(spec.address, security))
         else:
             started = _start_cluster(spec, home, security, failures)
-            stack.callback(_end_cluster, started)
+            stack.callback(_shut_down_cluster, started)
         options = {"security": security, "timeout": CONNECT_SECONDS, "set_as_default": False}
         client = distributed.Client(started or spec.address, **options)
     except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
@@ -177,7 +177,7 @@ def connect_to_scheduler(spec: ClusterSpec, home: Paths, stack: ExitStack, failu
     return client, started
 
 
-async def _greet(address: str, security: Any) -> None:
+async def _check_scheduler_answers(address: str, security: Any) -> None:
     """Ask a scheduler for its identity. A client would wait for ever where something listens and never answers."""
     arguments = security.get_connection_args("client") if security else None
     async with import_dask().rpc(address, connection_args=arguments, timeout=CONNECT_SECONDS) as scheduler:
@@ -199,14 +199,14 @@ def _start_cluster(spec: ClusterSpec, home: Paths, security: Any, failures: list
     arguments = {
         "log_directory": str(home.logs / "cluster"),
         **arguments,
-        "job_cls": _recording_job_class(kind.job_cls, failures),
+        "job_cls": _make_job_class_that_records_failures(kind.job_cls, failures),
         "scheduler_options": {"dashboard_address": DASHBOARD_ADDRESS, **arguments.get("scheduler_options", {})},
         "job_script_prologue": [WORKER_SHELL_LINE, *arguments.get("job_script_prologue", ())],
     }
     return kind(**arguments)
 
 
-def _recording_job_class(job: Any, failures: list[str]) -> type[Any]:
+def _make_job_class_that_records_failures(job: Any, failures: list[str]) -> type[Any]:
     """Return a class of jobs that records why one could not be submitted; Dask would only log it."""
 
     class ReportingJob(job):
@@ -222,7 +222,7 @@ def _recording_job_class(job: Any, failures: list[str]) -> type[Any]:
     return ReportingJob
 
 
-def _end_cluster(started: Any) -> None:
+def _shut_down_cluster(started: Any) -> None:
     """End a cluster; worker processes that take longer than a moment are killed."""
     processes: list[psutil.Process] = []
     for worker in started.workers.values():
@@ -249,7 +249,7 @@ def is_reachable_from_network(address: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Requirements:
+class WorkerRequirements:
     """The folders, versions and code that every worker must have.
 
     Attributes:
@@ -258,13 +258,15 @@ class Requirements:
         methods: name, pickled description and identity of the code of each method.
     """
 
-    tokens: Mapping[str, str]
+    home_tokens: Mapping[str, str]
     versions: Mapping[str, str]
-    methods: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)
+    method_files: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)
 
 
 @contextmanager
-def shared_requirements(home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[Requirements]:
+def write_shared_requirements(
+    home: Paths, methods: Iterable[tuple[str, bytes, str]] = ()
+) -> Iterator[WorkerRequirements]:
     """Yield the requirements; while the block runs, files in the folders let workers check that they see the same ones.
 
     Args:
@@ -283,7 +285,7 @@ def shared_requirements(home: Paths, methods: Iterable[tuple[str, bytes, str]] =
                     file.unlink(missing_ok=True)
                     raise
                 tokens[str(file)] = token
-        yield Requirements(tokens, environment_versions(), tuple(methods))
+        yield WorkerRequirements(tokens, environment_versions(), tuple(methods))
     finally:
         for path in tokens:
             Path(path).unlink(missing_ok=True)
@@ -300,7 +302,7 @@ def environment_versions() -> dict[str, str]:
     return {**installed, "code of ifsl_bench": source_sha256()[:12]}
 
 
-def requirement_fault(required: Requirements, dask_worker: Any = None) -> str | None:
+def find_unmet_requirement(required: WorkerRequirements, dask_worker: Any = None) -> str | None:
     """Return in one line the requirement that this process does not meet; None where it meets all.
 
     Args:
@@ -313,7 +315,7 @@ def requirement_fault(required: Requirements, dask_worker: Any = None) -> str | 
         f"{name} {here[name]} (the command: {there[name]})" for name in there if here[name] != there[name]
     ]:
         return f"has {', '.join(differing)}: install the same on both"
-    for name, token in required.tokens.items():
+    for name, token in required.home_tokens.items():
         with suppress(OSError):
             if Path(name).read_text() == token:
                 continue
@@ -322,16 +324,16 @@ def requirement_fault(required: Requirements, dask_worker: Any = None) -> str | 
             "choose another with --home or --results"
         )
     from ifsl_bench.backbones.device import choose_device
-    from ifsl_bench.plugin.method_source import method_source
+    from ifsl_bench.plugin.method_source import hash_method_source
 
-    for name, description, source in required.methods:
+    for name, description, source in required.method_files:
         try:
             method = pickle.loads(description).method
         except (ImportError, AttributeError, UserError) as error:
             return (
                 f"cannot load method {name} ({escape_controls(str(error))}); install it there as it is installed here"
             )
-        if method_source(method) != source:
+        if hash_method_source(method) != source:
             return f"has other code of method {name} than this machine; install the same there"
     accelerated = dask_worker is not None and dask_worker.state.total_resources.get(ACCELERATOR_RESOURCE, 0) >= 1
     if accelerated and choose_device("auto").type == "cpu":

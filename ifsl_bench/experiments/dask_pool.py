@@ -18,24 +18,24 @@ from typing import Any
 
 import torch
 
-from ifsl_bench.backbones.device import choose_device, keep_freed_memory
+from ifsl_bench.backbones.device import choose_device, keep_freed_memory_in_allocator
 from ifsl_bench.experiments.backends import Worker, WorkerPool, check_picklable, redirect_output, run_pickled_item
 from ifsl_bench.experiments.cluster import (
     ACCELERATOR_RESOURCE,
     LOCAL_CLUSTER,
     ClusterSpec,
-    Requirements,
+    WorkerRequirements,
     connect_to_scheduler,
+    find_unmet_requirement,
     import_dask,
     is_reachable_from_network,
-    requirement_fault,
-    shared_requirements,
+    write_shared_requirements,
 )
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import FAILED
 from ifsl_bench.experiments.runner import LOST_OUTCOME, WorkOutcome
 from ifsl_bench.experiments.workspace import Workspace
-from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.plugin.method_source import hash_method_source
 from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask
 from ifsl_bench.utils.threads import core_count
@@ -72,7 +72,7 @@ class DaskPool(WorkerPool):
         check_picklable(jobs)
         by_method = {job.name: job for job in jobs}
         self.methods = [
-            (name, pickle.dumps(job.method_ref), method_source(job.method)) for name, job in by_method.items()
+            (name, pickle.dumps(job.method_ref), hash_method_source(job.method)) for name, job in by_method.items()
         ]
         self.accelerated = False
         self._stack = ExitStack()
@@ -95,12 +95,12 @@ class DaskPool(WorkerPool):
         return client
 
     @property
-    def _alive(self) -> bool:
+    def _is_cluster_alive(self) -> bool:
         return bool(self.client.status == "running")
 
     @cached_property
-    def _required(self) -> Requirements:
-        return self._stack.enter_context(shared_requirements(self.home, self.methods))
+    def _worker_requirements(self) -> WorkerRequirements:
+        return self._stack.enter_context(write_shared_requirements(self.home, self.methods))
 
     def prepare(self, work: Workspace) -> Workspace:
         """Return the workspace with the kind of device that the workers compute on.
@@ -108,7 +108,7 @@ class DaskPool(WorkerPool):
         Raises:
             UserError: no worker has the device that the user names.
         """
-        accelerated = self.spec.accelerators
+        accelerated = self.spec.uses_accelerators
         if self.spec.address and self.device != "cpu":
             accelerated = any(map(_has_accelerator, self._known_workers().values()))
         self.accelerated = accelerated and self.device != "cpu"
@@ -127,13 +127,13 @@ class DaskPool(WorkerPool):
         there = self._known_workers()
         if self._failures:
             raise UserError(f"{self.spec.name}: {self._failures[-1]}")
-        if len(there) < self.spec.count:
-            self._started.scale(self.spec.count)  # counts workers that have been requested and not begun
+        if len(there) < self.spec.n_workers:
+            self._started.scale(self.spec.n_workers)  # counts workers that have been requested and not begun
         for worker in list(self.workers):
-            if worker.name not in there and worker.item is None:
+            if worker.name not in there and worker.running_item is None:
                 self.workers.remove(worker)
             elif worker.name not in there:
-                worker.future.cancel(force=True)
+                worker.running_future.cancel(force=True)
         if new := there.keys() - {worker.name for worker in self.workers} - self._refused:
             self._add_suitable_workers({address: there[address] for address in new})
         if new or self._busy_workers():
@@ -147,8 +147,8 @@ class DaskPool(WorkerPool):
 
     def close(self) -> None:
         """Cancel all items, which stop at their next report, and end a cluster that was started here."""
-        for worker in self._busy_workers() if "client" in vars(self) and self._alive else ():
-            worker.future.cancel(force=True)
+        for worker in self._busy_workers() if "client" in vars(self) and self._is_cluster_alive else ():
+            worker.running_future.cancel(force=True)
         self.workers.clear()
         self._stack.close()
 
@@ -175,13 +175,13 @@ class DaskPool(WorkerPool):
 
     def _ask_scheduler(self, question: Any, *arguments: Any, **keywords: Any) -> Any:
         """Return an answer of the scheduler's; raise :class:`UserError` where it is gone."""
-        if self._alive:
+        if self._is_cluster_alive:
             try:
                 return question(*arguments, **keywords)
             except OSError:
                 pass  # its connection broke; the client notices that a moment later
             except (RuntimeError, import_dask().CancelledError):
-                if self._alive:
+                if self._is_cluster_alive:
                     raise
         raise UserError(f"the scheduler of {self.spec.name} is gone; the same command goes on from where it stopped")
 
@@ -191,7 +191,7 @@ class DaskPool(WorkerPool):
         if self.spec.kind == LOCAL_CLUSTER:  # its processes write where this one does
             self._ask_scheduler(run, redirect_output, self.home, "cluster", workers=workers, on_error="ignore")
         for address, answer in self._ask_scheduler(
-            run, requirement_fault, self._required, workers=workers, on_error="return"
+            run, find_unmet_requirement, self._worker_requirements, workers=workers, on_error="return"
         ).items():
             if isinstance(answer, OSError):
                 continue  # it has left
@@ -215,7 +215,7 @@ def _has_accelerator(worker: Mapping[str, Any]) -> bool:
 # -- on a worker
 
 
-class _StopWhenCancelled(NullReporter):
+class _CancellationReporter(NullReporter):
     """Raises :class:`ConsumerDisconnected` at the next report where the item is cancelled, or the scheduler is gone."""
 
     def __init__(self, worker: Any) -> None:
@@ -245,8 +245,8 @@ def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) ->
     """
     if os.environ.get("MALLOC_TRIM_THRESHOLD_") == "65536":  # Dask's own doing, where a nanny starts the worker
         del os.environ["MALLOC_TRIM_THRESHOLD_"]
-    keep_freed_memory()
-    reporter = _StopWhenCancelled(import_dask().get_worker())
+    keep_freed_memory_in_allocator()
+    reporter = _CancellationReporter(import_dask().get_worker())
     try:
         while not ONE_ITEM_LOCK.acquire(timeout=1):  # of another command, or a cancelled one that has not yet stopped
             reporter.say()

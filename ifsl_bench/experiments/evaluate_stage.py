@@ -25,14 +25,14 @@ from ifsl_bench.experiments.stages import (
     copy_for_evaluation,
     make_pretrain_stage,
     make_untrained_method,
-    report_device,
-    training_key,
+    meta_training_key,
+    report_chosen_device,
 )
 from ifsl_bench.experiments.trained_models import TrainingRecord, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.adapting import Adapting
 from ifsl_bench.plugin.adapting_contract import check_adapting
-from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated, ties_remark
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated, describe_ties
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
@@ -55,19 +55,19 @@ class EvaluationContext:
 
     Attributes:
         job: with the options that were chosen.
-        choice: the fields of a result about the choice of options.
+        option_choice_record: the fields of a result about the choice of options.
         method: on the device of the evaluation.
         training_record: its meta-training, if there was one.
-        folder: of the meta-training under ``trained``; "" without one.
+        trained_model_folder: of the meta-training under ``trained``; "" without one.
         prepared: the task's data, features and episodes.
         device_choice: the device, and why it was chosen.
     """
 
     job: Job
-    choice: dict[str, Any]
+    option_choice_record: dict[str, Any]
     method: Method
     training_record: TrainingRecord | None
-    folder: str
+    trained_model_folder: str
     prepared: PreparedTask
     device_choice: DeviceChoice
 
@@ -75,7 +75,7 @@ class EvaluationContext:
         """Return the loader of one side's episodes or sequences, on the device of the evaluation."""
         return self.prepared.loader(side, device=self.device_choice.device)
 
-    def episode_loader(self) -> EpisodeLoader:
+    def make_episode_loader(self) -> EpisodeLoader:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
         return self.prepared.episode_loader("test", self.device_choice.device)
 
@@ -96,7 +96,7 @@ class EvaluationContext:
         """
         if isinstance(self.method, Adapting):
             probe = self.make_contract_probe(2)
-            return probe.part(0), check_adapting(probe)
+            return probe.select_episode(0), check_adapting(probe)
         probe = self.make_contract_probe(FIRST_EPISODES).with_search_flag()
         answers, count = check_answers(probe), min(FIRST_EPISODES, self.job.episodes)
         protocol_of_task(self.job.task).check_protocol_contract(self.job.name, self.method, self.loader("test"), count)
@@ -163,7 +163,7 @@ class EvaluationStage(Stage):
         """Name all that is evaluated for one result."""
         job = self.job
         how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
-        return f"{training_key(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
+        return f"{meta_training_key(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
 
     def open(self, work: Workspace) -> EvaluationContext:
         """Open the method and its data; the method is trained if need be."""
@@ -183,7 +183,7 @@ class EvaluationStage(Stage):
 
     def compute(self, work: Workspace) -> Result:
         context = self.open(work)
-        report_device(work, self, context.device_choice)
+        report_chosen_device(work, self, context.device_choice)
         first, answers = context.check_contract()
         bias = context.find_bias(work.reporter)
         start, loader = time.perf_counter(), context.loader("test")
@@ -193,8 +193,8 @@ class EvaluationStage(Stage):
         check_repeated(first, answers)  # all that lies between must have left no trace
         remarks = (
             *evaluated.convergence_remarks(),
-            *(context.training_record.remarks() if context.training_record else ()),
-            ties_remark(answers),
+            *(context.training_record.training_remarks() if context.training_record else ()),
+            describe_ties(answers),
         )
         for remark in filter(None, remarks):
             work.reporter.warn(f"{self.job}: {remark}")
@@ -209,11 +209,11 @@ class EvaluationStage(Stage):
         work: Workspace,
     ) -> Result:
         job, prepared, trained = context.job, context.prepared, context.training_record
-        counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.choice
+        counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.option_choice_record
         if self.job.searched_names and self.model is None:
-            from ifsl_bench.experiments.search import add_test_hits
+            from ifsl_bench.experiments.search import add_test_hits_of_rivals
 
-            choice = add_test_hits(self.job, choice, counts, work)
+            choice = add_test_hits_of_rivals(self.job, choice, counts, work)
         if calibrated and self.job.calibrated:
             counts = counts.use_calibrated_counts()
         sampler, backbone = prepared.sampler("test", context.device_choice.device), prepared.pretrained
@@ -249,7 +249,7 @@ class EvaluationStage(Stage):
             provenance={
                 **collect_provenance(self.command, device, libraries),
                 **job.identity,
-                "checkpoint": context.folder,
+                "checkpoint": context.trained_model_folder,
             },
             novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.is_partial,
@@ -260,7 +260,7 @@ class EvaluationStage(Stage):
             places={
                 "pretraining": backbone.info["device"],
                 **prepared.feature_devices(),
-                **({"meta-training": trained.place} if trained and trained.place else {}),
+                **({"meta-training": trained.device_description} if trained and trained.device_description else {}),
                 "evaluation": str(context.device_choice),
             },
         )

@@ -12,12 +12,12 @@ import msgspec
 
 from ifsl_bench.backbones.contract import check_backbone, is_frozen
 from ifsl_bench.backbones.find_recipe import find_recipe, recipes_that_provide
-from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig, expand_method_names, narrow_configs
-from ifsl_bench.plugin.display_names import Label, split_recipe
-from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_options
+from ifsl_bench.experiments.run_config import MAX_JOBS, RunConfig, expand_method_names, keep_matching_names
+from ifsl_bench.plugin.display_names import RowLabel, split_off_recipe
+from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, searched_option_names
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import method_source, same_method
-from ifsl_bench.plugin.options import is_trainable, missing_extras, resolve_options
+from ifsl_bench.plugin.method_source import hash_method_source, is_same_method
+from ifsl_bench.plugin.options import is_trainable, list_missing_extras, resolve_options
 from ifsl_bench.plugin.space import RATE_NAME
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE, MetaTraining, Side, Task
@@ -55,16 +55,16 @@ class Job:
         return self.method_ref.method
 
     @property
-    def row_label(self) -> Label:
+    def row_label(self) -> RowLabel:
         """The label of its row in tables: the method's name, with everything that is not the default."""
         name, *options = format_label(self.method, self.name, self.set_options, self.task)
         options += [f"train.{key}={format_value(value)}" for key, value in self.training.non_default_values().items()]
         if self.task.recipe is not None:
-            recipe, *values = split_recipe(find_recipe(self.task.recipe).label)
+            recipe, *values = split_off_recipe(find_recipe(self.task.recipe).label)
             options += [f"recipe={recipe}", *(f"recipe.{value}" for value in values)]
         if self.episodes != self.task.evaluation.episodes:
             options.append(f"episodes={self.episodes}")
-        return Label(name, self.calibrated, self.setting if self.trials else "", tuple(options))
+        return RowLabel(name, self.calibrated, self.setting if self.trials else "", tuple(options))
 
     @property
     def label(self) -> str:
@@ -97,7 +97,7 @@ class Job:
         return protocol_of_task(self.task).learns_sessions and self.method.keeps_supports(self.options)
 
     @property
-    def all_values(self) -> dict[str, Any]:
+    def values_of_all_options(self) -> dict[str, Any]:
         """All values that a label has to tell apart."""
         training = {f"train.{key}": value for key, value in self.training.non_default_values().items()}
         more = {
@@ -108,7 +108,7 @@ class Job:
     @property
     def searched_names(self) -> list[str]:
         """The names of the options that are chosen on validation episodes."""
-        return searched_options(self.method, self.fixed_options, self.trials)
+        return searched_option_names(self.method, self.fixed_options, self.trials)
 
     @property
     def fixed_options(self) -> dict[str, Any]:
@@ -138,14 +138,14 @@ class Job:
     def identity(self) -> dict[str, Any]:
         """The identity of the method's code, recorded with models, trials and results."""
         return {
-            "method_source": method_source(self.method),
+            "method_source": hash_method_source(self.method),
             "revision": self.method.revision,
             "distribution": self.method_ref.distribution,
         }
 
-    def matches_code(self, recorded: Mapping[str, Any]) -> bool:
+    def is_made_by_same_code(self, recorded: Mapping[str, Any]) -> bool:
         """Return whether a recorded :attr:`identity` is of the job's method."""
-        return same_method(self.identity, recorded)
+        return is_same_method(self.identity, recorded)
 
     def result_path(self, home: Paths) -> Path:
         return home.results / self.task.name / result_file_name(self.label, self.seed)
@@ -200,7 +200,7 @@ def with_recipe(task: Task, recipe: str) -> Task:
     Raises:
         UserError: no such recipe, or a backbone that is not trained here.
     """
-    reference = find_recipe(recipe).reference
+    reference = find_recipe(recipe).recipe_reference
     if reference == (task.pretraining.recipe or PLAIN_RECIPE):
         return task
     if task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
@@ -217,7 +217,7 @@ def check_extras(job: Job) -> None:
     spec = job.task.pretraining
     here = spec.backbone not in (NO_BACKBONE, INCLUDED) and not is_frozen(spec)
     recipe = find_recipe(job.task.recipe_reference or PLAIN_RECIPE)
-    if not (missing := missing_extras(job.method, recipe.provided_names if here else ())):
+    if not (missing := list_missing_extras(job.method, recipe.provided_extras_names if here else ())):
         return
     lacks = f"recipe {recipe.label} does not" if here else f"nothing that {job.task.name} is given does"
     providers = recipes_that_provide(job.method.needs) if here else []
@@ -280,10 +280,10 @@ def without_duplicates(jobs: Iterable[Job]) -> list[Job]:
             raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
         if first.task.hash != job.task.hash:
             raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
-        if first.all_values != job.all_values:
+        if first.values_of_all_options != job.values_of_all_options:
             mine, theirs = (
-                _format_differences(first.all_values, job.all_values),
-                _format_differences(job.all_values, first.all_values),
+                _format_differences(first.values_of_all_options, job.values_of_all_options),
+                _format_differences(job.values_of_all_options, first.values_of_all_options),
             )
             raise UserError(
                 f"two settings share the name {job.label!r}: {mine}, and {theirs}; change a value, or run one at a time"
@@ -316,7 +316,7 @@ def expand_configs(
         UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
     """
     say, home = reporter.say, configs[0].paths
-    configs = narrow_configs(
+    configs = keep_matching_names(
         configs, only, "methods", lambda names: expand_method_names(names, reporter.warn), "method"
     )
     many = sum(len(run.methods) * len(run.tasks) * len(run.all_seeds) for run in configs)
@@ -325,7 +325,7 @@ def expand_configs(
     jobs: list[Job] = []
     lacking: dict[str, int] = {}
     for run in configs:
-        with run.named_in_errors():
+        with run.name_file_in_errors():
             usable = replace(run, methods=_installed_methods(run, lacking)) if run.where else run
             of_request = make_jobs(usable, home) if usable.methods or not run.where else []
         for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):

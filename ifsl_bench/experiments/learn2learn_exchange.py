@@ -130,7 +130,7 @@ def to_learn2learn(
 
     def tasks(side: Side) -> Any:
         images = SideImages(prepared.dataset, spec.pools(side), convert)
-        wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.by_label())
+        wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.indices_by_label())
         sampler = prepared.sampler(side)  # without features, which no task asks for
         if not isinstance(sampler, EpisodeSampler):
             raise UserError(f"task {spec.name} is in sessions; take one in episodes")

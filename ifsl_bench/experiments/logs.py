@@ -37,7 +37,7 @@ def log_path(home: Paths, key: str) -> Path:
     return home.logs / f"{key}.log"
 
 
-def count_resumed(path: Path, begin: int = 0) -> int:
+def count_resumed_stages(path: Path, begin: int = 0) -> int:
     """Return from how many different checkpoints the stages of an item have gone on.
 
     Args:
@@ -55,17 +55,17 @@ class LogState:
     """The last run of a work item, read from its log.
 
     Attributes:
-        state: "running", "failed", "done" or "interrupted", also by a signal that left no line.
+        state_name: "running", "failed", "done" or "interrupted", also by a signal that left no line.
         host: the machine that runs it.
-        since: the time when it began.
-        line: its last line.
+        start_time: the time when it began.
+        last_line: its last line.
         file: the log.
     """
 
-    state: str
+    state_name: str
     host: str
-    since: str
-    line: str
+    start_time: str
+    last_line: str
     file: Path
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from ifsl_bench.experiments.trained_models import (
-    Diverged,
+    DivergedError,
     SolveCounts,
     TrainingRecord,
     check_training_state,
@@ -23,7 +23,7 @@ from ifsl_bench.experiments.trained_models import (
 )
 from ifsl_bench.plugin.method import (
     Method,
-    NonFinite,
+    NonFiniteLogitsError,
     Prediction,
     Query,
     SessionOutput,
@@ -33,7 +33,7 @@ from ifsl_bench.plugin.method import (
     check_prediction,
     check_shapes,
     masked_logits,
-    naming_errors,
+    name_method_in_errors,
 )
 from ifsl_bench.protocols.episode_loader import EpisodeLoader, predict_batch
 from ifsl_bench.protocols.loader import Batch
@@ -102,7 +102,7 @@ class MetaTrainer:
     name: str
     loader: EpisodeLoader
     validate: Callable[[Method], float]
-    spec: MetaTraining
+    meta_training_spec: MetaTraining
     training: TrainingChanges
     seed: int
     facts: Mapping[str, Any]
@@ -136,9 +136,9 @@ class MetaTrainer:
         start, spent = time.perf_counter(), self.info["seconds"]
         if not self.info["finished"]:
             title = f"meta-training {self.name}, seed {self.seed}"
-            with self.reporter.report_stage(title, self.spec.steps, self.info["step"]) as stage:
-                while self.info["step"] < self.spec.steps:
-                    accuracy = self._to_next_validation(stage)
+            with self.reporter.report_stage(title, self.meta_training_spec.steps, self.info["step"]) as stage:
+                while self.info["step"] < self.meta_training_spec.steps:
+                    accuracy = self._train_to_next_validation(stage)
                     self.info["seconds"] = spent + time.perf_counter() - start
                     self._record_validation(accuracy)
             if idle := [key for key in self.parameters if key not in self.optimiser.state]:
@@ -198,10 +198,10 @@ class MetaTrainer:
                 if moments:
                     self.optimiser.state[key] = moments
 
-    def _to_next_validation(self, stage: ProgressTask) -> float:
+    def _train_to_next_validation(self, stage: ProgressTask) -> float:
         """Take the steps up to the next validation; return its accuracy."""
         first = self.info["step"]
-        last = min(first + self.spec.validate_every, self.spec.steps)
+        last = min(first + self.meta_training_spec.validate_every, self.meta_training_spec.steps)
         solves = SolveCounts(dict(self.info["solves"]))
         few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else max_busy_threads()
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
@@ -209,11 +209,11 @@ class MetaTrainer:
             with limit_threads_in_block(few):
                 for step, batch in self._iterate_batches(first, last):
                     loss = self._train_step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
-                    rate = self.spec.schedule.rate_at(step, self.spec.steps)
+                    rate = self.meta_training_spec.schedule.rate_at(step, self.meta_training_spec.steps)
                     stage.advance(1, **({"loss": loss, LEARNING_RATE: rate} if loss is not None else {}))
         accuracy = self.validate(self.method)
         stage.advance(0, **{"validation accuracy": accuracy})
-        self.info |= {"step": last, "solves": solves.total_counts(), "finished": last == self.spec.steps}
+        self.info |= {"step": last, "solves": solves.total_counts(), "finished": last == self.meta_training_spec.steps}
         return accuracy
 
     def _iterate_batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
@@ -236,7 +236,9 @@ class MetaTrainer:
             else:
                 answers = list(predict_by_session(self.method, self.name, batch, self.training.sessions, numbers))
         except UserError as error:
-            if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
+            if isinstance(error, NonFiniteLogitsError) or not all(
+                bool(p.isfinite().all()) for p in self.method.parameters()
+            ):
                 raise self._make_diverged_error(str(error), step) from error
             raise
         losses = [
@@ -248,22 +250,22 @@ class MetaTrainer:
             raise UserError(f"method {self.name!r} has parameters, but its logits in training do not depend on them")
         for parameter in self.method.parameters():
             parameter.grad = None
-        with naming_errors(self.name, self.method):
+        with name_method_in_errors(self.name, self.method):
             loss.backward()
         for prediction, _ in answers:
-            solves.add(prediction)
-        self.optimiser.step(self.spec.schedule.rate_at(step, self.spec.steps))
+            solves.add_prediction(prediction)
+        self.optimiser.step(self.meta_training_spec.schedule.rate_at(step, self.meta_training_spec.steps))
         value = loss.item() if read else None
         if value is not None and not np.isfinite(value):
             raise self._make_diverged_error(f"the loss is {value}", step)
         return value
 
-    def _make_diverged_error(self, what: str, step: int) -> Diverged:
-        advice = f"a lower learning rate (now {self.spec.schedule.rate}) or another option may help"
+    def _make_diverged_error(self, what: str, step: int) -> DivergedError:
+        advice = f"a lower learning rate (now {self.meta_training_spec.schedule.rate}) or another option may help"
         if step == 0:
             advice = "nothing was learned before: it is the method itself, or an option"
-        at = f"at step {step + 1} of {self.spec.steps}"
-        return Diverged(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
+        at = f"at step {step + 1} of {self.meta_training_spec.steps}"
+        return DivergedError(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
 
     def _record_validation(self, accuracy: float) -> None:
         """Store the state of a validation, and the parameters if they are the best so far."""
@@ -283,7 +285,7 @@ class MetaTrainer:
         self.store.write_tensors(tensors, self.info)
 
     def _finish_training(self) -> TrainingRecord:
-        step = self.spec.steps
+        step = self.meta_training_spec.steps
         if self.training.select == "best":
             step = self.info["best"]
             with torch.no_grad():
@@ -320,7 +322,7 @@ def predict_by_session(
         group = support.labels[:, at] - (t - 1) * method.ways
         session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
         queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
-        with naming_errors(name, method, session, queries, method.base):
+        with name_method_in_errors(name, method, session, queries, method.base):
             learned = call_method(SessionOutput, method.learn, session, state)
             state, answer = learned.state, call_method(Prediction, method.answer, learned.state, queries)
         prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)

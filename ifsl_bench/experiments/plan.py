@@ -17,7 +17,12 @@ from ifsl_bench.data.datasets import is_generated, is_prepared, not_prepared_mes
 from ifsl_bench.data.preparing.metadata import DatasetMetadata, cache_fingerprints, data_specs_of_task
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.logs import DONE, FAILED, INTERRUPTED, RUNNING, LogState, log_path, read_log
-from ifsl_bench.experiments.runner import check_job, divide_into_work_items, list_stages, make_training_stage
+from ifsl_bench.experiments.runner import (
+    check_job_is_runnable,
+    divide_into_work_items,
+    list_stages,
+    make_training_stage,
+)
 from ifsl_bench.experiments.search import candidates_by_round
 from ifsl_bench.experiments.stages import PretrainStage, Stage
 from ifsl_bench.experiments.stored_results import find_cached_result
@@ -64,9 +69,9 @@ def _job_states(jobs: Iterable[Job], home: Paths, anyway: bool, lacking: bool) -
             state = JobState(job, STORED)
         else:
             try:
-                check_job(job, home, metadata, lacking)
-                if cached.outdated and not anyway:
-                    state = JobState(job, OUTDATED, f"out of date: {cached.outdated}")
+                check_job_is_runnable(job, home, metadata, lacking)
+                if cached.outdated_reason and not anyway:
+                    state = JobState(job, OUTDATED, f"out of date: {cached.outdated_reason}")
             except UserError as error:
                 state = JobState(job, REFUSED, str(error))
         states.append(state)
@@ -132,14 +137,14 @@ def job_states(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
         states = _job_states(jobs, work.home, anyway=False, lacking=True)
         todo = {index: state.job for index, state in enumerate(states) if state.state not in (STORED, REFUSED)}
         for item in chain(*divide_into_work_items(todo, work)):
-            if (log := read_log(log_path(work.home, item.key))) is None or log.state == DONE:
+            if (log := read_log(log_path(work.home, item.key))) is None or log.state_name == DONE:
                 continue
             for index in item.job_indices:
                 state = states[index]
-                if log.state == INTERRUPTED and state.state == TO_DO:
-                    states[index] = replace(state, reason=log.line, log=log)
-                elif log.state != INTERRUPTED and state.state != RUNNING:
-                    states[index] = replace(state, state=log.state, reason=log.line, log=log)
+                if log.state_name == INTERRUPTED and state.state == TO_DO:
+                    states[index] = replace(state, reason=log.last_line, log=log)
+                elif log.state_name != INTERRUPTED and state.state != RUNNING:
+                    states[index] = replace(state, state=log.state_name, reason=log.last_line, log=log)
     return states
 
 
@@ -179,14 +184,14 @@ def plan_rows(plans: Sequence[JobState], home: Paths) -> list[dict[str, str]]:
     """
     families: dict[Hashable, list[JobState]] = {}
     for plan in plans:
-        families.setdefault((_row_name(plan), plan.state, plan.reason, _missing_kinds(plan)), []).append(plan)
+        families.setdefault((_format_row_name(plan), plan.state, plan.reason, _missing_kinds(plan)), []).append(plan)
     rows = []
     for members in families.values():
         plan, seeds = members[0], {member.job.seed for member in members}
         took = _stored_seconds(plan.job, home)
         rows.append(
             {
-                "job": f"{_row_name(plan)}, {format_seeds(seeds)}",
+                "job": f"{_format_row_name(plan)}, {format_seeds(seeds)}",
                 "state": plan.state,
                 "missing": ", ".join(_missing_kinds(plan)),
                 "stored row took": ", ".join(f"{part} {seconds:.1f} s" for part, (seconds, _) in took.items()),
@@ -200,24 +205,24 @@ def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
     """Make a row of jobs that differ in their seed alone; the running ones first, the stored ones last."""
     families: dict[Hashable, list[JobState]] = {}
     for state in sorted(states, key=lambda state: STATE_ORDER.index(state.state)):
-        families.setdefault((_row_name(state), state.state, state.reason), []).append(state)
+        families.setdefault((_format_row_name(state), state.state, state.reason), []).append(state)
     rows = []
     for members in families.values():
         state, seeds, log = members[0], {member.job.seed for member in members}, members[0].log
         running = log if state.state == RUNNING else None
         rows.append(
             {
-                "job": f"{_row_name(state)}, {format_seeds(seeds)}",
+                "job": f"{_format_row_name(state)}, {format_seeds(seeds)}",
                 "state": state.state,
                 "where": running.host if running else "",
-                "since": running.since if running else "",
+                "since": running.start_time if running else "",
                 "how far": f"{state.reason} (log: {log.file})" if log and not running else state.reason,
             }
         )
     return rows
 
 
-def _row_name(state: JobState) -> str:
+def _format_row_name(state: JobState) -> str:
     return f"{state.job.label} on {state.job.task.name}"
 
 
@@ -256,14 +261,14 @@ def plan_notes(plans: Sequence[JobState], home: Paths) -> list[str]:
     changing = [
         plan.job for plan in plans if issubclass(plan.job.method, Adapting) and plan.state not in (STORED, REFUSED)
     ]
-    notes += dict.fromkeys(f"{job.label} on {job.task.name}: {_sessions_to_learn(job)}" for job in changing)
+    notes += dict.fromkeys(f"{job.label} on {job.task.name}: {_describe_sessions_to_learn(job)}" for job in changing)
     if missing := _count_missing_stages(plans, home):
         counted = ", ".join(f"{count:,} {kind}" for kind, count in missing.items())
         notes.append(f"missing stages, a shared one counted once: {counted}")
     return notes
 
 
-def _sessions_to_learn(job: Job) -> str:
+def _describe_sessions_to_learn(job: Job) -> str:
     """Count the sessions that a method which sees images learns, one at a time: what its run mostly takes."""
     task, settings = job.task, len(candidates_by_round(job)[0]) if job.searched_names else 0
     validation = len(task.evaluation.validation_halves[0])
@@ -277,7 +282,7 @@ def _sessions_to_learn(job: Job) -> str:
     )
 
 
-def to_document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
+def to_json_document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
     """List the jobs of a plan or a status for programs, as JSON takes them.
 
     Args:
@@ -303,7 +308,7 @@ def to_document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
                     part: {"seconds": time, "on": on} for part, (time, on) in _stored_seconds(state.job, home).items()
                 },
                 "where": running.host if running else None,
-                "since": running.since if running else None,
+                "since": running.start_time if running else None,
                 "log": str(log.file) if log else None,
             }
         )

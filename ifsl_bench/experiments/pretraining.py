@@ -15,7 +15,7 @@ from ifsl_bench.backbones.pretrained import (
     PretrainedBackbone,
     define_pretraining,
     find_packaged_file,
-    pretraining_key,
+    make_pretraining_key,
     shares_linear_backbone,
 )
 from ifsl_bench.backbones.trainer import pretrain
@@ -82,7 +82,7 @@ def load_or_pretrain(
     if frozen:
         return prepared.pretrained
     dataset = prepared.dataset
-    key = pretraining_key(chosen, dataset.fingerprint, backbone_head, seed)
+    key = make_pretraining_key(chosen, dataset.fingerprint, backbone_head, seed)
     if anew:
         weights.disable_packaged(home, key, reporter)
     listener = CurveReporter(curves, f"pretraining/{key}", reporter) if curves else reporter
@@ -132,7 +132,7 @@ def export_weights(
         )
     if (fingerprint := find_dataset_fingerprint(chosen.dataset, home)) is None:
         raise UserError(not_prepared_message(home, chosen.dataset))
-    key = pretraining_key(chosen, fingerprint, kind, seed)
+    key = make_pretraining_key(chosen, fingerprint, kind, seed)
     path = to or Path()
     path = path / f"{key}.safetensors" if os.path.isdir(path) else path
     if os.path.exists(path):  # a name may be too long

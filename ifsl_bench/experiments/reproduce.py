@@ -18,8 +18,8 @@ from ifsl_bench.experiments.runner import list_stages
 from ifsl_bench.experiments.stages import make_data_stage
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import parse_label, split_recipe
-from ifsl_bench.plugin.method_source import same_method
+from ifsl_bench.plugin.display_names import parse_label, split_off_recipe
+from ifsl_bench.plugin.method_source import is_same_method
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import is_task_name
 from ifsl_bench.store import schema
@@ -40,7 +40,7 @@ class Reproduction:
 
     Attributes:
         episodes: number of episodes or sequences with other counts; None where these or the data are not the same.
-        reasons: other differences of data, code, backbone, device and libraries, in words.
+        difference_reasons: other differences of data, code, backbone, device and libraries, in words.
         setting_differences: differences of options and training, in words.
         search_differences: differences of the search for them, in words.
     """
@@ -48,7 +48,7 @@ class Reproduction:
     stored: Result
     rerun: Result
     episodes: int | None
-    reasons: tuple[str, ...]
+    difference_reasons: tuple[str, ...]
     setting_differences: tuple[str, ...] = ()
     search_differences: tuple[str, ...] = ()
 
@@ -71,11 +71,11 @@ class Reproduction:
         same = (
             self.episodes is not None
             and not self.search_differences
-            and all(r.startswith("other ") for r in self.reasons)
+            and all(r.startswith("other ") for r in self.difference_reasons)
         )
         return moved and same and abs(self.accuracy_change) <= TOLERANCE_POINTS
 
-    def is_close(self, within: float) -> bool:
+    def is_accuracy_close(self, within: float) -> bool:
         """Return whether the accuracy differs by ``within`` points at most, with the same settings and episodes."""
         return (
             self.episodes is not None
@@ -93,7 +93,7 @@ class Reproduction:
             return f"{of}: identical, all counts of {drawn} (Acc. {stored.summary['acc']['mean']:.2f})"
         then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.rerun))
         where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {drawn}"
-        reasons = (*self.setting_differences, *self.search_differences, *self.reasons)
+        reasons = (*self.setting_differences, *self.search_differences, *self.difference_reasons)
         because = f" ({'; '.join(reasons)})" if reasons else ""
         how = "differs as on another processor" if self.is_explained_by_platform else "differs"
         return f"{of}: {how}, Acc. {now} where {then} is stored ({self.accuracy_change:+.2f} points){where}{because}"
@@ -120,7 +120,7 @@ def job_from_result(result: Result, home: Paths, task: str | None = None, method
         UserError: task or method are not here, or have other options; or the result names a file in place of one.
     """
     method_name = method or result.method
-    if method is None and registry.names_file(method_name):  # it is not the user who named that file
+    if method is None and registry.refers_to_file(method_name):  # it is not the user who named that file
         raise UserError(
             f"{result.label} on {result.task} cannot be run again here: {method_name!r} is a file, not the name of a "
             "method; where you trust it, say --method FILE.py:CLASS"
@@ -131,7 +131,7 @@ def job_from_result(result: Result, home: Paths, task: str | None = None, method
             "say --task FILE.toml"
         )
     recipe = parse_label(result.label).recipe
-    if registry.names_file(split_recipe(recipe)[0]):
+    if registry.refers_to_file(split_off_recipe(recipe)[0]):
         raise UserError(f"{result.label} on {result.task} cannot be run again here: its recipe is a file, not a name")
     options, train = result.user_settings()
     request = RunConfig(
@@ -169,14 +169,14 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
         UserError: the file is no result, task or method are not here, or data have to be obtained first.
     """
     stored = schema.read_result(path)
-    result = run_unstored(job_from_result(stored, work.home, task, method), work)
+    result = run_without_storing(job_from_result(stored, work.home, task, method), work)
     reasons = []
     if (stored.fingerprint, stored.novel_fingerprint) != (result.fingerprint, result.novel_fingerprint):
         reasons.append("other data")
     if stored.digest != result.digest:
         reasons.append(f"other {stored.protocol.drawn_items_noun}")
     episodes = None if reasons else _count_differing_units(stored, result)
-    if not same_method(stored.provenance, result.provenance):
+    if not is_same_method(stored.provenance, result.provenance):
         reasons.append("other code of the method")
     if stored.pretraining.get("key") != result.pretraining["key"]:
         reasons.append("a backbone of another recipe")
@@ -187,7 +187,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     return Reproduction(stored, result, episodes, tuple(reasons), *_setting_differences(stored, result))
 
 
-def run_unstored(job: Job, work: Workspace) -> Result:
+def run_without_storing(job: Job, work: Workspace) -> Result:
     """Run the stages of a job one after the other; nothing is written to the results folder, nor to logs.
 
     Args:
@@ -236,7 +236,7 @@ def _count_differing_units(a: Result, b: Result) -> int:
     return int(np.any(differ, axis=0).sum())
 
 
-def link_data(task: Task, lender: Paths, scratch: Paths) -> None:
+def link_prepared_data(task: Task, lender: Paths, scratch: Paths) -> None:
     """Link a task's data sets, its file, and weights from elsewhere from one home into an empty one.
 
     Args:

@@ -101,7 +101,7 @@ class RunConfig:
         """Data set -> the path that it is made from."""
         return {name: Path(path) for name, path in self.data.items()}
 
-    def override(self, base: RunConfig) -> RunConfig:
+    def override_config(self, base: RunConfig) -> RunConfig:
         """Return a config of a file with this command line's values in place of the file's.
 
         Methods and tasks stay the file's; how to run is the command line's.
@@ -130,7 +130,7 @@ class RunConfig:
         )
 
     @contextmanager
-    def named_in_errors(self) -> Iterator[None]:
+    def name_file_in_errors(self) -> Iterator[None]:
         """Begin errors inside with the place in a file."""
         try:
             yield
@@ -141,10 +141,10 @@ class RunConfig:
 
     def workspace(self, reporter: Reporter) -> Workspace:
         """Open the folders and the device."""
-        from ifsl_bench.backbones.device import keep_freed_memory
+        from ifsl_bench.backbones.device import keep_freed_memory_in_allocator
         from ifsl_bench.experiments.workspace import workspace
 
-        keep_freed_memory()
+        keep_freed_memory_in_allocator()
         # The devices of a cluster are those of its workers.
         work = workspace(self.home, self.results_dir, "cpu" if self.cluster else self.device, reporter)
         if self.log is None and self.log_dir is None:
@@ -179,13 +179,15 @@ def expand_method_names(words: Iterable[str], warn: WarnFunction) -> list[str]:
     for name in words:
         if name == ALL_NAMES:
             names += _usable_methods(warn)
-        elif registry.owning_entry_points(registry.METHOD_GROUP, name):
+        elif registry.find_owning_entry_points(registry.METHOD_GROUP, name):
             names.append(name)
         elif name in (sets := read_published_sets()):
             names += sets[name][0]
-        elif is_glob(name) and not registry.names_file(name):
+        elif is_glob(name) and not registry.refers_to_file(name):
             names += _match_glob(
-                name, [*registry.registered_entry_points(registry.METHOD_GROUP), *registry.all_shorthands()], "method"
+                name,
+                [*registry.registered_entry_points(registry.METHOD_GROUP), *registry.list_shorthands_by_name()],
+                "method",
             )
         else:
             names.append(name)
@@ -275,15 +277,15 @@ def find_tasks(configs: Sequence[RunConfig], only: Sequence[str] = ()) -> tuple[
         UserError: no such task or file, an impossible change of one, or chosen tasks that the configs do not have.
     """
     home = configs[0].paths
-    configs = narrow_configs(configs, only, "tasks", lambda names: expand_task_names(names, home), "task")
+    configs = keep_matching_names(configs, only, "tasks", lambda names: expand_task_names(names, home), "task")
     tasks: dict[Task, None] = {}
     for config in configs:
-        with config.named_in_errors():
+        with config.name_file_in_errors():
             tasks |= dict.fromkeys(task for name in config.tasks for task in load_tasks(name, config.change, home))
     return configs, list(tasks)
 
 
-def narrow_configs(
+def keep_matching_names(
     configs: Sequence[RunConfig],
     only: Sequence[str],
     field: Literal["methods", "tasks"],
@@ -306,7 +308,7 @@ def narrow_configs(
     """
     names_of: list[tuple[RunConfig, list[str]]] = []
     for config in configs:
-        with config.named_in_errors():
+        with config.name_file_in_errors():
             names_of.append((config, expanded(getattr(config, field))))
     available = list(dict.fromkeys(name for _, names in names_of for name in names))
     chosen = set()

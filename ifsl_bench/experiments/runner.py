@@ -71,39 +71,39 @@ class WorkOutcome:
     """How a work item ended.
 
     Attributes:
-        kind: "done", "failed", or "lost" if its worker died.
-        text: why it failed, in one line.
-        stage: the kind of the stage that failed.
+        outcome_kind: "done", "failed", or "lost" if its worker died.
+        message: why it failed, in one line.
+        failed_stage: the kind of the stage that failed.
         warnings: of its stages.
-        resumed: a line for each training that went on from a checkpoint.
+        resumed_stages: a line for each training that went on from a checkpoint.
         seconds: the time it took.
         error: the exception, in the process where it was raised.
     """
 
-    kind: str
-    text: str = ""
-    stage: str = ""
+    outcome_kind: str
+    message: str = ""
+    failed_stage: str = ""
     warnings: tuple[str, ...] = ()
-    resumed: tuple[str, ...] = ()
+    resumed_stages: tuple[str, ...] = ()
     seconds: float = 0.0
     error: Exception | None = None
 
 
-class Failure(NamedTuple):
+class JobFailure(NamedTuple):
     """The reason why a job has no result, in one line, with the stage that failed and its log, if there are any."""
 
     reason: str
     stage: str = ""
-    log: str = ""
+    log_path: str = ""
 
 
 @dataclass(frozen=True)
 class RunSummary:
     """The jobs of a run that have a result, those that failed, and a line for each cause."""
 
-    stored: list[Job]
-    failed: list[Job]
-    causes: list[str]
+    jobs_stored: list[Job]
+    jobs_failed: list[Job]
+    failure_messages: list[str]
 
 
 class Backend:
@@ -194,7 +194,7 @@ def list_stages(job: Job) -> list[Stage]:
     return [make_data_stage(job), *list_backbone_stages(job), *([training] if training else []), EvaluationStage(job)]
 
 
-def result_key(job: Job, home: Paths) -> str:
+def result_item_key(job: Job, home: Paths) -> str:
     """Return the key of the work item that makes a result.
 
     Args:
@@ -249,7 +249,7 @@ def divide_into_work_items(
                 trial = TrialStage(candidate.job)
                 if retrain or not is_cached(trial):
                     add(JOB_PHASE, index, f"trial/{trial.key(home)}", str(trial), [trial])
-        add(JOB_PHASE, index, result_key(job, home), str(job), [*stages, EvaluationStage(job, command=command)])
+        add(JOB_PHASE, index, result_item_key(job, home), str(job), [*stages, EvaluationStage(job, command=command)])
     trials_first = sorted(phases[JOB_PHASE].values(), key=lambda item: not item.key.startswith("trial/"))
     return [list(phases[DATA_PHASE].values()), list(phases[SHARED_PHASE].values()), trials_first]
 
@@ -278,7 +278,7 @@ def run_jobs(
             which is found before anything is computed.
     """
     backend, reporter = backend or Backend(), work.reporter
-    failures: dict[int, Failure] = {}
+    failures: dict[int, JobFailure] = {}
     renewed: set[Path] = set()
 
     def needed(items: Iterable[WorkItem]) -> Iterator[WorkItem]:
@@ -301,12 +301,12 @@ def run_jobs(
         finished = len(jobs) - len(todo) - len(failures)
         for phase in phases:
             for item, outcome in backend.run(needed(phase), work):
-                if outcome.kind == FAILED:
+                if outcome.outcome_kind == FAILED:
                     if outcome.error and len(jobs) == 1:
                         raise outcome.error
-                    reporter.say(f"{item.title} failed: {outcome.text}")  # and once more in the list at the end
+                    reporter.say(f"{item.title} failed: {outcome.message}")  # and once more in the list at the end
                     log = log_path(work.home, item.key)
-                    failure = Failure(outcome.text, outcome.stage, str(log) if log.exists() else "")
+                    failure = JobFailure(outcome.message, outcome.failed_stage, str(log) if log.exists() else "")
                     failures |= {index: failure for index in item.job_indices if index not in failures}
                 elif backend.parallel:
                     finished += item.key.startswith("result/")
@@ -316,18 +316,21 @@ def run_jobs(
         backend.close()
     if failures and len(failures) == len(jobs) and len({failure.reason for failure in failures.values()}) == 1:
         raise UserError(failures[0].reason)
-    causes: dict[Failure, list[str]] = {}
+    causes: dict[JobFailure, list[str]] = {}
     for index in sorted(failures):
         causes.setdefault(failures[index], []).append(str(jobs[index]))
     lines = []
     for failure, names in causes.items():
         stage = f", in {failure.stage}" if failure.stage else ""
-        lines.append(f"{_join_first(names)}{stage}: {failure.reason}{f' (log: {failure.log})' if failure.log else ''}")
+        lines.append(
+            f"{_join_first_names(names)}{stage}: "
+            f"{failure.reason}{f' (log: {failure.log_path})' if failure.log_path else ''}"
+        )
     stored = [job for index, job in enumerate(jobs) if index not in failures]
     return RunSummary(stored, [jobs[index] for index in sorted(failures)], lines)
 
 
-def _jobs_to_run(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[int, Failure]) -> dict[int, Job]:
+def _jobs_to_run(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: dict[int, JobFailure]) -> dict[int, Job]:
     """Return the jobs whose result is not stored; those that cannot be run are reported, and become failures."""
     todo: dict[int, Job] = {}
     metadata: dict[str, DatasetMetadata] = {}
@@ -338,23 +341,23 @@ def _jobs_to_run(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: d
                 if not anyway and load_current_result(job, work) is not None:
                     work.reporter.say(f"{job}: done already (--rerun repeats it)")
                     continue
-                check_job(job, work.home, metadata)
+                check_job_is_runnable(job, work.home, metadata)
                 todo[index] = job
             except UserError as error:
-                failures[index] = Failure(str(error))
+                failures[index] = JobFailure(str(error))
                 reasons.setdefault(str(error), []).append(str(job))
     for reason, names in reasons.items() if len(failures) < len(jobs) else ():
-        work.reporter.say(f"{_join_first(names)} cannot be run: {reason}")
+        work.reporter.say(f"{_join_first_names(names)} cannot be run: {reason}")
     return todo
 
 
-def _join_first(names: Sequence[str]) -> str:
+def _join_first_names(names: Sequence[str]) -> str:
     """Join the first names, and count the others."""
     few = names if len(names) <= MAX_NAMED else [*names[: MAX_NAMED - 1], f"and {len(names) - MAX_NAMED + 1} more"]
     return "; ".join(few)
 
 
-def check_job(job: Job, home: Paths, metadata: dict[str, DatasetMetadata], lacking: bool = False) -> None:
+def check_job_is_runnable(job: Job, home: Paths, metadata: dict[str, DatasetMetadata], lacking: bool = False) -> None:
     """Check that a job's data are there, or can be made, and that its episodes can be drawn from them.
 
     Args:

@@ -20,12 +20,24 @@ from msgspec import Meta
 
 from ifsl_bench.backbones.device import DeviceChoice
 from ifsl_bench.experiments.job import TUNING_SEED, Job
-from ifsl_bench.experiments.stages import MetaTrainStage, Stage, copy_for_evaluation, make_pretrain_stage, training_key
-from ifsl_bench.experiments.trained_models import Diverged
+from ifsl_bench.experiments.stages import (
+    MetaTrainStage,
+    Stage,
+    copy_for_evaluation,
+    make_pretrain_stage,
+    meta_training_key,
+)
+from ifsl_bench.experiments.trained_models import DivergedError
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.plugin.find_method import searched_options
-from ifsl_bench.plugin.method import Method, NonFinite
-from ifsl_bench.plugin.options import accepts_options, default_options, option_grid, search_space, without_defaults
+from ifsl_bench.plugin.find_method import searched_option_names
+from ifsl_bench.plugin.method import Method, NonFiniteLogitsError
+from ifsl_bench.plugin.options import (
+    accepts_options,
+    declared_option_grid,
+    declared_search_space,
+    default_options,
+    drop_default_values,
+)
 from ifsl_bench.plugin.space import RATE_NAME, Space
 from ifsl_bench.protocols.calibration import Bias, bootstrap_episode_counts, find_best_bias
 from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate_method
@@ -51,7 +63,7 @@ RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings s
 # -- the points of a search
 
 
-def draw_next_round(
+def draw_next_search_round(
     method: type[Method],
     fixed_options: Container[str],
     trials: int,
@@ -59,7 +71,7 @@ def draw_next_round(
     rounds: Sequence[Sequence[tuple[Point, float]]] = (),
     sessions: bool = False,
 ) -> list[Point]:
-    """Return the values to try in the next round: the product of the grid, or a round of :func:`next_search_round`.
+    """Return the values to try in the next round: the product of the grid, or a round of :func:`propose_next_round`.
 
     Args:
         method: whose options are searched.
@@ -72,16 +84,16 @@ def draw_next_round(
     Returns:
         The points; one empty point where nothing is searched, and none after the last round.
     """
-    free = searched_options(method, fixed_options, trials)
+    free = searched_option_names(method, fixed_options, trials)
     if free and trials:
-        space = search_space(method)
-        return next_search_round({key: space[key] for key in free}, default, trials, rounds)
-    grid = option_grid(method, sessions)
+        space = declared_search_space(method)
+        return propose_next_round({key: space[key] for key in free}, default, trials, rounds)
+    grid = declared_option_grid(method, sessions)
     product = itertools.product(*(grid[key] for key in free))
     return [] if rounds else [dict(zip(free, values, strict=True)) for values in product]
 
 
-def next_search_round(
+def propose_next_round(
     space: Space, default: Mapping[str, Any], trials: int, rounds: Sequence[Sequence[tuple[Point, float]]]
 ) -> list[Point]:
     """Return the settings of a search's next round; none after the last one.
@@ -102,7 +114,7 @@ def next_search_round(
     )  # half of the trials, but for searches of many
     first = trials - POINTS_PER_LATER_ROUND * pairs
     if not rounds:
-        return _without_duplicates([{key: default[key] for key in space}, *evenly_spread_points(space, first)])[
+        return _without_duplicates([{key: default[key] for key in space}, *make_evenly_spread_points(space, first)])[
             :first
         ]  # which may hold it
     if len(rounds) > pairs:
@@ -113,13 +125,15 @@ def next_search_round(
     names = list(space)
     for turn in range(len(space)):  # an option that has nothing new beside the best leaves its turn to the next
         key = names[(len(rounds) - 1 + turn) % len(space)]
-        neighbours = _without_duplicates([best | {key: value} for value in space[key].beside(best[key], reach)])
+        neighbours = _without_duplicates(
+            [best | {key: value} for value in space[key].neighbouring_values(best[key], reach)]
+        )
         if new := [point for point in neighbours if point not in tried]:
             return new
     return []
 
 
-def evenly_spread_points(space: Space, count: int) -> list[Point]:
+def make_evenly_spread_points(space: Space, count: int) -> list[Point]:
     """Return ``count`` points that fill the space evenly.
 
     They are multiples of an irrational number for each option, modulo 1 (Richtmyer's sequence, 1951); of the golden
@@ -131,7 +145,7 @@ def evenly_spread_points(space: Space, count: int) -> list[Point]:
     """
     steps = [(math.sqrt(5) - 1) / 2, *(math.sqrt(prime) % 1 for prime in PRIMES)]
     shares = [[(0.5 + i * step) % 1 for step in steps] for i in range(count)]
-    return [{key: space[key].at(u) for key, u in zip(space, row, strict=False)} for row in shares]
+    return [{key: space[key].value_at_share(u) for key, u in zip(space, row, strict=False)} for row in shares]
 
 
 def _without_duplicates(candidates: Sequence[Point]) -> list[Point]:
@@ -158,7 +172,7 @@ def options_at_edge(
             continue
         ends = [end for end, extreme in ((-math.inf, min(values)), (math.inf, max(values))) if value == extreme]
         if any(
-            key == RATE_NAME or accepts_options(method, {**options, **point, key: _value_beyond(value, end)})
+            key == RATE_NAME or accepts_options(method, {**options, **point, key: _step_beyond_range(value, end)})
             for end in ends
         ):
             edges.append(key)
@@ -169,7 +183,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _value_beyond(value: float, end: float) -> float:
+def _step_beyond_range(value: float, end: float) -> float:
     """Return the next value towards an end."""
     return value + int(math.copysign(1, end)) if isinstance(value, int) else math.nextafter(value, end)
 
@@ -178,21 +192,21 @@ def _value_beyond(value: float, end: float) -> float:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SearchCandidate:
     """One of the settings to choose from: the values of the searched options, and the job with them, not calibrated."""
 
-    point: Point
+    option_values: Point
     job: Job
 
     @property
     def name(self) -> str:
         """The point in words, as results have it."""
-        return format_options(self.point)
+        return format_options(self.option_values)
 
 
 def candidates_by_round(
-    job: Job, accuracy: Callable[[Candidate], float | None] = lambda _: None
-) -> list[list[Candidate]]:
+    job: Job, accuracy: Callable[[SearchCandidate], float | None] = lambda _: None
+) -> list[list[SearchCandidate]]:
     """Return the settings to choose from, by round, up to the first round that lacks an accuracy.
 
     They are the same with and without calibration. Where nothing is chosen, there is one, the job at no point.
@@ -203,9 +217,9 @@ def candidates_by_round(
     """
     default = {**default_options(job.method, job.task), RATE_NAME: job.published_schedule.schedule.rate}
     sessions = protocol_of_task(job.task).learns_sessions
-    rounds: list[list[Candidate]] = []
+    rounds: list[list[SearchCandidate]] = []
     finished: list[list[tuple[Point, float]]] = []
-    while settings := draw_next_round(job.method, job.fixed_options, job.trials, default, finished, sessions):
+    while settings := draw_next_search_round(job.method, job.fixed_options, job.trials, default, finished, sessions):
         rounds.append([_make_candidate(job, point) for point in settings])
         accuracies = [accuracy(candidate) for candidate in rounds[-1]]
         if any(value is None for value in accuracies):
@@ -216,14 +230,14 @@ def candidates_by_round(
     return rounds
 
 
-def _make_candidate(job: Job, point: Point) -> Candidate:
-    options = without_defaults(job.method, {**job.set_options, **point}, job.task)
+def _make_candidate(job: Job, point: Point) -> SearchCandidate:
+    options = drop_default_values(job.method, {**job.set_options, **point}, job.task)
     rate = point.get(RATE_NAME, job.training.rate)
     published = job.published_schedule.schedule.rate
     training = msgspec.structs.replace(job.training, rate=0.0 if rate == published else rate)
     seed = TUNING_SEED if job.trials else job.seed
     plain = replace(job, set_options=options, training=training, seed=seed, trials=0, calibrated=False)
-    return Candidate(point, plain)
+    return SearchCandidate(point, plain)
 
 
 # -- trials and the choice
@@ -258,7 +272,7 @@ class TrialRecord:
         return self.diverged or None
 
     @property
-    def score(self) -> float:
+    def selection_score(self) -> float:
         """Its accuracy; -inf where it cannot be chosen."""
         return -math.inf if self.failure else self.accuracy
 
@@ -277,7 +291,7 @@ def find_best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Rep
     for setting, trial in tried.items():
         if trial.failure:
             reporter.warn(f"{name}: {setting} is passed over: {trial.failure}")
-    best = max(tried, key=lambda setting: tried[setting].score)
+    best = max(tried, key=lambda setting: tried[setting].selection_score)
     if tried[best].failure:
         raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
     return best
@@ -384,14 +398,14 @@ class TrialStage(Stage):
         return f"trial of {self.job}: {steps}{count:,} validation {protocol_of_task(task).drawn_items_noun}"
 
     def key(self, home: Paths) -> str:
-        return f"{training_key(self.job, home)}-{self.job.training.select}"
+        return f"{meta_training_key(self.job, home)}-{self.job.training.select}"
 
     def trial_path(self, home: Paths) -> Path:
         """Return the file of the trial's record."""
         return home.cache / "trials" / f"{self.key(home)}.json"
 
-    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
-        return [(self, self.trial_path(home)), *MetaTrainStage(self.job).artefacts(home)]
+    def list_artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
+        return [(self, self.trial_path(home)), *MetaTrainStage(self.job).list_artefacts(home)]
 
     def is_cached(self, home: Paths) -> bool:
         return self.load_stored_trial(home) is not None
@@ -399,7 +413,7 @@ class TrialStage(Stage):
     def load_stored_trial(self, home: Paths) -> TrialRecord | None:
         """Return the trial of the same method on the backbone that is in the home, if there is one."""
         return read_trial(
-            self.trial_path(home), make_pretrain_stage(self.job).weights_checksum(home), self.job.matches_code
+            self.trial_path(home), make_pretrain_stage(self.job).weights_checksum(home), self.job.is_made_by_same_code
         )
 
     def choose_device(self, work: Workspace) -> DeviceChoice:
@@ -412,10 +426,10 @@ class TrialStage(Stage):
     def compute(self, work: Workspace) -> TrialRecord:
         job, file, prepared = self.job, self.trial_path(work.home), make_pretrain_stage(self.job).open_task(work)
         weights = prepared.pretrained.sha256
-        tried = read_trial(file, weights, job.matches_code, work.reporter)
+        tried = read_trial(file, weights, job.is_made_by_same_code, work.reporter)
         if tried is None:
             with hold_lock(file, work.reporter.warn):
-                tried = read_trial(file, weights, job.matches_code)  # another process may have made it
+                tried = read_trial(file, weights, job.is_made_by_same_code)  # another process may have made it
                 if tried is None:
                     tried = self._evaluate_trial(work, prepared)
                     write_trial(file, tried, weights, str(job), job.identity)
@@ -429,7 +443,7 @@ class TrialStage(Stage):
             method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
             loader = prepared.loader("val", device=work.choose_device("evaluation").device)
             return make_trial_record(evaluate_method(method, job.name, loader, episodes, work.reporter, str(self)))
-        except (Diverged, NonFinite) as error:
+        except (DivergedError, NonFiniteLogitsError) as error:
             return TrialRecord(0.0, len(episodes), diverged=str(error))
 
     def count_test_hits(self, work: Workspace, episodes: range, title: str) -> HitCounts:
@@ -462,14 +476,16 @@ class SearchStage(Stage):
         return f"search of {self.job}: {self.job.trials or len(candidates_by_round(self.job)[0])} trials"
 
     def key(self, home: Paths) -> str:
-        return f"{training_key(self.job, home)}-{self.job.setting}-{self.job.training.select}"
+        return f"{meta_training_key(self.job, home)}-{self.job.setting}-{self.job.training.select}"
 
-    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
+    def list_artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         """List the trials, with their models, and the models of all candidates: one of these is the job's own."""
-        candidates = list(itertools.chain.from_iterable(candidates_by_round(self.job, accuracy_lookup(home))))
+        candidates = list(
+            itertools.chain.from_iterable(candidates_by_round(self.job, make_trial_accuracy_lookup(home)))
+        )
         own = [MetaTrainStage(replace(candidate.job, seed=self.job.seed)) for candidate in candidates]
         stages: list[Stage] = [*(TrialStage(candidate.job) for candidate in candidates), *own]
-        return [artefact for stage in stages for artefact in stage.artefacts(home)]
+        return [artefact for stage in stages for artefact in stage.list_artefacts(home)]
 
     def is_cached(self, home: Paths) -> bool:
         best = chosen_job_from_trials(self.job, home)
@@ -480,12 +496,12 @@ class SearchStage(Stage):
         MetaTrainStage(best).compute(work)
 
 
-def accuracy_lookup(home: Paths) -> Callable[[Candidate], float | None]:
+def make_trial_accuracy_lookup(home: Paths) -> Callable[[SearchCandidate], float | None]:
     """Return a function that looks up a candidate's accuracy among a home's trials, for :func:`candidates_by_round`."""
 
-    def accuracy(candidate: Candidate) -> float | None:
+    def accuracy(candidate: SearchCandidate) -> float | None:
         tried = TrialStage(candidate.job).load_stored_trial(home)
-        return None if tried is None else tried.score
+        return None if tried is None else tried.selection_score
 
     return accuracy
 
@@ -504,7 +520,7 @@ def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) ->
     known: dict[str, TrialRecord] = {}
     while True:
         rounds = candidates_by_round(
-            job, lambda candidate: known[candidate.name].score if candidate.name in known else None
+            job, lambda candidate: known[candidate.name].selection_score if candidate.name in known else None
         )
         missing = {candidate.name: TrialStage(candidate.job) for candidate in rounds[-1] if candidate.name not in known}
         if not missing:
@@ -517,8 +533,8 @@ def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) ->
     tried = {name: known[name] for name in candidates}
     name = find_best_setting(str(job), tried, reporter)
     reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
-    point, best = candidates[name].point, candidates[name].job
-    offered = [candidate.point for candidate in candidates.values()]
+    point, best = candidates[name].option_values, candidates[name].job
+    offered = [candidate.option_values for candidate in candidates.values()]
     return replace(best, seed=job.seed), {
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE_NAME}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
@@ -533,7 +549,7 @@ def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) ->
     }
 
 
-def add_test_hits(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
+def add_test_hits_of_rivals(job: Job, choice: dict[str, Any], counts: HitCounts, work: Workspace) -> dict[str, Any]:
     """Count the hits of a choice's rivals on the first test episodes, as docs/statistics.md needs them.
 
     Args:
@@ -547,7 +563,7 @@ def add_test_hits(job: Job, choice: dict[str, Any], counts: HitCounts, work: Wor
     record, episodes = choice["choice"], range(min(RIVAL_EPISODES, len(counts)))
     jobs = [
         candidate.job
-        for candidate in itertools.chain.from_iterable(candidates_by_round(job, accuracy_lookup(work.home)))
+        for candidate in itertools.chain.from_iterable(candidates_by_round(job, make_trial_accuracy_lookup(work.home)))
     ]
     columns = [counts.count_arrays()]
     for i, index in enumerate(record.rivals):
@@ -566,7 +582,7 @@ def chosen_job_from_trials(job: Job, home: Paths) -> Job | None:
     """
     if not job.searched_names:
         return job
-    accuracy = accuracy_lookup(home)
+    accuracy = make_trial_accuracy_lookup(home)
     candidates = list(itertools.chain.from_iterable(candidates_by_round(job, accuracy)))
     accuracies = [value for candidate in candidates if (value := accuracy(candidate)) is not None]
     if len(accuracies) < len(candidates) or max(accuracies) == -math.inf:

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbones.device import CPU_DEVICE, DeviceChoice, StageType
-from ifsl_bench.backbones.features import feature_folder, read_feature_record, stage_seen
+from ifsl_bench.backbones.features import feature_folder, parse_seen_stage, read_feature_record
 from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     HeadNotIncludedError,
-    features_key,
     find_packaged_file,
-    pretraining_key,
+    make_features_key,
+    make_pretraining_key,
     read_features_sha256,
     read_weights_sha256,
     shares_linear_backbone,
@@ -80,7 +80,7 @@ class Stage(ABC):
         """Return whether the artefact exists; never, for a stage that leaves none."""
         return False
 
-    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
+    def list_artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         """List the trained models and trials that the stage makes, with their files or folders."""
         return []
 
@@ -159,13 +159,15 @@ class PretrainStage(Stage):
             home: where data are.
             fingerprint: of data that are neither prepared nor pinned.
         """
-        return pretraining_key(
+        return make_pretraining_key(
             self.task, find_dataset_fingerprint(self.task.dataset, home) or fingerprint, self.head, self.seed
         )
 
     def features_key(self, home: Paths) -> str:
         """Name the folder of its features."""
-        return features_key(self.task, find_dataset_fingerprint(self.task.dataset, home) or "?", self.head, self.seed)
+        return make_features_key(
+            self.task, find_dataset_fingerprint(self.task.dataset, home) or "?", self.head, self.seed
+        )
 
     @property
     def linear_stage(self) -> PretrainStage | None:
@@ -259,7 +261,7 @@ def list_backbone_stages(job: Job) -> list[Stage]:
     for side in sides:
         pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
     stages += [FeatureStage(backbone, pool, views) for pool, views in pools]
-    if stage := stage_seen(job.sees):
+    if stage := parse_seen_stage(job.sees):
         stages += [FeatureStage(backbone, pool, views, stage) for pool, views in pools]
     return stages
 
@@ -267,7 +269,7 @@ def list_backbone_stages(job: Job) -> list[Stage]:
 # -- meta-training
 
 
-def training_key(job: Job, home: Paths) -> str:
+def meta_training_key(job: Job, home: Paths) -> str:
     """Return a name that differs wherever the parameters could, between jobs of one method.
 
     Args:
@@ -326,7 +328,7 @@ def copy_for_evaluation(job: Job, work: Workspace, method: Method) -> Method:
     )
 
 
-def report_device(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
+def report_chosen_device(work: Workspace, stage: Stage, place: DeviceChoice) -> None:
     """Report the device of a stage, where there is a choice.
 
     Args:
@@ -349,27 +351,27 @@ class MetaTrainStage(Stage):
         return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
 
     def key(self, home: Paths) -> str:
-        return training_key(self.job, home)
+        return meta_training_key(self.job, home)
 
-    def is_ours(self, folder: Path) -> bool:
+    def is_folder_of_this_job(self, folder: Path) -> bool:
         """Return whether a folder is free, or has a model of the job's method."""
-        return is_free_or_same_method(folder, self.job.matches_code)
+        return is_free_or_same_method(folder, self.job.is_made_by_same_code)
 
-    def folder(self, home: Paths) -> Path:
+    def model_folder(self, home: Paths) -> Path:
         """Return the folder of the model."""
         return next(
             folder
-            for folder in model_folders(home.trained_models / training_key(self.job, home))
-            if self.is_ours(folder)
+            for folder in model_folders(home.trained_models / meta_training_key(self.job, home))
+            if self.is_folder_of_this_job(folder)
         )
 
-    def artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
-        return [(self, self.folder(home))]
+    def list_artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
+        return [(self, self.model_folder(home))]
 
     def is_cached(self, home: Paths) -> bool:
         return (
             read_finished_metadata(
-                self.folder(home), pretraining_sha256=make_pretrain_stage(self.job).weights_checksum(home)
+                self.model_folder(home), pretraining_sha256=make_pretrain_stage(self.job).weights_checksum(home)
             )
             is not None
         )
@@ -396,7 +398,7 @@ class MetaTrainStage(Stage):
         method = make_untrained_method(job, work, place.device)
         if not any(p.requires_grad for p in method.parameters()):
             return TrainedModel(method.eval())
-        folder = self.folder(work.home)
+        folder = self.model_folder(work.home)
         if read_finished_metadata(folder, pretraining_sha256=prepared.pretrained.sha256):
             with suppress(CorruptFile):  # which is trained again, below
                 return load_trained(folder, method, job.label, job.training.select)
@@ -416,11 +418,11 @@ class MetaTrainStage(Stage):
         loader = prepared.episode_loader("train", place.device, job.training.views)
         if job.training.sessions > 1:
             loader = loader.with_sampler(prepared.training_sampler(job.training.sessions, place.device))
-        for folder in model_folders(work.home.trained_models / training_key(job, work.home)):
+        for folder in model_folders(work.home.trained_models / meta_training_key(job, work.home)):
             with hold_lock(folder, work.reporter.warn):
-                if self.is_ours(folder):  # looked up under the lock: another process may have made it
-                    report_device(work, self, place)
-                    reporter = work.curve_reporter(self.kind, training_key(job, work.home))
+                if self.is_folder_of_this_job(folder):  # looked up under the lock: another process may have made it
+                    report_chosen_device(work, self, place)
+                    reporter = work.curve_reporter(self.kind, meta_training_key(job, work.home))
                     how = job.schedule, job.training, job.seed, facts, reporter
                     check = partial(self.validate, work)
                     return TrainedModel(

@@ -23,13 +23,13 @@ class CachedResult:
 
     Attributes:
         result: None where the job would make another one now, or none is stored.
-        outdated: why it is not used; "" where it is, or none is stored.
-        damaged: whether its file is damaged.
+        outdated_reason: why it is not used; "" where it is, or none is stored.
+        is_damaged: whether its file is damaged.
     """
 
     result: Result | None = None
-    outdated: str = ""
-    damaged: bool = False
+    outdated_reason: str = ""
+    is_damaged: bool = False
 
 
 def find_cached_result(job: Job, home: Paths) -> CachedResult:
@@ -76,7 +76,7 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
         "backbone's weights": (has_other_weights(home, key, result.pretraining.get("sha256")), False),
     }
     changed = [name for name, (stored, now) in compared.items() if stored != now]
-    changed += [] if job.matches_code(result.provenance) else ["the method's code"]
+    changed += [] if job.is_made_by_same_code(result.provenance) else ["the method's code"]
     return CachedResult(None, f"changed: {', '.join(changed)}") if changed else CachedResult(result)
 
 
@@ -88,10 +88,10 @@ def load_current_result(job: Job, work: Workspace) -> Result | None:
         work: the folders and the reporter.
     """
     stored = find_cached_result(job, work.home)
-    if stored.damaged:
-        work.reporter.warn(f"{stored.outdated}; it is made again")
-    elif stored.outdated:
-        work.reporter.say(f"{job.result_path(work.home).name} is out of date ({stored.outdated})")
+    if stored.is_damaged:
+        work.reporter.warn(f"{stored.outdated_reason}; it is made again")
+    elif stored.outdated_reason:
+        work.reporter.say(f"{job.result_path(work.home).name} is out of date ({stored.outdated_reason})")
     return stored.result
 
 
@@ -103,7 +103,7 @@ def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
         work: the folders and the reporter.
         renewed: the files that were renamed before; the files of the stage are added.
     """
-    for artefact, path in stage.artefacts(work.home):
+    for artefact, path in stage.list_artefacts(work.home):
         if path in renewed:  # before the lock, which an abandoned worker may hold
             continue
         with hold_lock(path, work.reporter.warn):

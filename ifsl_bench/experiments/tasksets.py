@@ -55,7 +55,7 @@ class SideImages(TorchDataset[Any]):
         stacked = torch.from_numpy(np.stack(images))
         return self.convert(stacked.permute(0, 3, 1, 2) if stacked.dim() == 4 else stacked)
 
-    def by_label(self) -> dict[int, list[int]]:
+    def indices_by_label(self) -> dict[int, list[int]]:
         """Return the images of each label, as their numbers in this data set."""
         counts = np.concatenate([np.diff(pool.starts) for pool in self.pools])
         rows_of_labels = np.split(np.arange(len(self)), np.cumsum(counts)[:-1])
@@ -79,7 +79,7 @@ class EpisodeTasks(Taskset):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, self.sampler, self.places, self.num_tasks)
 
-    def _drawn(self, i: int) -> tuple[EpisodeIndices, int]:
+    def _draw_episode(self, i: int) -> tuple[EpisodeIndices, int]:
         """Episodes among which number i is, and its place there."""
         block, e = divmod(range(len(self))[i], BLOCK_EPISODES)
         if self._block is None or self._block[0] != block:
@@ -87,7 +87,7 @@ class EpisodeTasks(Taskset):
         return self._block[1], e
 
     def __getitem__(self, i: int) -> Any:
-        drawn, e = self._drawn(i)
+        drawn, e = self._draw_episode(i)
         images: SideImages = self.dataset.dataset
         ways, classes = drawn.classes.shape[1], drawn.hidden_classes.shape[1]
         beyond = len(images.pools[0]) if len(images.pools) > 1 else 0  # else base queries are of the same pool
@@ -114,7 +114,7 @@ class EpisodeTasks(Taskset):
         support = self.places < self.sampler.shape.ways * self.sampler.shots
         return X[support], y[support], X[~support], y[~support]
 
-    def hidden(self, i: int) -> Tensor:
+    def hidden_classes_of_episode(self, i: int) -> Tensor:
         """Return the labels of the base classes that are out of play in task i."""
-        drawn, e = self._drawn(i)
+        drawn, e = self._draw_episode(i)
         return drawn.hidden_classes[e].nonzero().flatten() + drawn.classes.shape[1]

@@ -29,7 +29,7 @@ def training_threads(episodes: int) -> int:
     return 1 if episodes < SHARED_FROM_EPISODES else core_count()
 
 
-class Diverged(UserError):
+class DivergedError(UserError):
     """A meta-training whose loss became infinite or NaN."""
 
 
@@ -41,21 +41,21 @@ class TrainingRecord:
         history: validation accuracies, in percent, by step.
         kept_step: the step of the chosen model.
         solves: how the inner solves went, see :class:`SolveCounts`; empty for a method that has none.
-        place: the device it ran on, and why there.
+        device_description: the device it ran on, and why there.
     """
 
     history: dict[int, float]
     kept_step: int
     seconds: float
     solves: dict[str, int]
-    place: str
+    device_description: str
 
     def to_result_entry(self) -> dict[str, Any]:
         """Return the training's entry in a result."""
         record = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
         return record | ({"solves": self.solves} if self.solves else {})
 
-    def remarks(self) -> Iterator[str]:
+    def training_remarks(self) -> Iterator[str]:
         """Yield a line for each fault in the solves of more than ``MOST_UNCONVERGED_SHARE`` of the episodes."""
         kinds = {
             "unconverged": ("episodes", "inner solve did not converge"),
@@ -88,15 +88,19 @@ class SolveCounts:
     counts: dict[str, int]
     _unconverged: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, prediction: Prediction) -> None:
+    def add_prediction(self, prediction: Prediction) -> None:
         """Add a prediction after its backward pass; :meth:`total_counts` reads an accelerator's counts, which waits."""
         unconverged = prediction.statistics.get("solver_unconverged")
         if unconverged is not None:
             self._add_counts(episodes=len(unconverged), unconverged=0)
             self._unconverged.append(unconverged.detach().count_nonzero())
         if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
-            kinds = ("episodes", "diverged", "failed", "indefinite")
-            self._add_counts(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
+            self._add_counts(
+                adjoint_episodes=adjoint.episodes,
+                adjoint_diverged=adjoint.n_diverged,
+                adjoint_failed=adjoint.n_failed,
+                adjoint_indefinite=adjoint.n_indefinite,
+            )
 
     def total_counts(self) -> dict[str, int]:
         """Return the counts of all that was added."""
@@ -160,7 +164,7 @@ def read_training_record(folder: Path) -> dict[str, Any]:
     check_training_state(CheckpointFolder(folder).metadata_file, info)
     if not info["finished"]:
         raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
-    if registry.names_file(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
+    if registry.refers_to_file(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
         raise UserError(f"{folder.name} is of a method in a file, {info['method']}; run that file to evaluate it")
     return info
 

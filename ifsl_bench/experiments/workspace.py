@@ -16,22 +16,22 @@ from ifsl_bench.backbones.device import CPU_DEVICE, DeviceChoice, StageType, cho
 from ifsl_bench.backbones.features import (
     ClassMoments,
     FeaturePool,
-    as_rows,
     compute_class_moments,
     compute_features,
     feature_folder,
+    flatten_images_to_rows,
     make_base_classifier,
     make_feature_pool,
+    parse_seen_stage,
     read_feature_record,
-    stage_seen,
-    subtract_mean,
+    subtract_feature_mean,
 )
 from ifsl_bench.backbones.networks import LaterStages, PrecomputedFeatures
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     PretrainedBackbone,
+    make_pretraining_key,
     open_pretrained,
-    pretraining_key,
     shares_linear_backbone,
 )
 from ifsl_bench.data.pools import Dataset
@@ -75,7 +75,7 @@ class Workspace:
     reporter: Reporter = field(default_factory=Reporter)
     forced: bool = False
     curves: CurveLogs | None = None
-    _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
+    _open_tasks: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         set_cache_folder(self.home.cache / "compiled", self.reporter.say)
@@ -112,11 +112,11 @@ class Workspace:
             seed: of training.
             sees: what methods are given, as :attr:`.Method.sees` has it.
         """
-        if not self._open or self._open[0].made_of != (task, head, seed, sees):
+        if not self._open_tasks or self._open_tasks[0].made_of != (task, head, seed, sees):
             # A workspace of its own, with nothing open: in a reference cycle with this one, network and features would
             # stay in memory until Python next looks for cycles, which after many runs is many networks later.
-            self._open[:] = [PreparedTask(task, head, seed, replace(self), sees)]
-        return self._open[0]
+            self._open_tasks[:] = [PreparedTask(task, head, seed, replace(self), sees)]
+        return self._open_tasks[0]
 
 
 def workspace(
@@ -172,7 +172,7 @@ class PreparedTask:
             task, data = self.task, self.dataset
             if not shares_linear_backbone(self.task, self.head):
                 reporter = work.curve_reporter(
-                    "pretraining", pretraining_key(task, data.fingerprint, self.head, self.seed)
+                    "pretraining", make_pretraining_key(task, data.fingerprint, self.head, self.seed)
                 )
                 made_of = work.home, task, data, self.head, self.seed, device, reporter
                 if (opened := open_pretrained(*made_of)) is not None:
@@ -226,7 +226,7 @@ class PreparedTask:
             moments = compute_class_moments(folder, features, pool.starts, self.work.reporter)
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.from_numpy(subtract_mean(np.array(features), mean)), torch.from_numpy(
+            return torch.from_numpy(subtract_feature_mean(np.array(features), mean)), torch.from_numpy(
                 pool.labels.astype(np.int64)
             )
 
@@ -238,7 +238,7 @@ class PreparedTask:
             return None
         pretrained, labels = self.pretrained, self.dataset.pool("base/train").labels.astype(np.int64)
         device, network, shape = next(pretrained.network.parameters()).device, pretrained.network, self.dataset.shape
-        if stage := stage_seen(self.sees):
+        if stage := parse_seen_stage(self.sees):
             network, shape = LaterStages(network, stage), self.features("base/train", 1, stage).shape[1:]
 
         def normalise(rows: torch.Tensor) -> torch.Tensor:
@@ -246,16 +246,16 @@ class PreparedTask:
             return inputs.float() if stage else pretrained.normalise(inputs.to(device))
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
-            return self._rows("base/train", 1), torch.from_numpy(labels)
+            return self._load_pixel_rows("base/train", 1), torch.from_numpy(labels)
 
         return BaseNetwork(network, normalise, images).to(CPU_DEVICE)
 
-    def _rows(self, name: str, views: int) -> torch.Tensor:
+    def _load_pixel_rows(self, name: str, views: int) -> torch.Tensor:
         """Return the numbers of a pool's images or maps, a row for each, as a memory map."""
-        if stage := stage_seen(self.sees):
-            return as_rows(self.features(name, views, stage))
+        if stage := parse_seen_stage(self.sees):
+            return flatten_images_to_rows(self.features(name, views, stage))
         self.dataset.check_image_checksum(name)
-        return as_rows(self.dataset.pool(name).images)
+        return flatten_images_to_rows(self.dataset.pool(name).images)
 
     def feature_pool(self, name: str, views: int = 1, device: torch.device = CPU_DEVICE) -> FeaturePool:
         """Return a pool, copied to the device once: its features, or what else methods see, and base logits.
@@ -270,7 +270,7 @@ class PreparedTask:
             with limit_evaluation_threads():
                 made = make_feature_pool(features, pool, self.base, device, self.pretrained.mean)
             if self.sees != "features":
-                made = replace(made, features=self._rows(name, views).to(device))
+                made = replace(made, features=self._load_pixel_rows(name, views).to(device))
             self._pools[name, views, device] = made
         return self._pools[name, views, device]
 

@@ -16,7 +16,7 @@ from ifsl_bench.plugin.method import (
     Base,
     BaseNetwork,
     Method,
-    NonFinite,
+    NonFiniteLogitsError,
     Prediction,
     Query,
     SessionOutput,
@@ -240,7 +240,9 @@ class Adapting(Method):
                 f"{str(error).partition(';')[0]}"
             ) from error
         if not all(x.isfinite().all() for x in leaves(state) if x is not None and x.is_floating_point()):
-            raise NonFinite(f"{type(self).__qualname__}.{name} returned a state with NaN or infinite numbers")
+            raise NonFiniteLogitsError(
+                f"{type(self).__qualname__}.{name} returned a state with NaN or infinite numbers"
+            )
         return state
 
 

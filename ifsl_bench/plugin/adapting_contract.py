@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.adapting import Adapting, make_small_base
-from ifsl_bench.plugin.episode_contract import ContractProbe, logits_differ, rule_in_words
-from ifsl_bench.plugin.method import Query, State, Support, check_prediction, masked_logits, naming_errors
+from ifsl_bench.plugin.episode_contract import ContractProbe, do_logits_differ, rule_in_words
+from ifsl_bench.plugin.method import Query, State, Support, check_prediction, masked_logits, name_method_in_errors
 from ifsl_bench.plugin.options import make_method, remake_method
 from ifsl_bench.plugin.session_contract import first_image_of_each_class
 from ifsl_bench.solvers.tree import leaves, tree_map
@@ -103,7 +103,7 @@ def batch_fault(learner: AdaptingLearner) -> str | None:
     with torch.no_grad():
         turned = learner.method.logits_of_rows(of_one, rows[order], ODD_BATCH)[order]
         plain = learner.method.logits_of_rows(of_one, rows, len(rows))
-    if not logits_differ(turned[None], plain[None], searches=False):
+    if not do_logits_differ(turned[None], plain[None], searches=False):
         return None
     return (
         "the answer to an image depends on the others in its batch, as with batch norm in training mode; call eval() "
@@ -115,7 +115,7 @@ def stale_state_fault(learner: AdaptingLearner) -> str | None:
     """Check that an answer comes from the state that is given, whatever was learned since."""
     before = learner.logits(learner.first)
     learner.learn(1, learner.first)
-    differ = logits_differ(learner.logits(learner.first), before, searches=False)
+    differ = do_logits_differ(learner.logits(learner.first), before, searches=False)
     return "the answer from a state changes when another session is learned" if differ else None
 
 
@@ -144,7 +144,7 @@ def hidden_class_fault(learner: AdaptingLearner) -> str | None:
         changed = replace(learner.supports[0], hidden=hidden)
         shifted = replace(learner, method=method.eval(), supports=(changed, changed))
         answers.append(shifted.logits(shifted.first).log_softmax(-1))
-    differ = logits_differ(answers[1], answers[0], searches=False)
+    differ = do_logits_differ(answers[1], answers[0], searches=False)
     return "a hidden base class leaves a trace in the answers" if differ else None
 
 
@@ -170,9 +170,9 @@ def check_adapting(probe: ContractProbe) -> Tensor:
         UserError: it breaks a rule; the message names it.
     """
     assert isinstance(probe.method, Adapting)
-    parts = probe.part(0), probe.part(len(probe.masked) - 1)
+    parts = probe.select_episode(0), probe.select_episode(len(probe.masked) - 1)
     learner = AdaptingLearner(probe.name, probe.method, (parts[0].support, parts[1].support), parts[0].query)
-    with naming_errors(probe.name, probe.method, probe.method.base):
+    with name_method_in_errors(probe.name, probe.method, probe.method.base):
         for rule in RULES_OF_A_RUN:
             if broken := rule(learner):
                 raise UserError(f"method {probe.name!r} breaks the contract: {broken}")
@@ -225,7 +225,7 @@ def check_adapting_rules(
     """
     learner = make_random_learner(name, kind, options)
     for rule in RULES:
-        with naming_errors(name, learner.method, learner.method.base):
+        with name_method_in_errors(name, learner.method, learner.method.base):
             broken = rule(learner)
         yield rule_in_words(rule), broken
         if broken and rule is form_fault:  # it would spoil the other rules too

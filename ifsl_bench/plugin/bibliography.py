@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import (
-    Paper,
-    display_label,
+    PaperEntry,
     display_names_by_row,
+    format_display_label,
+    format_recipe_for_print,
     parse_label,
     read_papers,
-    recipe_in_print,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -29,7 +29,7 @@ PROTOCOL_KEY = "ren2019incremental"  # the paper whose protocol all tasks follow
 _TRAINING_PREFIX = re.compile(r"^train\.")
 
 
-def paper_label(label: str) -> str:
+def display_label_in_paper(label: str) -> str:
     """Return a row's label as papers print it: "LR+A, calibrated (gamma = 1e-05)" for ``lr+a+cal.gamma=1e-05``.
 
     The recipe of its backbone is behind a bar: "NCM | closer, beta 1". What nobody has said how to print stays as it
@@ -37,7 +37,7 @@ def paper_label(label: str) -> str:
     """
     recipe = parse_label(label).recipe
     name, calibrated, setting, options = parse_label(parse_label(label).without_recipe)
-    parts = [display_label(name), *(["calibrated"] if calibrated else [])]
+    parts = [format_display_label(name), *(["calibrated"] if calibrated else [])]
     if setting:
         trials = setting.removeprefix("tuned-")
         parts.append(f"tuned in {trials} trials" if trials.isdigit() else setting)
@@ -45,13 +45,13 @@ def paper_label(label: str) -> str:
         _TRAINING_PREFIX.sub("training ", option).replace("=", " = ", 1).replace("_", " ") for option in options
     )
     text = ", ".join(parts) + (f" ({option_text})" if option_text else "")
-    return f"{text} | {recipe_in_print(recipe)}" if recipe else text
+    return f"{text} | {format_recipe_for_print(recipe)}" if recipe else text
 
 
-def papers_of_method(name: str) -> list[Paper]:
+def papers_of_method(name: str) -> list[PaperEntry]:
     """Return the package's papers of a row, or of all rows of a method; the first is the method's own."""
     names = {name}
-    if name not in display_names_by_row() and registry.owning_entry_points(registry.METHOD_GROUP, name):
+    if name not in display_names_by_row() and registry.find_owning_entry_points(registry.METHOD_GROUP, name):
         names |= set(vars(registry.get_method(name)).get("shorthands", {}))
     return [paper for paper in read_papers("methods") if names & set(paper.row_names)]
 
@@ -85,7 +85,7 @@ def cite_suite() -> str:
     return f"@misc{{ifsl_bench,\n{suite}\n}}\n\n{_protocol_paper().bibtex}"
 
 
-def _protocol_paper() -> Paper:
+def _protocol_paper() -> PaperEntry:
     return next(paper for paper in read_papers("methods") if paper.key == PROTOCOL_KEY)
 
 

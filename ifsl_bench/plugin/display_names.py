@@ -58,14 +58,14 @@ def _literal_attributes(node: ast.ClassDef, names: tuple[str, ...]) -> dict[str,
 
 
 @dataclass(frozen=True)
-class Paper:
+class PaperEntry:
     """An entry of a bibliography."""
 
     key: str
     row_names: tuple[str, ...]  # the rows or data sets that it is to be cited for
     bibtex: str  # the entry, without the field that says so
 
-    def field(self, name: str) -> str:
+    def read_bibtex_field(self, name: str) -> str:
         """Return a field's text without braces; "" if there is none."""
         match = re.search(rf"^\s*{name}\s*=\s*{{(.*?)}},?$", self.bibtex, re.MULTILINE | re.DOTALL)
         return re.sub(r"[{}]", "", " ".join(match[1].split())) if match else ""
@@ -73,14 +73,14 @@ class Paper:
     @property
     def author_year(self) -> str:
         """Authors and year in a few words: "Qi et al. 2018"."""
-        names = [name.split(",")[0] for name in self.field("author").split(" and ")]
+        names = [name.split(",")[0] for name in self.read_bibtex_field("author").split(" and ")]
         names = [re.sub(r"\\[\"'~^`]?", "", name) for name in names]
         who = names[0] if len(names) == 1 else " and ".join(names) if len(names) == 2 else f"{names[0]} et al."
-        return f"{who} {self.field('year')}"
+        return f"{who} {self.read_bibtex_field('year')}"
 
 
 @lru_cache(maxsize=2)
-def read_papers(folder: str) -> tuple[Paper, ...]:
+def read_papers(folder: str) -> tuple[PaperEntry, ...]:
     """Return the papers of ``methods`` or ``tasks``, in the order of the file."""
     text = (resources.files(f"ifsl_bench.{folder}") / "papers.bib").read_text(encoding="utf-8")
     records = []
@@ -90,7 +90,7 @@ def read_papers(folder: str) -> tuple[Paper, ...]:
         if head is None or of is None:
             raise RuntimeError(f"{folder}/papers.bib: an entry without a key or keywords: {entry[:60]}")
         names = tuple(name.strip() for name in of[1].split(","))
-        records.append(Paper(head[1], names, entry.replace(of[0], "")))
+        records.append(PaperEntry(head[1], names, entry.replace(of[0], "")))
     return tuple(records)
 
 
@@ -106,7 +106,7 @@ def display_names_by_row() -> Mapping[str, DisplayName]:
     return {row: named[row] for row in [*listed, *(row for row in named if row not in listed)]}
 
 
-def display_label(name: str) -> str:
+def format_display_label(name: str) -> str:
     """Return the label by which papers print a row; a row of another package keeps its name."""
     named = display_names_by_row().get(name)
     return named.printed if named else name
@@ -117,12 +117,12 @@ _OPTION_START = re.compile(r"(?<!\.train)(?<!\.recipe)\.(?=[A-Za-z_][\w.-]*=)")
 _RECIPE_OPTION_START = re.compile(r"\.(?=[A-Za-z_]\w*=)")
 
 
-def split_recipe(text: str) -> list[str]:
+def split_off_recipe(text: str) -> list[str]:
     """Split ``closer.beta=1`` into the name of the recipe, or its file, and the options, ``key=value`` each."""
     return _RECIPE_OPTION_START.split(text)
 
 
-class Label(NamedTuple):
+class RowLabel(NamedTuple):
     """A row's label in its parts."""
 
     name: str  # of the method, or a shorthand
@@ -166,9 +166,9 @@ class Label(NamedTuple):
         return words + ["--calibrate"] * self.calibrated
 
 
-def recipe_in_print(recipe: str) -> str:
+def format_recipe_for_print(recipe: str) -> str:
     """Return a recipe and its options as names of rows have them: ``closer, beta 1`` for ``closer.beta=1``."""
-    name, *options = split_recipe(recipe)
+    name, *options = split_off_recipe(recipe)
     return ", ".join([name, *(option.replace("=", " ", 1).replace("_", " ") for option in options)])
 
 
@@ -177,11 +177,11 @@ def display_name_of_label(label: str) -> str:
     if ".recipe=" not in label:
         return label
     parts = parse_label(label)
-    return f"{parts.without_recipe} | {recipe_in_print(parts.recipe)}"
+    return f"{parts.without_recipe} | {format_recipe_for_print(parts.recipe)}"
 
 
-def parse_label(label: str) -> Label:
+def parse_label(label: str) -> RowLabel:
     """Return the parts of a label: ``lr+a+cal@tuned-12.gamma=1e-05``."""
     head, *options = _OPTION_START.split(label)
     name, _, setting = head.partition("@")
-    return Label(name.removesuffix("+cal"), name.endswith("+cal"), setting, tuple(options))
+    return RowLabel(name.removesuffix("+cal"), name.endswith("+cal"), setting, tuple(options))

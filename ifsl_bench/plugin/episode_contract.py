@@ -19,11 +19,11 @@ from ifsl_bench.plugin.method import (
     Prediction,
     Query,
     Support,
-    ask_method,
     check_prediction,
     masked_logits,
-    naming_errors,
-    tensors_of,
+    name_method_in_errors,
+    named_tensors_of,
+    predict_with_method,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -50,7 +50,7 @@ class ContractProbe:
 
     def answer(self) -> Prediction:
         """Return the method's answer, checked for its form; see :func:`check_prediction`."""
-        prediction = ask_method(self.method, self.name, self.support, self.query)
+        prediction = predict_with_method(self.method, self.name, self.support, self.query)
         return check_prediction(self.name, prediction, self.masked, self.query.features.shape[1], self.method.ways)
 
     def logits(self) -> Tensor:
@@ -68,11 +68,11 @@ class ContractProbe:
         Raises:
             UserError: the method writes into what it is given, which may spoil that answer and all later ones.
         """
-        if broken := input_change_fault(self):
+        if broken := find_input_change_fault(self):
             raise UserError(f"method {self.name!r} breaks the contract: {broken}")
-        return replace(self, searches=is_from_search(self.answer()))
+        return replace(self, searches=is_prediction_of_search(self.answer()))
 
-    def part(self, episode: int) -> ContractProbe:
+    def select_episode(self, episode: int) -> ContractProbe:
         """Return the question with one episode alone."""
         at = slice(episode, episode + 1)
         support, query = map_tensors(self.support, lambda x: x[at]), map_tensors(self.query, lambda x: x[at])
@@ -85,7 +85,7 @@ def rule_in_words(rule: Callable[..., str | None]) -> str:
     return text[:1].upper() + text[1:]
 
 
-def is_from_search(prediction: Prediction) -> bool:
+def is_prediction_of_search(prediction: Prediction) -> bool:
     """Return whether an answer has `solver_*` statistics, so that an inner search has found it."""
     return any(key.startswith("solver_") for key in prediction.statistics)
 
@@ -112,7 +112,7 @@ def method_to_float64(method: Method) -> Method:
     return double
 
 
-def logits_differ(logits: Tensor, expected: Tensor, searches: bool) -> bool:
+def do_logits_differ(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     """Return whether logits differ beyond rounding, or in most episodes beyond a search's tolerance.
 
     Args:
@@ -134,7 +134,7 @@ def logits_differ(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
 
 
-def ties_remark(logits: Tensor) -> str | None:
+def describe_ties(logits: Tensor) -> str | None:
     """Return a remark where several classes share a query's highest logit, None where none do.
 
     Args:
@@ -148,56 +148,56 @@ def ties_remark(logits: Tensor) -> str | None:
     return f"{share} several classes have the highest logit ({logits.dtype}), and the first of them is taken{precise}"
 
 
-def repeat_fault(probe: ContractProbe) -> str | None:
+def find_repeat_fault(probe: ContractProbe) -> str | None:
     """Check that a second call gives the same answer, whatever was answered between."""
     first = probe.logits()
-    probe.part(0).logits()
+    probe.select_episode(0).logits()
     broken = "a second call gives another answer: it draws at random or keeps something between calls"
-    return broken if logits_differ(probe.logits(), first, probe.searches) else None
+    return broken if do_logits_differ(probe.logits(), first, probe.searches) else None
 
 
-def input_change_fault(probe: ContractProbe) -> str | None:
+def find_input_change_fault(probe: ContractProbe) -> str | None:
     """Check that the call changes nothing that the method is given."""
     given = (probe.support, probe.query, probe.method.base)
-    parts = {f"{type(of).__name__.lower()}.{name}": x for of in given for name, x in tensors_of(of).items()}
+    parts = {f"{type(of).__name__.lower()}.{name}": x for of in given for name, x in named_tensors_of(of).items()}
     before = {name: value.detach().clone() for name, value in parts.items()}
-    with naming_errors(probe.name, probe.method):
+    with name_method_in_errors(probe.name, probe.method):
         probe.method(probe.support, probe.query)
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
     return f"it writes into {changed[0]}" if changed else None
 
 
-def episode_dependence_fault(probe: ContractProbe) -> str | None:
+def find_episode_dependence_fault(probe: ContractProbe) -> str | None:
     """Check that an episode's answer does not depend on the other episodes of its batch."""
     whole = probe.logits()
-    alone = torch.cat([probe.part(episode).logits() for episode in range(len(whole))])
+    alone = torch.cat([probe.select_episode(episode).logits() for episode in range(len(whole))])
     broken = "the answer to an episode depends on the other episodes in its batch"
-    return broken if logits_differ(alone, whole, probe.searches) else None
+    return broken if do_logits_differ(alone, whole, probe.searches) else None
 
 
-def query_order_fault(probe: ContractProbe) -> str | None:
+def find_query_order_fault(probe: ContractProbe) -> str | None:
     """Check that queries in another order get the same answers in that order."""
     turned = replace(probe, query=map_tensors(probe.query, lambda x: x.flip(1))).logits()
     broken = "the answer to a query depends on its place among the queries"
-    return broken if logits_differ(turned.flip(1), probe.logits(), probe.searches) else None
+    return broken if do_logits_differ(turned.flip(1), probe.logits(), probe.searches) else None
 
 
-def query_dependence_fault(probe: ContractProbe) -> str | None:
+def find_query_dependence_fault(probe: ContractProbe) -> str | None:
     """Check that a query's answer does not depend on the other queries, unless the class is declared transductive."""
     if probe.method.transductive:
         return None
     alone = replace(probe, query=map_tensors(probe.query, lambda x: x[:, :1])).logits()
     broken = "the answer to a query depends on the other queries"
-    return broken if logits_differ(alone, probe.logits()[:, :1], probe.searches) else None
+    return broken if do_logits_differ(alone, probe.logits()[:, :1], probe.searches) else None
 
 
 Rule = Callable[[ContractProbe], str | None]  # returns how a method breaks it; None where it does not
 RULES_IN_EVERY_RUN: tuple[Rule, ...] = (
-    input_change_fault,
-    repeat_fault,
-    episode_dependence_fault,
-    query_order_fault,
-    query_dependence_fault,
+    find_input_change_fault,
+    find_repeat_fault,
+    find_episode_dependence_fault,
+    find_query_order_fault,
+    find_query_dependence_fault,
 )
 
 
@@ -209,7 +209,7 @@ def check_answers(probe: ContractProbe) -> Tensor:
         UserError: it breaks one; the message names it.
     """
     for rule in RULES_IN_EVERY_RUN:
-        exact = rule in (input_change_fault, repeat_fault)
+        exact = rule in (find_input_change_fault, find_repeat_fault)
         if (broken := rule(probe)) and (exact or not holds_in_float64(rule, probe)):
             raise UserError(f"method {probe.name!r} breaks the contract: {broken}")
     return probe.logits()
@@ -226,7 +226,7 @@ def check_repeated(probe: ContractProbe, answers: Tensor) -> None:
     Raises:
         UserError: the answers are others: the method keeps something between calls.
     """
-    if logits_differ(probe.logits(), answers, probe.searches):
+    if do_logits_differ(probe.logits(), answers, probe.searches):
         raise UserError(
             f"method {probe.name!r} breaks the contract: after the evaluation it answers its first episodes otherwise "
             "than before; it keeps something between calls"
@@ -243,7 +243,7 @@ def holds_in_float64(rule: Callable[[Any], str | None], probe: Any) -> bool:
         probe: the question that breaks the rule; ``probe.as_float64()`` has it in double precision.
     """
     try:
-        with naming_errors("", probe.method):
+        with name_method_in_errors("", probe.method):
             return not rule(probe.as_float64())
     except UserError:
         return False  # a method that works in single precision alone

@@ -19,7 +19,7 @@ from typing import Any
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import LAZY
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import EXECUTED_KEY, FROM_KEY, method_source, neighbour_modules
+from ifsl_bench.plugin.method_source import EXECUTED_KEY, FROM_KEY, hash_method_source, neighbour_modules
 from ifsl_bench.plugin.options import check_method, default_options
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, format_error_location, unknown_name_error
@@ -39,19 +39,19 @@ class MethodRef:
     @property
     def distribution(self) -> dict[str, str]:
         """Name and version of the package that registers it; empty for a class that is not registered."""
-        points = [] if self.file else registry.owning_entry_points(registry.METHOD_GROUP, self.name)
+        points = [] if self.file else registry.find_owning_entry_points(registry.METHOD_GROUP, self.name)
         return registry.distribution_name_and_version(points[0]) if points else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A class from a file cannot be imported by its name elsewhere: the file is read there.
         if self.file:
-            return _unpickle_method_ref, (self.file, method_source(self.method))
+            return _unpickle_method_ref, (self.file, hash_method_source(self.method))
         return type(self), (self.name, self.method)
 
 
 def _unpickle_method_ref(file: str, source: str) -> MethodRef:
     chosen = find_method(file)[0]
-    if method_source(chosen.method) != source:
+    if hash_method_source(chosen.method) != source:
         raise UserError(f"{file} has changed since it was chosen; start the run again")
     return chosen
 
@@ -77,7 +77,7 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
         )
     path, _, wanted = reference.rpartition(".py:") if ".py:" in reference else (reference.removesuffix(".py"), "", "")
     if path == reference:  # no file
-        if reference == LAZY and not registry.owning_entry_points(registry.METHOD_GROUP, reference):
+        if reference == LAZY and not registry.find_owning_entry_points(registry.METHOD_GROUP, reference):
             raise UserError(
                 "lazy, the model that never answers with a novel class, needs no run: tables of tasks in sessions "
                 "compute its row from each A_0 of the other rows ('ifsl-bench table tiny-features-sessions')"
@@ -99,7 +99,9 @@ def _registered_name(method: type) -> str:
     for point in points.values():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
             return point.name
-    taken = {name.lower() for name in (*points, *registry.all_shorthands())}  # file names may not tell cases apart
+    taken = {
+        name.lower() for name in (*points, *registry.list_shorthands_by_name())
+    }  # file names may not tell cases apart
     if method.__name__.lower() in taken:
         raise UserError(
             f"class {method.__qualname__} has the name of a registered method, {method.__name__.lower()} "
@@ -126,7 +128,7 @@ def format_label(method: type[Method], name: str, options: Mapping[str, Any], ta
     return [called, *(f"{key}={format_value(value)}" for key, value in options.items() if key not in named_keys)]
 
 
-def searched_options(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:
+def searched_option_names(method: type[Method], fixed_options: Container[str], trials: int) -> list[str]:
     """Return the options that are chosen on validation episodes, and ``train.rate`` for the rate of meta-training.
 
     Args:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import paper_label, papers_of_method
+from ifsl_bench.plugin.bibliography import display_label_in_paper, papers_of_method
 from ifsl_bench.plugin.display_names import display_names_by_row
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.options import declared_options, is_trainable, option_grid, search_space
+from ifsl_bench.plugin.options import declared_option_grid, declared_options, declared_search_space, is_trainable
 from ifsl_bench.plugin.space import RATE_NAME, Range
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_value
@@ -103,11 +103,11 @@ def describe_method(name: str) -> MethodDescription:
     Raises:
         UserError: there is no such method, or it cannot be used.
     """
-    papers, title = papers_of_method(name), paper_label(name) if paper_label(name) != name else ""
+    papers, title = papers_of_method(name), display_label_in_paper(name) if display_label_in_paper(name) != name else ""
     title = ": ".join(
         filter(None, [title or name, display_names_by_row()[name].says if name in display_names_by_row() else ""])
     )
-    of_papers = [("paper", f"{paper.field('title')} ({paper.author_year})") for paper in papers]
+    of_papers = [("paper", f"{paper.read_bibtex_field('title')} ({paper.author_year})") for paper in papers]
     try:
         chosen, meant = find_method(name)
     except UserError as error:
@@ -117,7 +117,7 @@ def describe_method(name: str) -> MethodDescription:
         return MethodDescription(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), "")
     kind = chosen.method
     text, means = split_docstring((inspect.getdoc(kind) or "").replace("``", "`"))
-    space, grid = search_space(kind), option_grid(kind)
+    space, grid = declared_search_space(kind), declared_option_grid(kind)
     options = [
         {
             "option": option.name,
@@ -182,7 +182,7 @@ def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
 def methods_listed_by_shorthand() -> dict[str, list[str]]:
     """Return the methods that the list shows under their shorthands alone, with these."""
     shorthands: dict[str, list[str]] = {}
-    for shorthand, ways in registry.all_shorthands().items():
+    for shorthand, ways in registry.list_shorthands_by_name().items():
         for point, _, _ in ways:
             shorthands.setdefault(point.name, []).append(shorthand)
     return dict(sorted(shorthands.items()))

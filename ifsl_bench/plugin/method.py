@@ -475,7 +475,7 @@ class AdditiveClassifier(Method):
         return Prediction(torch.cat(logits, -1))
 
 
-def joint_logits_so_far(base: Tensor, earlier: Tensor | None) -> Tensor:
+def join_logits_so_far(base: Tensor, earlier: Tensor | None) -> Tensor:
     """Return logits [E, S, K + (t - 1) N] of all classes met before a session.
 
     Args:
@@ -548,7 +548,7 @@ def forbid_writes(name: str, *given: Base | Support | Query) -> Iterator[None]:
     tensors = {
         f"{type(of).__name__.lower()}.{key}": x
         for of in given
-        for key, x in tensors_of(of).items()
+        for key, x in named_tensors_of(of).items()
         if _counts_changes(x)
     }
     before = [x._version for x in tensors.values()]
@@ -558,7 +558,7 @@ def forbid_writes(name: str, *given: Base | Support | Query) -> Iterator[None]:
             raise UserError(f"method {name!r} breaks the contract: it writes into {key}")
 
 
-def tensors_of(given: Base | Support | Query) -> dict[str, Tensor]:
+def named_tensors_of(given: Base | Support | Query) -> dict[str, Tensor]:
     """Return all tensors of what a method is given, by name."""
     extras = given.extras if isinstance(given, Base) else {}
     named = {**vars(given), **{f"extras[{name!r}]": x for name, x in extras.items()}}
@@ -571,7 +571,7 @@ def _counts_changes(value: Any) -> bool:
 
 
 @contextmanager
-def naming_errors(name: str, method: Method, *given: Base | Support | Query) -> Iterator[None]:
+def name_method_in_errors(name: str, method: Method, *given: Base | Support | Query) -> Iterator[None]:
     """Re-raise errors of a method as :class:`UserError` that names it.
 
     Args:
@@ -592,7 +592,7 @@ def naming_errors(name: str, method: Method, *given: Base | Support | Query) -> 
         raise UserError(f"method {name!r} failed: {told} (ifsl-bench --traceback ... prints all of it)") from error
 
 
-def ask_method(method: Method, name: str, support: Support, query: Query) -> Prediction:
+def predict_with_method(method: Method, name: str, support: Support, query: Query) -> Prediction:
     """Return the method's answer, not yet checked.
 
     Args:
@@ -602,9 +602,9 @@ def ask_method(method: Method, name: str, support: Support, query: Query) -> Pre
         query: queries of the episodes, [E, Q, D].
 
     Raises:
-        UserError: as :func:`naming_errors`, and for logits on another device.
+        UserError: as :func:`name_method_in_errors`, and for logits on another device.
     """
-    with naming_errors(name, method, support, query, method.base):
+    with name_method_in_errors(name, method, support, query, method.base):
         prediction = method(support, query)
     logits = getattr(prediction, "logits", None)
     if isinstance(logits, Tensor) and logits.device != query.features.device:
@@ -615,7 +615,7 @@ def ask_method(method: Method, name: str, support: Support, query: Query) -> Pre
     return prediction
 
 
-class NonFinite(UserError):
+class NonFiniteLogitsError(UserError):
     """A method answered with NaN or +inf, or with -inf for a class in play."""
 
 
@@ -669,7 +669,7 @@ def check_shapes(name: str, prediction: Any, episodes: int, queries: int, classe
     return prediction
 
 
-def nonfinite_episodes(prediction: Prediction, masked: Tensor) -> Tensor:
+def count_nonfinite_episodes(prediction: Prediction, masked: Tensor) -> Tensor:
     """Return [E] bool, whether any of an episode's logits is NaN or +inf, or -inf for a class in play.
 
     Args:
@@ -683,7 +683,7 @@ def nonfinite_episodes(prediction: Prediction, masked: Tensor) -> Tensor:
 
 
 def check_finite(name: str, bad: int, episodes: int, of: str = "episodes of a batch") -> None:
-    """Raise :class:`NonFinite` if some of a batch's episodes are :func:`nonfinite_episodes`.
+    """Raise :class:`NonFiniteLogitsError` if some of a batch's episodes are :func:`count_nonfinite_episodes`.
 
     Args:
         name: the method's name in errors.
@@ -695,7 +695,7 @@ def check_finite(name: str, bad: int, episodes: int, of: str = "episodes of a ba
         NonFinite: ``bad`` is not 0.
     """
     if bad:
-        raise NonFinite(
+        raise NonFiniteLogitsError(
             f"method {name!r} returned NaN or infinite logits in {bad} of {episodes} {of}, "
             f"expected finite ones (or -inf for a base class that is out of play)"
         )
@@ -718,7 +718,7 @@ def check_prediction(name: str, prediction: Any, masked: Tensor, queries: int, n
     """
     episodes, classes = masked.shape
     check_shapes(name, prediction, episodes, queries, classes + novel)
-    check_finite(name, int(nonfinite_episodes(prediction, masked).sum()), episodes, *of)
+    check_finite(name, int(count_nonfinite_episodes(prediction, masked).sum()), episodes, *of)
     return prediction
 
 

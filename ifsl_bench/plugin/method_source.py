@@ -25,8 +25,8 @@ INSTALL_FOLDERS = ("site-packages", "dist-packages")  # folders where a module's
 NODES_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return whether two records of origin are of one method: ``method_source``, ``revision``, ``distribution``.
+def is_same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two records of origin are of one method: ``hash_method_source``, ``revision``, ``distribution``.
 
     Records of revision 0 may leave it out.
 
@@ -34,25 +34,25 @@ def same_method(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
         first: one record.
         second: the other one.
     """
-    return _identity_key(first) == _identity_key(second)
+    return _method_identity_key(first) == _method_identity_key(second)
 
 
-def _identity_key(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
+def _method_identity_key(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
     distribution = made_by.get("distribution")
     own = isinstance(distribution, dict) and distribution.get("name") == OWN_PACKAGE
     return made_by.get("revision", 0), OWN_PACKAGE if own else made_by.get("method_source")
 
 
-def method_source(method: type[Method]) -> str:
-    """Return :func:`class_source_hash` of a method."""
+def hash_method_source(method: type[Method]) -> str:
+    """Return :func:`hash_class_source` of a method."""
     from ifsl_bench.plugin.adapting import Adapting
     from ifsl_bench.plugin.method import AdditiveClassifier, Method
 
-    return class_source_hash(method, (Method, AdditiveClassifier, Adapting))
+    return hash_class_source(method, (Method, AdditiveClassifier, Adapting))
 
 
 @lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
-def class_source_hash(plugin: type, contract: tuple[type, ...]) -> str:
+def hash_class_source(plugin: type, contract: tuple[type, ...]) -> str:
     """Return 16 hex digits that change with the syntax of a class's own package or file, comments aside.
 
     Base classes from elsewhere count with theirs. A file counts with the modules next to it that it imports. A class
@@ -78,17 +78,17 @@ def _syntax_of_modules(kind: type, module: ModuleType | None) -> Iterator[str]:
     )  # whose modules have a method each, or none
     files = {path: path.read_bytes() for folder in folders for path in sorted(Path(folder).rglob("*.py"))}
     if not files:
-        path, content = _executed_source(module)
+        path, content = _read_executed_source(module)
         if content is None:
             yield repr(list(_code_and_constants(kind, module, set())))
             return
         files = {path: content}
         if package is module and not set(INSTALL_FOLDERS) & set(path.parts):
             _add_neighbour_modules(path, files)
-    yield from map(_syntax_text, files.values())
+    yield from map(_normalised_syntax_text, files.values())
 
 
-def _executed_source(module: ModuleType | None) -> tuple[Path, bytes | None]:
+def _read_executed_source(module: ModuleType | None) -> tuple[Path, bytes | None]:
     """Return the path of a module and the source it was made from; None where there is no file."""
     path, content = Path(getattr(module, "__file__", None) or ""), getattr(module, EXECUTED_KEY, None)
     if isinstance(content, bytes):
@@ -123,7 +123,7 @@ def _add_neighbour_modules(path: Path, files: dict[Path, bytes]) -> None:
                     _add_neighbour_modules(neighbour, files)
 
 
-def _syntax_text(content: bytes) -> str:
+def _normalised_syntax_text(content: bytes) -> str:
     """Return the syntax of a module without comments and docstrings, as text that is the same for equal trees."""
     if (tree := _parse_or_none(content)) is None:
         return repr(content)

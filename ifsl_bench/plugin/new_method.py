@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from ifsl_bench.plugin.registry import METHOD_GROUP, all_shorthands, registered_entry_points
+from ifsl_bench.plugin.registry import METHOD_GROUP, list_shorthands_by_name, registered_entry_points
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import translate_disk_errors
 
@@ -168,7 +168,7 @@ def write_new_method(name: str, package: bool = False, images: bool = False) -> 
     if path.exists() or path.is_symlink():
         raise UserError(f"methods new: {path} is there already; remove it, or choose another name")
     if {name.lower(), kind.lower()} & {
-        taken.lower() for taken in (*registered_entry_points(METHOD_GROUP), *all_shorthands())
+        taken.lower() for taken in (*registered_entry_points(METHOD_GROUP), *list_shorthands_by_name())
     }:
         raise UserError(f"methods new: there is a method {name!r} ('ifsl-bench methods'); choose another name")
     if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place

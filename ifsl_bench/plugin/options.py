@@ -210,7 +210,7 @@ def _option_type(method: type[Method], constructor: Any, parameter: inspect.Para
     return kind
 
 
-def search_space(method: type[Method]) -> Space:
+def declared_search_space(method: type[Method]) -> Space:
     """Return the method's space with every number converted to its option's type; learning rates are floats.
 
     Raises:
@@ -225,7 +225,7 @@ def search_space(method: type[Method]) -> Space:
     return space
 
 
-def option_grid(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any, ...]]:
+def declared_option_grid(method: type[Method], sessions: bool = False) -> dict[str, tuple[Any, ...]]:
     """Return the method's grid with every value converted to its option's type.
 
     Args:
@@ -353,10 +353,10 @@ def _make_small_method(method: type[Method], options: Mapping[str, Any]) -> Meth
     with torch.random.fork_rng(devices=[]):
         images = torch.rand(12, 8), torch.arange(6).repeat_interleave(2)  # classes vary, as covariances need it
         base = Base(small, torch.zeros(6), small, 1.0, counts, torch.eye(8), lambda: images)
-        return make_method(method, with_example_extras(base, method), 5, options)
+        return make_method(method, add_example_extras(base, method), 5, options)
 
 
-def with_example_extras(base: Base, method: type[Method]) -> Base:
+def add_example_extras(base: Base, method: type[Method]) -> Base:
     """Return a made-up base classifier with the extras that a method needs, made up as well.
 
     Args:
@@ -367,12 +367,12 @@ def with_example_extras(base: Base, method: type[Method]) -> Base:
         UserError: its ``example_extras`` are not what it needs.
     """
     made = method.example_extras(*base.weight.shape)
-    if missing := missing_extras(method, made):
+    if missing := list_missing_extras(method, made):
         raise UserError(f"{method.__qualname__}.example_extras makes no {missing[0]!r}, which the method needs")
     return replace(base, extras={name: x.to(base.weight) for name, x in made.items()})
 
 
-def missing_extras(method: type[Method], names: Iterable[str]) -> list[str]:
+def list_missing_extras(method: type[Method], names: Iterable[str]) -> list[str]:
     """Return the extras of a recipe that a method needs and lacks.
 
     Args:
@@ -413,7 +413,7 @@ def resolve_options(
             raise UserError(
                 f"option {key!r} of method {name!r} takes {options[key].type_text}, not {value!r}"
             ) from None
-    return without_defaults(method, resolved, task, trials)
+    return drop_default_values(method, resolved, task, trials)
 
 
 def default_options(method: type[Method], task: Task) -> dict[str, Any]:
@@ -441,7 +441,7 @@ def default_options(method: type[Method], task: Task) -> dict[str, Any]:
     return {key: option.default for key, option in options.items()} | own
 
 
-def without_defaults(method: type[Method], values: Mapping[str, Any], task: Task, trials: int = 0) -> dict[str, Any]:
+def drop_default_values(method: type[Method], values: Mapping[str, Any], task: Task, trials: int = 0) -> dict[str, Any]:
     """Return options in the constructor's order, without defaults that would not be searched if they were left out.
 
     So one setting has one label.
@@ -459,7 +459,7 @@ def without_defaults(method: type[Method], values: Mapping[str, Any], task: Task
 # -- the rules that a class keeps to, checked before anything is computed
 
 
-def _is_mapping(value: Any, of: type, to: Callable[[Any], bool]) -> bool:
+def _is_mapping_of_valid_entries(value: Any, of: type, to: Callable[[Any], bool]) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, of) and to(entry) for key, entry in value.items())
 
 
@@ -485,19 +485,20 @@ ATTRIBUTE_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a tuple of names of a recipe's extras",
     ),
     "requires": (
-        lambda needs: _is_mapping(needs, str, lambda command: isinstance(command, str)),
+        lambda needs: _is_mapping_of_valid_entries(needs, str, lambda command: isinstance(command, str)),
         "module -> the command that installs it",
     ),
     "shorthands": (
-        lambda names: _is_mapping(names, str, lambda options: isinstance(options, Mapping)),
+        lambda names: _is_mapping_of_valid_entries(names, str, lambda options: isinstance(options, Mapping)),
         "name -> the options that it stands for",
     ),
     "space": (
-        lambda space: _is_mapping(space, object, lambda values: isinstance(values, (Range, Choices))),
+        lambda space: _is_mapping_of_valid_entries(space, object, lambda values: isinstance(values, (Range, Choices))),
         "option -> ifsl_bench.Range or ifsl_bench.Choices",
     ),
     **dict.fromkeys(
-        ("grid", "session_grid"), (lambda grid: _is_mapping(grid, object, _is_filled_list), "option -> values to try")
+        ("grid", "session_grid"),
+        (lambda grid: _is_mapping_of_valid_entries(grid, object, _is_filled_list), "option -> values to try"),
     ),
 }
 
@@ -554,12 +555,12 @@ def check_method(method: Any, called_in_error: str = "") -> None:
         raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE_NAME!r}")
     if strange := [key for key in method.grid if key not in space or key not in options]:
         raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
-    rate = search_space(method).get(RATE_NAME)
+    rate = declared_search_space(method).get(RATE_NAME)
     if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
         raise UserError(f"{called}.space[{RATE_NAME!r}] is {rate}, but a learning rate is positive")
     if strange := [key for key in method.session_grid if key not in method.grid]:
         raise UserError(f"{called}.session_grid names {strange[0]!r}, which is no option of its grid")
-    option_grid(method, sessions=True)
+    declared_option_grid(method, sessions=True)
     default = {name: option.default for name, option in options.items()}
     for name in ("label", "keeps_supports", "gpu_min_episodes"):
         try:

@@ -85,7 +85,7 @@ def distribution_name_and_version(point: EntryPoint) -> dict[str, str]:
     return {"name": distribution_name(point), "version": point.dist.version if point.dist else "?"}
 
 
-def same_package(a: str, b: str) -> bool:
+def is_same_package(a: str, b: str) -> bool:
     """Return whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503).
 
     Args:
@@ -96,7 +96,7 @@ def same_package(a: str, b: str) -> bool:
     return first == second
 
 
-def owning_entry_points(group: str, name: str) -> list[EntryPoint]:
+def find_owning_entry_points(group: str, name: str) -> list[EntryPoint]:
     """Return the entry points of a name: several where packages dispute it and :func:`load_plugin` refuses it.
 
     Args:
@@ -119,7 +119,7 @@ def load_plugin(group: str, name: str) -> Plugin:
         group: of entry points.
         name: of the plugin.
     """
-    points = owning_entry_points(group, name)
+    points = find_owning_entry_points(group, name)
     if len(points) > 1:
         whose = [distribution_name(point) for point in points]
         problem = f"ambiguous: {' and '.join(whose)} register it; uninstall all but one of them"
@@ -159,7 +159,7 @@ def get_registered(group: str, kind: str, name: str) -> Any:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
         MissingDependencyError: something has to be installed first.
     """
-    if not owning_entry_points(group, name):
+    if not find_owning_entry_points(group, name):
         raise unknown_name_error(kind, name, registered_entry_points(group), see=LIST_COMMANDS.get(group, ""))
     plugin = load_plugin(group, name)
     if plugin.problem:
@@ -168,7 +168,7 @@ def get_registered(group: str, kind: str, name: str) -> Any:
     return plugin.value
 
 
-def names_file(method: str) -> bool:
+def refers_to_file(method: str) -> bool:
     """Return whether a method is a Python file, whose code runs when it is looked up."""
     return ".py:" in method or method.endswith(".py")
 
@@ -192,22 +192,25 @@ def resolve_method(name: str) -> tuple[str, type[Method], dict[str, Any]]:
     Raises:
         UserError: as :func:`get_method`; a name that several have; or a method whose shorthands are names of others.
     """
-    if owning_entry_points(METHOD_GROUP, name):
+    if find_owning_entry_points(METHOD_GROUP, name):
         kind = get_method(name)
         check_label_is_free(name, name, f"method {name!r}")
         check_shorthands(name, kind)
         return name, kind, {}
-    shorthands = shorthands_named(name)
+    shorthands = find_shorthands_named(name)
     if not shorthands:
         label = parse_label(name)
-        if label.name != name and label.name in {**registered_entry_points(METHOD_GROUP), **all_shorthands()}:
+        if label.name != name and label.name in {**registered_entry_points(METHOD_GROUP), **list_shorthands_by_name()}:
             raise UserError(
                 f"{name!r} is the label of a row, which is run with {shlex.join(label.command_line_words)}; "
                 "its method: "
                 f"ifsl-bench methods {label.name}"
             )
         raise unknown_name_error(
-            "method", name, [*registered_entry_points(METHOD_GROUP), *all_shorthands()], see=LIST_COMMANDS[METHOD_GROUP]
+            "method",
+            name,
+            [*registered_entry_points(METHOD_GROUP), *list_shorthands_by_name()],
+            see=LIST_COMMANDS[METHOD_GROUP],
         )
     if len(shorthands) > 1:
         whose = " and ".join(f"{point.name} of {distribution_name(point)}" for point, *_ in shorthands)
@@ -239,11 +242,11 @@ def check_label_is_free(label: str, name: str, what: str) -> None:
         name: the method's name.
         what: the label in errors.
     """
-    others = [(point, f"method {point.name}") for point in owning_entry_points(METHOD_GROUP, label)]
-    others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_named(label)]
+    others = [(point, f"method {point.name}") for point in find_owning_entry_points(METHOD_GROUP, label)]
+    others += [(point, f"a shorthand of method {point.name}") for point, *_ in find_shorthands_named(label)]
     for point, kind in others:
         if point.name != name:
-            mine = owning_entry_points(METHOD_GROUP, name)
+            mine = find_owning_entry_points(METHOD_GROUP, name)
             by = f" (package {distribution_name(mine[0])})" if mine else ""
             raise UserError(
                 f"{what}{by} is also {kind} (package {distribution_name(point)}); one of them needs another name"
@@ -253,7 +256,7 @@ def check_label_is_free(label: str, name: str, what: str) -> None:
 Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, and the class and options it stands for
 
 
-def shorthands_named(name: str) -> list[Shorthand]:
+def find_shorthands_named(name: str) -> list[Shorthand]:
     """Return the shorthands of that name; of the suite's methods only the one that has it is loaded."""
     suite = suite_methods()
     points = [
@@ -264,7 +267,7 @@ def shorthands_named(name: str) -> list[Shorthand]:
     return [shorthand for called, shorthand in _iterate_shorthands(points) if called == name]
 
 
-def all_shorthands() -> dict[str, list[Shorthand]]:
+def list_shorthands_by_name() -> dict[str, list[Shorthand]]:
     """Return all shorthands by name."""
     by_name: dict[str, list[Shorthand]] = {}
     for name, shorthand in _iterate_shorthands(registered_entry_points(METHOD_GROUP).values()):

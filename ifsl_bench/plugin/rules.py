@@ -20,19 +20,19 @@ from ifsl_bench.plugin.episode_contract import (
     RULES_IN_EVERY_RUN,
     ContractProbe,
     Rule,
-    input_change_fault,
-    logits_differ,
+    describe_ties,
+    do_logits_differ,
+    find_input_change_fault,
     rule_in_words,
-    ties_remark,
 )
-from ifsl_bench.plugin.method import Base, Method, Query, Support, format_failure, naming_errors
-from ifsl_bench.plugin.options import make_method, remake_method, with_example_extras
+from ifsl_bench.plugin.method import Base, Method, Query, Support, format_failure, name_method_in_errors
+from ifsl_bench.plugin.options import add_example_extras, make_method, remake_method
 from ifsl_bench.utils.errors import UserError, format_class_and_message
 
 PARALLEL_COPIES = 3  # that answer at once, and twice as many answers
 
 
-def hidden_class_fault(probe: ContractProbe) -> str | None:
+def find_hidden_class_fault(probe: ContractProbe) -> str | None:
     """Check that the values of a hidden base class change no answer about the others."""
     hidden = probe.support.hidden
     if not hidden.any():
@@ -56,17 +56,19 @@ def hidden_class_fault(probe: ContractProbe) -> str | None:
     shifted = replace(probe, support=s, query=q, method=method)
     expected, found = (question.logits()[there].log_softmax(-1) for question in (probe, shifted))
     return (
-        "a hidden base class leaves a trace in the answers" if logits_differ(found, expected, probe.searches) else None
+        "a hidden base class leaves a trace in the answers"
+        if do_logits_differ(found, expected, probe.searches)
+        else None
     )
 
 
-def support_order_fault(probe: ContractProbe) -> str | None:
+def find_support_order_fault(probe: ContractProbe) -> str | None:
     """Check that the images of a class come in no particular order."""
     s, ways = probe.support, probe.method.ways
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
-    return broken if logits_differ(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else None
+    return broken if do_logits_differ(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else None
 
 
 def label_order_fault(probe: ContractProbe) -> str | None:
@@ -79,10 +81,10 @@ def label_order_fault(probe: ContractProbe) -> str | None:
     base, novel = replace(probe, support=turned).logits().tensor_split([-ways], -1)
     broken = "the answers about a class depend on which label it has"
     expected = probe.logits()
-    return broken if logits_differ(torch.cat([base, novel.flip(-1)], -1), expected, searches=False) else None
+    return broken if do_logits_differ(torch.cat([base, novel.flip(-1)], -1), expected, searches=False) else None
 
 
-def parallel_copies_fault(probe: ContractProbe) -> str | None:
+def find_parallel_copies_fault(probe: ContractProbe) -> str | None:
     """Check that copies that answer at once, in threads, answer as one does, as the class declares."""
     if not probe.method.may_run_in_threads():
         return None
@@ -98,11 +100,13 @@ def parallel_copies_fault(probe: ContractProbe) -> str | None:
         return f"it cannot be copied, against parallel_copies: {format_class_and_message(error)}"
     with ThreadPoolExecutor(PARALLEL_COPIES) as pool:
         copies_answers = pool.map(answer, copies)
-        wrong = any(logits_differ(logits, expected, probe.searches) for answers in copies_answers for logits in answers)
+        wrong = any(
+            do_logits_differ(logits, expected, probe.searches) for answers in copies_answers for logits in answers
+        )
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else None
 
 
-def missing_images_fault(probe: ContractProbe) -> str | None:
+def find_missing_images_fault(probe: ContractProbe) -> str | None:
     """Check that without images of base classes the method works, or a UserError says that it needs them."""
     base, kind = replace(probe.method.base, images=None), type(probe.method)
     try:
@@ -117,7 +121,7 @@ def missing_images_fault(probe: ContractProbe) -> str | None:
     return None
 
 
-def gradient_fault(probe: ContractProbe) -> str | None:
+def find_gradient_fault(probe: ContractProbe) -> str | None:
     """Check that every parameter gets a finite gradient."""
     method = probe.method.train()
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
@@ -130,7 +134,7 @@ def gradient_fault(probe: ContractProbe) -> str | None:
         classes = logits.shape[-1]
         shown = torch.isfinite(logits[:, 0]).int()  # [E, K + N]
         labels = (shown * torch.arange(1, classes + 1)).argmax(-1, keepdim=True).expand(logits.shape[:2])
-        with naming_errors(probe.name, method):
+        with name_method_in_errors(probe.name, method):
             F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     for name, parameter in parameters.items():
         if parameter.grad is None:
@@ -142,12 +146,12 @@ def gradient_fault(probe: ContractProbe) -> str | None:
 
 EPISODE_RULES: tuple[Rule, ...] = (
     *RULES_IN_EVERY_RUN,
-    hidden_class_fault,
-    support_order_fault,
+    find_hidden_class_fault,
+    find_support_order_fault,
     label_order_fault,
-    parallel_copies_fault,
-    missing_images_fault,
-    gradient_fault,
+    find_parallel_copies_fault,
+    find_missing_images_fault,
+    find_gradient_fault,
 )
 
 
@@ -175,7 +179,7 @@ def make_random_probe(
         images = prototypes.repeat_interleave(len(within) // K, 0) + within[: len(within) // K * K]
         of_base = torch.arange(K).repeat_interleave(len(within) // K)
         base = Base(weight, 0.1 * bias, prototypes, 9.0, *moments, lambda: (images, of_base))
-        base = with_example_extras(base, kind)
+        base = add_example_extras(base, kind)
         method = make_method(kind, base, N, options).double().eval()
         means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
         of = labels, torch.arange(Q) % N
@@ -235,24 +239,26 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
-            if broken := input_change_fault(
+            if broken := find_input_change_fault(
                 make_random_probe(name, kind, options, *case)
             ):  # it would spoil the other rules too
-                yield rule_in_words(input_change_fault), broken
+                yield rule_in_words(find_input_change_fault), broken
                 return
             first = make_random_probe(name, kind, options, *case).with_search_flag()
         except UserError as error:
             with_base = "no base classes" if regular else "hidden base classes" if hide else "all base classes"
             raise UserError(f"{error}; asked with {shots} shot{'s' * (shots > 1)} and {with_base}") from error
         rules = [
-            rule for rule in EPISODE_RULES if rule is not parallel_copies_fault or first.method.may_run_in_threads()
+            rule
+            for rule in EPISODE_RULES
+            if rule is not find_parallel_copies_fault or first.method.may_run_in_threads()
         ]
         for rule in rules:
             if breaches.setdefault(rule, None):
                 continue
             try:  # with episodes of its own, since a method may write into them
                 probe = replace(make_random_probe(name, kind, options, *case), searches=first.searches)
-                with naming_errors(name, probe.method):
+                with name_method_in_errors(name, probe.method):
                     breaches[rule] = rule(probe)
             except UserError as error:
                 breaches[rule] = str(error)
@@ -261,7 +267,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
 
 
 @torch.no_grad()
-def remark_on_ties(name: str, kind: type[Method], options: Mapping[str, Any]) -> str | None:
+def describe_ties_of_method(name: str, kind: type[Method], options: Mapping[str, Any]) -> str | None:
     """Return a remark where a method's logits on made-up episodes are of low precision, or many are equal.
 
     Args:
@@ -272,4 +278,4 @@ def remark_on_ties(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     logits = make_random_probe(name, kind, options, 5, False, False).logits()
     if logits.dtype in (torch.float16, torch.bfloat16):
         return f"its logits are {logits.dtype}, where classes tie and the first of them is taken; return float32"
-    return ties_remark(logits)
+    return describe_ties(logits)

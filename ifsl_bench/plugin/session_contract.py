@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.plugin.episode_contract import (
+    do_logits_differ,
     holds_in_float64,
-    is_from_search,
-    logits_differ,
+    is_prediction_of_search,
     map_tensors,
     method_to_float64,
     rule_in_words,
@@ -33,7 +33,7 @@ from ifsl_bench.plugin.method import (
     Support,
     call_method,
     check_prediction,
-    naming_errors,
+    name_method_in_errors,
 )
 from ifsl_bench.plugin.rules import make_random_probe
 from ifsl_bench.solvers.tree import concatenate_trees, leaves
@@ -74,7 +74,7 @@ class SessionLearner:
         )
 
 
-def state_change_fault(learner: SessionLearner) -> str | None:
+def find_state_change_fault(learner: SessionLearner) -> str | None:
     """Check that learning a session leaves the state before it as it is."""
     first = learner.learn_sessions(learner.supports[:1])
     before = [x.clone() for x in leaves(first) if x is not None]
@@ -84,7 +84,7 @@ def state_change_fault(learner: SessionLearner) -> str | None:
     return "learning a session changes the state of the sessions before it" if changed else None
 
 
-def state_size_fault(learner: SessionLearner) -> str | None:
+def find_state_size_fault(learner: SessionLearner) -> str | None:
     """Check that the state is as large for one support image of a class as for more."""
     lean = learner.learn_sessions(
         [first_image_of_each_class(support, learner.method.ways) for support in learner.supports]
@@ -94,32 +94,32 @@ def state_size_fault(learner: SessionLearner) -> str | None:
     return None if sizes[0] == sizes[1] else "its state grows with the number of support images"
 
 
-def stale_state_fault(learner: SessionLearner) -> str | None:
+def find_stale_state_fault(learner: SessionLearner) -> str | None:
     """Check that an answer comes from the state that is given, whatever was learned since."""
     state = learner.learn_sessions()
     before = learner.method.answer(state, learner.query).logits
     learner.learn_sessions(learner.supports[1::-1])
     after = learner.method.answer(state, learner.query).logits
     broken = "the answer from a state changes when other sessions are learned: it keeps something beside the state"
-    return broken if logits_differ(after, before, learner.searches) else None
+    return broken if do_logits_differ(after, before, learner.searches) else None
 
 
-def sequence_dependence_fault(learner: SessionLearner) -> str | None:
+def find_sequence_dependence_fault(learner: SessionLearner) -> str | None:
     """Check that the answer to a sequence does not depend on the others in its batch."""
     whole = learner.logits()
     alone = torch.cat([learner.select_sequence(n).logits() for n in range(len(whole))])
     broken = "the answer to a sequence depends on the other sequences in its batch"
-    return broken if logits_differ(alone, whole, learner.searches) else None
+    return broken if do_logits_differ(alone, whole, learner.searches) else None
 
 
-def first_session_fault(learner: SessionLearner) -> str | None:
+def find_first_session_fault(learner: SessionLearner) -> str | None:
     """Check that one session is answered as the episode of the same support set."""
     episode = learner.method(learner.supports[0], learner.query).logits
     broken = "one session is answered otherwise than the same episode"
-    return broken if logits_differ(learner.logits(learner.supports[:1]), episode, learner.searches) else None
+    return broken if do_logits_differ(learner.logits(learner.supports[:1]), episode, learner.searches) else None
 
 
-def session_order_fault(learner: SessionLearner) -> str | None:
+def find_session_order_fault(learner: SessionLearner) -> str | None:
     """Check that a method that declares so answers alike in whatever order sessions come."""
     if not learner.method.order_free:
         return None
@@ -127,10 +127,12 @@ def session_order_fault(learner: SessionLearner) -> str | None:
     turned = learner.logits(learner.supports[1::-1])
     base, first, second = turned.split([turned.shape[-1] - 2 * ways, ways, ways], -1)
     broken = "the answer depends on the order of sessions, against order_free"
-    return broken if logits_differ(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else None
+    return (
+        broken if do_logits_differ(torch.cat([base, second, first], -1), learner.logits(), learner.searches) else None
+    )
 
 
-def one_pass_fault(learner: SessionLearner) -> str | None:
+def find_one_pass_fault(learner: SessionLearner) -> str | None:
     """Check that an AdditiveClassifier learns and answers sessions at once, as it declares, as it does one by one."""
     method = learner.method
     if not isinstance(method, AdditiveClassifier):
@@ -144,12 +146,18 @@ def one_pass_fault(learner: SessionLearner) -> str | None:
     parts = [concatenate_trees(states)] if method.per_class_state else states
     at_once = torch.cat([method.class_logits(state, query) for state in parts], -1)
     broken = "sessions learned and answered at once have other logits than one by one, against what it declares"
-    return broken if logits_differ(at_once, expected, learner.searches) else None
+    return broken if do_logits_differ(at_once, expected, learner.searches) else None
 
 
-ANSWER_RULES = (stale_state_fault, sequence_dependence_fault, first_session_fault, session_order_fault, one_pass_fault)
+ANSWER_RULES = (
+    find_stale_state_fault,
+    find_sequence_dependence_fault,
+    find_first_session_fault,
+    find_session_order_fault,
+    find_one_pass_fault,
+)
 FIRST_SEQUENCES = "first sequences"
-SESSION_RULES = (state_change_fault, state_size_fault, *ANSWER_RULES)
+SESSION_RULES = (find_state_change_fault, find_state_size_fault, *ANSWER_RULES)
 
 
 @torch.no_grad()
@@ -165,11 +173,11 @@ def check_sessions(name: str, method: Method, supports: Sequence[Support], query
     Raises:
         UserError: it breaks one; the message names it.
     """
-    with naming_errors(name, method):
+    with name_method_in_errors(name, method):
         episode = method(supports[0], query)
         hidden, queries = supports[0].hidden, query.features.shape[1]
         check_prediction(name, episode, hidden, queries, method.ways, FIRST_SEQUENCES)
-        learner = SessionLearner(method, supports, query, is_from_search(episode))
+        learner = SessionLearner(method, supports, query, is_prediction_of_search(episode))
         answer = call_method(Prediction, method.answer, learner.learn_sessions(), query)
         check_prediction(name, answer, hidden, queries, 2 * method.ways, f"{FIRST_SEQUENCES} after session 2")
         for rule in SESSION_RULES:
@@ -197,11 +205,11 @@ def check_session_rules(name: str, kind: type[Method], options: Mapping[str, Any
     whole = probe.support
     sessions = [map_tensors(whole, partial(torch.roll, shifts=t, dims=0)) for t in range(len(whole.features))]
     applies = {
-        session_order_fault: probe.method.order_free,
-        one_pass_fault: isinstance(probe.method, AdditiveClassifier),
+        find_session_order_fault: probe.method.order_free,
+        find_one_pass_fault: isinstance(probe.method, AdditiveClassifier),
     }
-    with naming_errors(name, probe.method):
-        learner = SessionLearner(probe.method, sessions, probe.query, is_from_search(probe.answer()))
+    with name_method_in_errors(name, probe.method):
+        learner = SessionLearner(probe.method, sessions, probe.query, is_prediction_of_search(probe.answer()))
         found = {rule: rule(learner) for rule in SESSION_RULES if applies.get(rule, True)}
     for rule, broken in found.items():
         yield rule_in_words(rule), broken

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.device import copy_to_host
+from ifsl_bench.backbones.device import copy_tensors_to_numpy
 from ifsl_bench.backbones.features import FeaturePool
 from ifsl_bench.plugin.method import (
     Method,
     Prediction,
     Query,
     Support,
-    ask_method,
     check_finite,
     check_prediction,
     check_shapes,
+    count_nonfinite_episodes,
     masked_logits,
-    nonfinite_episodes,
+    predict_with_method,
 )
 from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, PoolHits
@@ -43,7 +43,7 @@ def predict_batch(method: Method, name: str, batch: Batch, numbers: bool = True)
         numbers: whether its logits are looked at too, for which an accelerator has to be waited for.
     """
     episodes, queries = batch.labels.shape
-    prediction = ask_method(method, name, batch.support, batch.query)
+    prediction = predict_with_method(method, name, batch.support, batch.query)
     if numbers:
         return check_prediction(name, prediction, batch.masked_base_classes, queries, method.ways)
     return check_shapes(name, prediction, episodes, queries, batch.support.hidden.shape[1] + method.ways)
@@ -321,7 +321,7 @@ def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) ->
     margins = (np.empty((episodes, size), np.float32) for size in (base_queries, queries - base_queries))
     both, bad, right = Margins(*margins), np.empty(episodes, np.bool_), np.empty((2, *labels.shape), np.bool_)
     run_kernel(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad, right)
-    return [*counts], copy_to_host([*prediction.statistics.values()]), both, pairs, right, bad
+    return [*counts], copy_tensors_to_numpy([*prediction.statistics.values()]), both, pairs, right, bad
 
 
 def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> HitArrays:
@@ -343,14 +343,14 @@ def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> 
     margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float().masked_fill(~alone, torch.nan)
     right = torch.stack([joint, alone])
     values = (
-        nonfinite_episodes(prediction, batch.masked_base_classes),
+        count_nonfinite_episodes(prediction, batch.masked_base_classes),
         margin,
         batch.query_is_novel,
         right,
         *counts,
         *prediction.statistics.values(),
     )
-    bad, margin_values, is_novel, right_values, *rest = copy_to_host(values)
+    bad, margin_values, is_novel, right_values, *rest = copy_tensors_to_numpy(values)
     sides = (margin_values[of_side].reshape(len(margin_values), -1) for of_side in (~is_novel, is_novel))
     margins = Margins(*sides)
     pairs = margins.doubled_ordered_pairs() if base_queries else bad

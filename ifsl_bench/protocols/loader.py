@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.backbones.device import free_memory
+from ifsl_bench.backbones.device import free_device_memory_bytes
 from ifsl_bench.plugin.method import Method, Query, Support
 from ifsl_bench.protocols import calibration
 from ifsl_bench.protocols.calibration import Bias, CalibratedHits, Margins
@@ -260,7 +260,7 @@ def choose_block_size(loader: Loader, method: Method) -> int:
         loader: of the episodes or sequences.
         method: to evaluate.
     """
-    free = free_memory(loader.device)
+    free = free_device_memory_bytes(loader.device)
     each = loader.estimated_bytes_per_item + method.class_bytes * loader.n_novel_classes
     most = (
         min(MOST_EPISODES_ON_CPU, loader.cpu_block_bytes // each)

@@ -24,9 +24,9 @@ from ifsl_bench.plugin.method import (
     call_method,
     check_finite,
     check_shapes,
+    count_nonfinite_episodes,
     masked_logits,
-    naming_errors,
-    nonfinite_episodes,
+    name_method_in_errors,
 )
 from ifsl_bench.plugin.options import with_ways
 from ifsl_bench.protocols.calibration import Bias, Margins
@@ -378,7 +378,7 @@ class SessionEvaluator:
         self.supports_kept = loader.keeps_supports(method) if supports_kept is None else supports_kept
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.n_base_classes
         pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
-        with naming_errors(name, method, loader.base, pool, method.base):
+        with name_method_in_errors(name, method, loader.base, pool, method.base):
             self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
             self._base = method.base_logits(loader.base)[0]  # [B, K]
             if isinstance(method, AdditiveClassifier):
@@ -458,7 +458,7 @@ class SessionEvaluator:
             UserError, NonFinite: as :meth:`predict_all_sessions`.
         """
         ((prediction, _),) = self._predictions_by_session(method, batch, self.sessions)
-        bad = int(nonfinite_episodes(prediction, batch.hidden_classes).sum())
+        bad = int(count_nonfinite_episodes(prediction, batch.hidden_classes).sum())
         check_finite(self.name, bad, len(batch), "sequences of a batch")
         return masked_logits(prediction, batch.hidden_classes).argmax(-1)
 
@@ -482,7 +482,7 @@ class SessionEvaluator:
     def _predict_with_additive_classifier(self, method: AdditiveClassifier, batch: SequenceBatch) -> SequenceEvaluation:
         count, sessions = len(batch), self.sessions
         supports = batch.supports_by_session if method.uses_earlier_logits else [batch.sessions_as_episodes()]
-        with naming_errors(self.name, method, *supports, self._queries, self._pool, method.base):
+        with name_method_in_errors(self.name, method, *supports, self._queries, self._pool, method.base):
             learned = _learn_sessions(method, supports, (count, sessions))
             states = [session.state for session in learned]
             logits, base = self._novel_logits(method, states, batch)
@@ -551,7 +551,7 @@ class SessionEvaluator:
         for t in range(1, self.sessions + 1):
             support, query = batch.supports_by_session[t - 1], batch.queries_after_sessions(t)
             queries, classes = query.features.shape[1], self.classes + t * self.ways
-            with naming_errors(self.name, method, support, query, method.base):
+            with name_method_in_errors(self.name, method, support, query, method.base):
                 if step_by_step:
                     learned = call_method(SessionOutput, method.learn, support, state)
                     state = learned.state
@@ -609,7 +609,7 @@ class SessionEvaluator:
     def _predict_from_all_images(self, method: Method, batch: SequenceBatch) -> Prediction:
         """The answers of a classifier of all classes to all queries, trained on every image: a sequence at a time."""
         query, every = batch.queries_after_sessions(self.sessions), []
-        with naming_errors(self.name, method, query, method.base):
+        with name_method_in_errors(self.name, method, query, method.base):
             for at in range(len(batch)):
                 of_one = Query(query.features[at : at + 1], query.base_logits[at : at + 1])
                 every.append(self._whole(batch.all_training_images(at), of_one))
@@ -617,7 +617,7 @@ class SessionEvaluator:
         return Prediction(torch.cat([answer.logits for answer in every]), numbers)
 
     def _check_finite(self, logits: Sequence[Tensor], count: int, when: str = "") -> None:
-        """Raise :class:`NonFinite` where the best logits of some sequence are NaN or infinite."""
+        """Raise :class:`NonFiniteLogitsError` where the best logits of some sequence are NaN or infinite."""
         bad = torch.stack([~part.isfinite().flatten(1).all(1) for part in logits]).any(0)
         check_finite(self.name, int(bad.sum()), count, f"sequences of a batch{when}")
 

@@ -64,7 +64,8 @@ class TableRow:
 def list_table_rows(task_results: TaskResults, in_rank_order: bool = False) -> list[TableRow]:
     """Return comparable measured rows, lazy rows, other measured ones and published ones.
 
-    Published rows in sessions have a table of their own, see :func:`ifsl_bench.reporting.leaderboard.published_tables`.
+    Published rows in sessions have a table of their own, see
+    :func:`ifsl_bench.reporting.leaderboard.make_published_tables`.
 
     Args:
         task_results: the results of a task.
@@ -224,7 +225,7 @@ def fact_columns(task: Task, full: bool, recipes: bool = False) -> list[Column[T
         Column(
             "sd of seeds",
             _format_sd_of_seeds,
-            lambda entry: {"sd_of_seeds": round_or_none(entry.sd_of_seeds)},
+            lambda entry: {"sd_of_seeds": round_unless_nan(entry.sd_of_seeds)},
             drop_priority=7,
         ),
         Column("trials" if full else None, _format_trials, _trials_fields, min_fold_width=8),
@@ -282,7 +283,7 @@ def format_plus_minus(value: Estimate | PairedDifference | RowDifference, sign: 
     return mean if math.isnan(value.interval) else f"{mean} ± {value.interval:.2f}"
 
 
-def round_or_none(value: float, digits: int = 4) -> float | None:
+def round_unless_nan(value: float, digits: int = 4) -> float | None:
     """Return a number for programs, None for NaN.
 
     Args:
@@ -304,7 +305,7 @@ def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> 
 
     def fields(entry: TableRow) -> dict[str, float | None]:
         value = entry.values.get(name, UNKNOWN)
-        return {name: round_or_none(value.mean), f"{name}_interval": round_or_none(value.interval)}
+        return {name: round_unless_nan(value.mean), f"{name}_interval": round_unless_nan(value.interval)}
 
     def bold(entry: TableRow) -> bool:
         return ranked and name == "acc" and entry.ranked_row is not None and entry.ranked_row.may_be_best_row
@@ -337,7 +338,7 @@ def _session_accuracy_column(t: int, shown: bool) -> Column[TableRow]:
 
     def fields(entry: TableRow) -> dict[str, float | None]:
         value = entry.accuracy_after_sessions[t] if entry.accuracy_after_sessions else UNKNOWN
-        return {f"a_{t}": round_or_none(value.mean), f"a_{t}_interval": round_or_none(value.interval)}
+        return {f"a_{t}": round_unless_nan(value.mean), f"a_{t}_interval": round_unless_nan(value.interval)}
 
     return Column(
         f"A_{t}" if shown else None,
@@ -390,7 +391,7 @@ RANK = Column[TableRow](
 STATE = Column[TableRow](
     "bytes/class",
     _format_state_bytes,
-    lambda entry: {"state_bytes_per_class": round_or_none(_state_bytes(entry))},
+    lambda entry: {"state_bytes_per_class": round_unless_nan(_state_bytes(entry))},
     drop_priority=8,
     name="state",
     latex_heading="bytes/class",
@@ -498,8 +499,8 @@ def _difference_to_best_fields(entry: TableRow) -> dict[str, float | str | None]
     """Return the difference to the best row, and what papers print with their numbers."""
     gap = entry.ranked_row.difference_to_best if entry.ranked_row else None
     return {
-        "to_best": round_or_none(gap.mean) if gap else None,
-        "to_best_interval": round_or_none(gap.interval) if gap else None,
+        "to_best": round_unless_nan(gap.mean) if gap else None,
+        "to_best_interval": round_unless_nan(gap.interval) if gap else None,
         "common_seeds": entry.ranked_row.n_common_seeds if entry.ranked_row else None,
         "plus_minus_as_printed": entry.printed_interval,
         "note": entry.note or None,

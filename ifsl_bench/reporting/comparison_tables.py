@@ -29,7 +29,7 @@ from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.metrics import Estimate, PairedDifference
 from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
-from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
+from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_unless_nan
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
@@ -46,17 +46,17 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         )
         classes = comparison.class_intervals.get(name, NONE).interval
         return {
-            "difference": round_or_none(over.mean, 6),
-            "interval": round_or_none(over.interval, 6),
+            "difference": round_unless_nan(over.mean, 6),
+            "interval": round_unless_nan(over.interval, 6),
             "p": None if math.isnan(over.p_value) else over.p_value,
-            "difference_of_seeds": round_or_none(seeds.mean, 6),
-            "interval_of_seeds": round_or_none(seeds.interval, 6),
-            "interval_overall": round_or_none(both.interval, 6) if several or images else None,
+            "difference_of_seeds": round_unless_nan(seeds.mean, 6),
+            "interval_of_seeds": round_unless_nan(seeds.interval, 6),
+            "interval_overall": round_unless_nan(both.interval, 6) if several or images else None,
             "p_overall": both.p_value if (several or images) and not math.isnan(both.p_value) else None,
-            "interval_of_images": round_or_none(comparison.image_intervals.get(name, NONE).interval, 6),
+            "interval_of_images": round_unless_nan(comparison.image_intervals.get(name, NONE).interval, 6),
             "images_fixed": both.images_fixed,
-            "interval_of_classes": round_or_none(classes, 6),
-            "sd_of_classes": round_or_none(comparison.class_effect_sds.get(name, math.nan), 6),
+            "interval_of_classes": round_unless_nan(classes, 6),
+            "sd_of_classes": round_unless_nan(comparison.class_effect_sds.get(name, math.nan), 6),
             "classes": comparison.n_classes or None,
             "each_seed": [round(float(value), 6) for value in comparison.seed_differences[name]],
             "seeds": list(comparison.seeds),
@@ -223,15 +223,15 @@ def _format_printed_accuracy(pair: PublishedPair) -> str:
 def _published_comparison_fields(pair: PublishedPair) -> dict[str, float | str | int | None]:
     values, printed = pair.measured_row.summarise_metrics(), pair.published_row.values
     return {
-        "acc": round_or_none(values["acc"].mean),
-        "acc_interval": round_or_none(values["acc"].interval),
+        "acc": round_unless_nan(values["acc"].mean),
+        "acc_interval": round_unless_nan(values["acc"].interval),
         "printed": printed["acc"],
         "plus_minus_as_printed": printed.get("plus_minus_as_printed"),
-        "difference": round_or_none(pair.difference),
+        "difference": round_unless_nan(pair.difference),
         "band": pair.published_row.tolerance_band,
         "verdict": pair.tolerance_verdict,
         "apart": pair.incompatibility,
-        "delta": round_or_none(values["delta"].mean),
+        "delta": round_unless_nan(values["delta"].mean),
         "printed_delta": printed.get("delta"),
         "seeds": len(pair.measured_row.results),
         "source": pair.measured_row.origin,
@@ -350,15 +350,15 @@ def _variance_columns(
         def fields(entry: VarianceSplit) -> dict[str, float | None]:
             name = f"sd_{'single' if part == ONE else part.replace(' ', '_')}"
             values = _standard_deviations(entry.variances[part]) if part in entry.variances else (math.nan,) * 3
-            return {name + end: round_or_none(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
+            return {name + end: round_unless_nan(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
 
         return Column("a single one" if part == ONE else part, text, fields, drop_priority=sources[::-1].index(part))
 
     def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
         return {
             "task": task_results.task_name,
-            "mean": round_or_none(entry.mean_with_interval.mean),
-            "interval": round_or_none(entry.mean_with_interval.interval),
+            "mean": round_unless_nan(entry.mean_with_interval.mean),
+            "interval": round_unless_nan(entry.mean_with_interval.interval),
             "seeds": entry.n_seeds,
         }
 
@@ -391,10 +391,10 @@ def _wrong_sign_columns() -> list[Column[VarianceSplit]]:
     def fields(entry: VarianceSplit) -> dict[str, float | None]:
         sign = entry.wrong_sign_chance or WrongSignChance(math.nan, math.nan, math.nan, math.nan)
         return {
-            "wrong_sign": round_or_none(sign.chance),
-            "wrong_sign_low": round_or_none(sign.lower_limit),
-            "wrong_sign_high": round_or_none(sign.upper_limit),
-            "wrong_sign_made": round_or_none(sign.observed_share),
+            "wrong_sign": round_unless_nan(sign.chance),
+            "wrong_sign_low": round_unless_nan(sign.lower_limit),
+            "wrong_sign_high": round_unless_nan(sign.upper_limit),
+            "wrong_sign_made": round_unless_nan(sign.observed_share),
         }
 
     return [

@@ -12,7 +12,7 @@ from ifsl_bench.analysis.aggregate import FILE, PARTIAL, NovelBiasAggregate, See
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_or_none
+from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_unless_nan
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.schema import Result, StoredCalibration
 from ifsl_bench.utils.errors import escape_controls
@@ -50,7 +50,7 @@ def seed_table(row: SeedAggregate) -> Table[str]:
         return Column(
             heading,
             lambda name: f"{value[name]:.2f}",
-            lambda name: {field: round_or_none(value[name], digits)},
+            lambda name: {field: round_unless_nan(value[name], digits)},
             drop_priority=drop,
         )
 
@@ -88,8 +88,8 @@ def _session_table(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
 
         def fields(t: int) -> dict[str, float | None]:
             return {
-                f"{prefix}{name}": round_or_none(values[t].mean),
-                f"{prefix}{name}_interval": round_or_none(values[t].interval),
+                f"{prefix}{name}": round_unless_nan(values[t].mean),
+                f"{prefix}{name}_interval": round_unless_nan(values[t].interval),
             }
 
         heading = "Acc." if name == "acc" else row.protocol.metric_column(name).title
@@ -141,7 +141,7 @@ def _collect_facts(result: Result) -> dict[str, list[str]]:
     if "solves" in training:  # what did not happen is not listed
         training["solves"] = {key: count for key, count in training["solves"].items() if count != 0}
     pretraining = dict(result.pretraining)
-    accuracies = _format_in_words(pretraining.get("accuracy"), _format_percent)
+    accuracies = _format_fact_in_words(pretraining.get("accuracy"), _format_percent)
     facts = {
         "method": f"{result.label}, options {format_options(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
@@ -149,10 +149,10 @@ def _collect_facts(result: Result) -> dict[str, list[str]]:
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {accuracies or 'no accuracy'}",
-        "training": ", ".join(filter(None, [format_options(result.train), _format_in_words(training)])) or "none",
+        "training": ", ".join(filter(None, [format_options(result.train), _format_fact_in_words(training)])) or "none",
     }
     if validation:
-        facts["validation"] = f"by step: {_format_in_words(validation, _format_percent)}"
+        facts["validation"] = f"by step: {_format_fact_in_words(validation, _format_percent)}"
     if "recipe" in pretraining:
         knows = ", given the number of novel classes to come" if pretraining.get("knows_classes") else ""
         each = f"{pretraining['steps']:,} steps of {pretraining['passes']:g} passes"
@@ -173,8 +173,10 @@ def _collect_facts(result: Result) -> dict[str, list[str]]:
         facts["chosen at an end"] = f"{', '.join(result.edge)}: better values may lie beyond what was tried"
     facts |= {str(key): _format_statistic(values, len(result.episodes)) for key, values in result.solver.items()}
     facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
-    facts["cost"] = _format_in_words(result.cost)
-    facts |= {PROVENANCE.get(str(key), str(key)): _format_in_words(value) for key, value in result.provenance.items()}
+    facts["cost"] = _format_fact_in_words(result.cost)
+    facts |= {
+        PROVENANCE.get(str(key), str(key)): _format_fact_in_words(value) for key, value in result.provenance.items()
+    }
     return lines | {key: [text] for key, text in facts.items()}
 
 
@@ -183,13 +185,15 @@ def _format_statistic(values: Mapping[str, float], episodes: int) -> str:
     of = values.get("episodes", episodes)
     unusual = {"episodes": of} if of != episodes else {}
     unusual |= {"not finite": values["not_finite"]} if values.get("not_finite") else {}
-    return _format_in_words({key: values[key] for key in ("mean", "max") if key in values} | unusual)
+    return _format_fact_in_words({key: values[key] for key in ("mean", "max") if key in values} | unusual)
 
 
-def _format_in_words(value: object, write: Callable[[object], str] | None = None) -> str:
+def _format_fact_in_words(value: object, write: Callable[[object], str] | None = None) -> str:
     """Return a value in words: mappings as "name value, name value", numbers with six digits."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{str(key).replace('_', ' ')} {_format_in_words(part, write)}" for key, part in value.items())
+        return ", ".join(
+            f"{str(key).replace('_', ' ')} {_format_fact_in_words(part, write)}" for key, part in value.items()
+        )
     if write is not None:
         return write(value)
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -9,8 +9,8 @@ from dataclasses import replace
 from ifsl_bench.analysis.aggregate import COMPUTED, STORED, select_rows_with_metric
 from ifsl_bench.analysis.ranking import Ranking, common_setting
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.bibliography import paper_label
-from ifsl_bench.plugin.display_names import Paper, read_papers
+from ifsl_bench.plugin.bibliography import display_label_in_paper
+from ifsl_bench.plugin.display_names import PaperEntry, read_papers
 from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
@@ -35,7 +35,7 @@ NOT_COMPARABLE = (3, "Measured, not comparable")  # a block of a table: its plac
 Bold = set[tuple[TableRow, str]]  # entries, each with a metric
 
 
-def paper_tables(results_of_tasks: Sequence[TaskResults], full: bool = False, rank: bool = False) -> str:
+def make_latex_tables(results_of_tasks: Sequence[TaskResults], full: bool = False, rank: bool = False) -> str:
     """Return one ``table`` for tasks that differ in shots alone; it needs the packages booktabs and multirow.
 
     Variants of a task have a table of their own, whose caption says so. Rows that are not comparable (on other
@@ -95,7 +95,9 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
         if len(blocks) > 1 or block == NOT_COMPARABLE:
             width = 1 + len(results_of_tasks) * len(columns)
             body.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escape_latex(block[1])}}}}} \\")
-        for label, by_task in sorted(blocks[block].items(), key=lambda item: _line_order(item[1]), reverse=True):
+        for label, by_task in sorted(
+            blocks[block].items(), key=lambda item: _latex_row_sort_key(item[1]), reverse=True
+        ):
             cells = [
                 _format_cell(by_task.get(task_results.task_name), column, bold)
                 for task_results in results_of_tasks
@@ -195,7 +197,7 @@ def _sessions_header(columns: Sequence[Column[TableRow]]) -> list[str]:
     return [" & ".join([r"\multirow{2}{*}{Model}", over, *heads]) + r" \\", f" & {numbers}{' &' * len(heads)} " + r"\\"]
 
 
-def _line_order(entries: Mapping[str, TableRow]) -> tuple[int, float]:
+def _latex_row_sort_key(entries: Mapping[str, TableRow]) -> tuple[int, float]:
     """Return the key that orders lines: on how many of the tasks they are, then their mean accuracy there."""
     return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
 
@@ -210,12 +212,12 @@ def _block_place_and_title(entry: TableRow) -> tuple[int, str]:
         (paper.author_year for paper in read_papers("methods") if paper.key.startswith(entry.source)), entry.source
     )
     if text := read_bibtex_by_source().get(entry.source):
-        paper = Paper(entry.source, (), text).author_year
+        paper = PaperEntry(entry.source, (), text).author_year
     return (0, f"Published: {paper}") if entry.is_comparable else (1, f"Published, other protocol: {paper}")
 
 
 def _line_label(entry: TableRow, twice: Collection[str]) -> str:
-    parts = [paper_label(entry.label)]
+    parts = [display_label_in_paper(entry.label)]
     if entry.measured_row:
         parts += [entry.source] if entry.measured_row.origin != STORED and entry.label in twice else []
         parts += list_remarks(entry.measured_row)

@@ -16,7 +16,7 @@ from ifsl_bench.analysis.task_results import (
 )
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.reporting.columns import TableRow, list_table_rows, round_or_none, task_columns
+from ifsl_bench.reporting.columns import TableRow, list_table_rows, round_unless_nan, task_columns
 from ifsl_bench.reporting.notes import explain_calibration, rank_notes, recipe_notes, table_notes
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import SOURCE_KINDS, PublishedRow, PublishedSequence, published_task_names
@@ -50,23 +50,23 @@ PUBLISHED_NOTES = [
 ]
 
 
-def task_tables(
+def make_task_tables(
     task_results: TaskResults, full: bool = False, ranked: bool = False
 ) -> list[Table[TableRow] | Table[PublishedRow]]:
     """Return the table of a task, and for one in sessions the rows that papers print, in a table of their own.
 
     Args:
         task_results: the results of a task.
-        full: see :func:`task_table`.
-        ranked: see :func:`task_table`.
+        full: see :func:`make_task_table`.
+        ranked: see :func:`make_task_table`.
     """
-    printed = published_tables(task_results, full)
+    printed = make_published_tables(task_results, full)
     if printed and not (task_results.rows or task_results.incomparable_rows):
         return [*printed]
-    return [task_table(task_results, full, ranked), *printed]
+    return [make_task_table(task_results, full, ranked), *printed]
 
 
-def task_table(task_results: TaskResults, full: bool = False, ranked: bool = False) -> Table[TableRow]:
+def make_task_table(task_results: TaskResults, full: bool = False, ranked: bool = False) -> Table[TableRow]:
     """Return the table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
     Measured rows are placed as :meth:`ifsl_bench.analysis.ranking.Ranking.adjusted_mean` has it, by what they differ in
@@ -116,7 +116,7 @@ def task_table(task_results: TaskResults, full: bool = False, ranked: bool = Fal
     return Table(columns, entries, title, notes, is_own_row=_is_own_row, keeps_all_columns=full)
 
 
-def leaderboard_tables(
+def make_leaderboard_tables(
     results_of_tasks: Iterable[TaskResults], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[TableRow] | Table[PublishedRow]], str]:
     """Return the ranked tables of tasks and of their variants, and the notes below all of them.
@@ -124,7 +124,7 @@ def leaderboard_tables(
     Args:
         results_of_tasks: see :func:`add_variants`.
         results: see :func:`add_variants`.
-        full: see :func:`task_table`.
+        full: see :func:`make_task_table`.
         labels: see :func:`add_variants`.
     """
     shown = add_variants(results_of_tasks, results, labels)
@@ -133,17 +133,17 @@ def leaderboard_tables(
     closing = (
         RULE.format(names, join_or(protocol_of_task(task).interval_units_noun for task in ranked)) if ranked else ""
     )
-    return [table for task_results in shown for table in task_tables(task_results, full, ranked=True)], closing
+    return [table for task_results in shown for table in make_task_tables(task_results, full, ranked=True)], closing
 
 
-def short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
+def make_short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[list[Table[TableRow]], str]:
     """Return a table of the best three ranked rows and the user's own for each task, and a closing text.
 
     The tables have few columns, and the text tells where others are. Lazy rows of these are shown too.
     """
     tables, results_of_tasks = [], list(results_of_tasks)
     for task_results in results_of_tasks:
-        whole = task_table(task_results, ranked=True)
+        whole = make_task_table(task_results, ranked=True)
         best = {
             place.row
             for place in (
@@ -182,7 +182,7 @@ def _is_own_row(entry: TableRow) -> bool:
     return entry.measured_row is not None and entry.measured_row.origin != STORED
 
 
-def published_tables(task_results: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
+def make_published_tables(task_results: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
     """Return the table of what papers and authors print of a task in sessions, by method; none where there is nothing.
 
     Args:
@@ -221,7 +221,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
         return Column(
             protocol_of_task(task_results.task).metric_column(name).title,
             lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
-            lambda row: {name: round_or_none(row.values[name]) if name in row.values else None},
+            lambda row: {name: round_unless_nan(row.values[name]) if name in row.values else None},
             drop_priority=PUBLISHED_DROP.get(name, 0),
         )
 

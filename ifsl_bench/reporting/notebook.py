@@ -24,8 +24,8 @@ from ifsl_bench.analysis.task_results import (
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table, variance_tables
 from ifsl_bench.reporting.frames import Frame, Results
-from ifsl_bench.reporting.leaderboard import leaderboard_tables, task_tables
-from ifsl_bench.reporting.recipe_tables import grid_tables
+from ifsl_bench.reporting.leaderboard import make_leaderboard_tables, make_task_tables
+from ifsl_bench.reporting.recipe_tables import make_grid_tables
 from ifsl_bench.store.result_folder import packaged_results_folder, read_results
 from ifsl_bench.store.schema import Result, read_result
 from ifsl_bench.utils.errors import UserError
@@ -67,7 +67,7 @@ def table(
         tasks, as_name_tuple(methods), Paths.locate(home, results), as_name_tuple(recipe)
     )
     results_of_tasks = select_setting(results_of_tasks, setting) if setting else results_of_tasks
-    return Frame([table for task_results in results_of_tasks for table in task_tables(task_results, full)])
+    return Frame([table for task_results in results_of_tasks for table in make_task_tables(task_results, full)])
 
 
 def leaderboard(
@@ -100,7 +100,7 @@ def leaderboard(
     """
     folders, labels = Paths.locate(home, results), as_name_tuple(methods)
     results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, as_name_tuple(recipe)), setting)
-    return Frame(*leaderboard_tables(results_of_tasks, folders.results, full, labels))
+    return Frame(*make_leaderboard_tables(results_of_tasks, folders.results, full, labels))
 
 
 def compare(
@@ -194,7 +194,7 @@ def grid(
     """
     recipes = as_name_tuple(recipe) or (ALL_RECIPES,)
     (task_results,) = load_results_of_tasks([task], as_name_tuple(methods), Paths.locate(home, results), recipes)
-    return Frame(grid_tables(task_results, metric))
+    return Frame(make_grid_tables(task_results, metric))
 
 
 def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:

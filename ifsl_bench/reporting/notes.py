@@ -17,7 +17,7 @@ from ifsl_bench.analysis.aggregate import (
 )
 from ifsl_bench.analysis.ranking import Ranking, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.registry import owning_entry_points
+from ifsl_bench.plugin.registry import find_owning_entry_points
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
@@ -190,7 +190,7 @@ def _anomaly_notes(task_results: TaskResults) -> list[str]:
         ),
     ]
     backbone = task_results.task.pretraining.backbone
-    installed = any(owning_entry_points(BACKBONES, name) for name in (backbone, backbone.partition(":")[0]))
+    installed = any(find_owning_entry_points(BACKBONES, name) for name in (backbone, backbone.partition(":")[0]))
     if measured and backbone not in (NO_BACKBONE, INCLUDED) and not installed:
         notes.append(f"No backbone {backbone!r} is installed here: these rows cannot be made again on this machine.")
     return notes

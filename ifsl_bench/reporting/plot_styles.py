@@ -37,7 +37,7 @@ def style_of_label(label: str) -> PlotStyle:
     name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
     share one.
     """
-    method, ours = method_part(label), list(display_names_by_row())  # each its own pair of colour and marker
+    method, ours = method_name_of_label(label), list(display_names_by_row())  # each its own pair of colour and marker
     if method in ours:
         index = ours.index(method)
     else:
@@ -57,18 +57,20 @@ def distinct_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> li
         labels: of the rows.
         is_second: which rows have the label of another one, which comes first; by default none.
     """
-    plain = [not (is_second and is_second[i]) and label == method_part(label) for i, label in enumerate(labels)]
-    looks, seen = [style_of_label(label) for label in labels], dict.fromkeys(map(method_part, labels), 0)
+    plain = [
+        not (is_second and is_second[i]) and label == method_name_of_label(label) for i, label in enumerate(labels)
+    ]
+    looks, seen = [style_of_label(label) for label in labels], dict.fromkeys(map(method_name_of_label, labels), 0)
     for i in sorted(range(len(labels)), key=lambda i: (not plain[i], bool(is_second and is_second[i]))):
-        if n := seen[method_part(labels[i])]:
+        if n := seen[method_name_of_label(labels[i])]:
             marker, dash = MARKERS.index(looks[i].marker) + n, DASHES.index(looks[i].dash) + n
             looks[i] = replace(
                 looks[i], marker=MARKERS[marker % len(MARKERS)], dash=DASHES[dash % len(DASHES)], is_further_row=True
             )
-        seen[method_part(labels[i])] = n + 1
+        seen[method_name_of_label(labels[i])] = n + 1
     return looks
 
 
-def method_part(label: str) -> str:
+def method_name_of_label(label: str) -> str:
     """Return the method's part of a row's label, without options, tuning and calibration."""
     return re.split(r"[.@ ]|\+cal\b", label, maxsplit=1)[0]

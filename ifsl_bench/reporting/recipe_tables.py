@@ -14,11 +14,11 @@ from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, FIXED, GR
 from ifsl_bench.analysis.recipe_grid import RECIPES, CellOrder, GridSplit, RecipeGrid, make_recipe_grid
 from ifsl_bench.analysis.session_variance import IMAGES, VarianceEstimate
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.display_names import recipe_in_print
+from ifsl_bench.plugin.display_names import format_recipe_for_print
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.reporting.columns import UNKNOWN, format_plus_minus, recipe_facts, round_or_none
+from ifsl_bench.reporting.columns import UNKNOWN, format_plus_minus, recipe_facts, round_unless_nan
 from ifsl_bench.reporting.leaderboard import SHARED
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.errors import UserError
@@ -55,7 +55,7 @@ class SourceRow:
     source: str
 
 
-def grid_tables(task_results: TaskResults, metric: str = "acc") -> list[Table[Any]]:
+def make_grid_tables(task_results: TaskResults, metric: str = "acc") -> list[Table[Any]]:
     """Return tables of the grid of a task's recipes and classifiers.
 
     The first is for readers alone: a row for each recipe, a column for each classifier. Then come, for programs too, a
@@ -70,10 +70,10 @@ def grid_tables(task_results: TaskResults, metric: str = "acc") -> list[Table[An
         UserError: there is nothing to compare; one order of the classes, whose variance cannot be split, is no error.
     """
     grid = make_recipe_grid(task_results, metric)
-    return [grid_table(grid), errors_table(grid), order_table(grid), *share_tables(grid)]
+    return [make_grid_table(grid), make_errors_table(grid), make_order_table(grid), *make_share_tables(grid)]
 
 
-def grid_table(grid: RecipeGrid) -> Table[str]:
+def make_grid_table(grid: RecipeGrid) -> Table[str]:
     """Return the grid for readers: recipes by classifiers, and what the recipes cost."""
     protocol = protocol_of_task(grid.task_results.task)
     estimates = {cell: row.summarise_metrics()[grid.metric] for cell, row in grid.cells.items()}
@@ -81,7 +81,7 @@ def grid_table(grid: RecipeGrid) -> Table[str]:
         (recipe, order.fixed_name)
         for order in grid.cell_orders
         if order.ordered_factor == RECIPES
-        for recipe in _leading(order)
+        for recipe in _list_leading_names(order)
     }
 
     def column(classifier: str) -> Column[str]:
@@ -94,7 +94,7 @@ def grid_table(grid: RecipeGrid) -> Table[str]:
         )
 
     costs = {
-        recipe: _costs(grid, next(row for (of, _), row in grid.cells.items() if of == recipe))
+        recipe: _collect_costs_of_row(grid, next(row for (of, _), row in grid.cells.items() if of == recipe))
         for recipe in grid.recipes
     }
 
@@ -106,7 +106,7 @@ def grid_table(grid: RecipeGrid) -> Table[str]:
         )
 
     columns: list[Column[str]] = [
-        Column("recipe", recipe_in_print, min_fold_width=12),
+        Column("recipe", format_recipe_for_print, min_fold_width=12),
         *map(column, grid.classifiers),
         cost("steps", "pretraining_steps", ",", 4),
         cost("passes", "passes", "g", 3),
@@ -138,18 +138,18 @@ def _grid_notes(grid: RecipeGrid, protocol: Protocol) -> list[str]:
         "passes: of the backbone in a step for each image; at test: for each image that is classified; seconds: of the "
         "training, the fastest seed, on the processors of the results."
     )
-    if missing := [f"{classifier} | {recipe_in_print(recipe)}" for recipe, classifier in grid.missing_cells]:
+    if missing := [f"{classifier} | {format_recipe_for_print(recipe)}" for recipe, classifier in grid.missing_cells]:
         notes.append(f"Not measured: {', '.join(missing)}.")
     if grid.classifiers_with_one_recipe:
         notes.append(f"Measured under one recipe alone, and left out: {', '.join(grid.classifiers_with_one_recipe)}.")
     if knowing := sorted(
-        {recipe_in_print(recipe) for (recipe, _), row in grid.cells.items() if row.knows_number_of_classes}
+        {format_recipe_for_print(recipe) for (recipe, _), row in grid.cells.items() if row.knows_number_of_classes}
     ):
         notes.append(f"Given the number of novel classes to come: {', '.join(knowing)}.")
     return [*notes, *(f"{remark}." for remark in grid.task_results.remarks)]
 
 
-def errors_table(grid: RecipeGrid) -> Table[GridCell]:
+def make_errors_table(grid: RecipeGrid) -> Table[GridCell]:
     """Return a row for each cell: where its errors are, and, for programs, all metrics and what it costs."""
     protocol = protocol_of_task(grid.task_results.task)
     kind = "sessions" if "sessions" in protocol.figures_and_tables else "episodes"
@@ -163,7 +163,7 @@ def errors_table(grid: RecipeGrid) -> Table[GridCell]:
     def column(name: str, heading: str | None) -> Column[GridCell]:
         def fields(cell: GridCell) -> dict[str, float | None]:
             value = values[cell].get(name, UNKNOWN)
-            return {name: round_or_none(value.mean), f"{name}_interval": round_or_none(value.interval)}
+            return {name: round_unless_nan(value.mean), f"{name}_interval": round_unless_nan(value.interval)}
 
         return Column(
             heading, lambda cell: format_plus_minus(values[cell][name]) if name in values[cell] else "", fields
@@ -172,7 +172,10 @@ def errors_table(grid: RecipeGrid) -> Table[GridCell]:
     columns: list[Column[GridCell]] = [
         Column(fields=lambda _: {"task": grid.task_results.task_name, "table": "cells"}),
         Column(
-            "recipe", lambda cell: recipe_in_print(cell.recipe), lambda cell: {"recipe": cell.recipe}, min_fold_width=12
+            "recipe",
+            lambda cell: format_recipe_for_print(cell.recipe),
+            lambda cell: {"recipe": cell.recipe},
+            min_fold_width=12,
         ),
         Column(
             "classifier", lambda cell: cell.classifier, lambda cell: {"classifier": cell.classifier}, min_fold_width=10
@@ -185,7 +188,13 @@ def errors_table(grid: RecipeGrid) -> Table[GridCell]:
             lambda cell: {"seeds": list(cell.row.seeds)},
             drop_priority=1,
         ),
-        Column(fields=lambda cell: {"source": cell.row.origin, "method": cell.row.label, **_costs(grid, cell.row)}),
+        Column(
+            fields=lambda cell: {
+                "source": cell.row.origin,
+                "method": cell.row.label,
+                **_collect_costs_of_row(grid, cell.row),
+            }
+        ),
     ]
     notes = [ERROR_NOTES[kind]]
     if lacking := [cell.row.display_name for cell in cells if "novel_alone" not in values[cell]]:
@@ -195,12 +204,12 @@ def errors_table(grid: RecipeGrid) -> Table[GridCell]:
     return Table(columns, cells, title, notes, is_own_row=lambda cell: cell.row.origin != STORED)
 
 
-def order_table(grid: RecipeGrid) -> Table[CellOrder]:
+def make_order_table(grid: RecipeGrid) -> Table[CellOrder]:
     """Return the order of recipes under each classifier, and of classifiers under each recipe."""
     protocol = protocol_of_task(grid.task_results.task)
 
     def named(order: CellOrder, name: str) -> str:
-        return recipe_in_print(name) if order.ordered_factor == RECIPES else name
+        return format_recipe_for_print(name) if order.ordered_factor == RECIPES else name
 
     def text(order: CellOrder) -> str:
         parts = zip(order.names, order.rank_intervals, order.rows, strict=True)
@@ -229,7 +238,7 @@ def order_table(grid: RecipeGrid) -> Table[CellOrder]:
         }
 
     def under(order: CellOrder) -> str:
-        return order.fixed_name if order.ordered_factor == RECIPES else recipe_in_print(order.fixed_name)
+        return order.fixed_name if order.ordered_factor == RECIPES else format_recipe_for_print(order.fixed_name)
 
     columns: list[Column[CellOrder]] = [
         Column("under", under, fields, min_fold_width=10),
@@ -255,7 +264,7 @@ def order_table(grid: RecipeGrid) -> Table[CellOrder]:
     )
 
 
-def share_tables(grid: RecipeGrid) -> list[Table[SourceRow]]:
+def make_share_tables(grid: RecipeGrid) -> list[Table[SourceRow]]:
     """Return the sources of the variance of a single value; none where there is one order of the classes."""
     try:
         splits = grid.variance_splits
@@ -276,7 +285,9 @@ def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
     def deviation(row: SourceRow) -> str:
         if row.source == total:
             return f"{math.sqrt(split.total_variance):.2f}"
-        return "{:.2f} ({:.2f}-{:.2f})".format(*_deviations(split.share_by_source[row.source].variance))
+        return "{:.2f} ({:.2f}-{:.2f})".format(
+            *_standard_deviation_with_limits(split.share_by_source[row.source].variance)
+        )
 
     def percent(row: SourceRow) -> str:
         if row.source == total:
@@ -304,14 +315,15 @@ def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
             "seeds": list(split.seeds),
         }
         if row.source == total:
-            return common | {"sd": round_or_none(math.sqrt(split.total_variance)), "percent": 100.0}
+            return common | {"sd": round_unless_nan(math.sqrt(split.total_variance)), "percent": 100.0}
         share = split.share_by_source[row.source]
         names = {ALIKE: "alike", RECIPE: "by_recipe", CLASSIFIER: "by_classifier", BOTH: "by_both"}
-        parts = {names[part]: round_or_none(value) for part, value in share.percent_by_grid_part.items()}
+        parts = {names[part]: round_unless_nan(value) for part, value in share.percent_by_grid_part.items()}
+        deviations = map(round_unless_nan, _standard_deviation_with_limits(share.variance))
         return (
             common
-            | dict(zip(("sd", "sd_low", "sd_high"), map(round_or_none, _deviations(share.variance)), strict=True))
-            | {f"percent{end}": round_or_none(getattr(share.percent, which))
+            | dict(zip(("sd", "sd_low", "sd_high"), deviations, strict=True))
+            | {f"percent{end}": round_unless_nan(getattr(share.percent, which))
                for end, which in (("", "value"), ("_low", "low"), ("_high", "high"))}
             | {f"percent_{part}": value for part, value in parts.items()}
         )  # fmt: skip
@@ -341,7 +353,7 @@ def _share_notes(grid: RecipeGrid, split: GridSplit, protocol: Protocol) -> list
         "and novel classes and what was chosen in validation. What is alike in all cells cancels where two cells are "
         "compared on the same draws. docs/statistics.md has the model."
     ]
-    left = [recipe_in_print(recipe) for recipe in grid.recipes if recipe not in split.recipes]
+    left = [format_recipe_for_print(recipe) for recipe in grid.recipes if recipe not in split.recipes]
     left += [name for name in grid.classifiers if name not in split.classifiers]
     if left:
         notes.append(f"Left out, since they lack cells or seeds: {', '.join(left)}.")
@@ -356,17 +368,17 @@ def _share_notes(grid: RecipeGrid, split: GridSplit, protocol: Protocol) -> list
     return notes
 
 
-def _deviations(variance: VarianceEstimate) -> tuple[float, float, float]:
+def _standard_deviation_with_limits(variance: VarianceEstimate) -> tuple[float, float, float]:
     return math.sqrt(variance.value), math.sqrt(variance.low), math.sqrt(variance.high)
 
 
-def _leading(order: CellOrder) -> list[str]:
+def _list_leading_names(order: CellOrder) -> list[str]:
     """Return the names that may be first; none where they all may be."""
     leading = [name for name, rank in zip(order.names, order.rank_intervals, strict=True) if rank.best_rank == 1]
     return leading if len(leading) < len(order.names) else []
 
 
-def _costs(grid: RecipeGrid, row: SeedAggregate) -> dict[str, Any]:
+def _collect_costs_of_row(grid: RecipeGrid, row: SeedAggregate) -> dict[str, Any]:
     """Return what a row's recipe costs: steps, passes in a step and at test, and seconds of the fastest seed."""
     facts = recipe_facts(row, grid.task_results.task)
     seconds = [result.cost["pretraining_seconds"] for result in row.results if "pretraining_seconds" in result.cost]

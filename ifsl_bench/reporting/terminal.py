@@ -66,7 +66,7 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
             blocks = (
                 _split_into_blocks(columns, console.width)
                 if table.keeps_all_columns
-                else [_fit_columns(columns, console.width)]
+                else [_shrink_columns_to_width(columns, console.width)]
             )
             shown = {column.heading for block in blocks for column in block}
             left_out |= {column.heading: None for column in columns if column.heading not in shown}
@@ -128,7 +128,7 @@ def _total_width(columns: Sequence[_ShownColumn]) -> int:
     return sum(column.min_width for column in columns) + GAP * (len(columns) - 1)
 
 
-def _fit_columns(columns: Sequence[_ShownColumn], width: int) -> list[_ShownColumn]:
+def _shrink_columns_to_width(columns: Sequence[_ShownColumn], width: int) -> list[_ShownColumn]:
     """Return the columns that there is room for; those with the highest ``drop`` go first."""
     shown = list(columns)
     while _total_width(shown) > width and any(column.drop_priority for column in shown):

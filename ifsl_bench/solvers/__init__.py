@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from .attractor_prior import AttractorMLP as AttractorMLP
     from .attractor_prior import QuadraticPrior as QuadraticPrior
-    from .attractor_prior import attention as attention
+    from .attractor_prior import attention_weights as attention_weights
     from .attractor_prior import ridge_prior as ridge_prior
     from .attractor_prior import to_prior as to_prior
     from .coordinates import SearchCoordinates as SearchCoordinates
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .episode_problems import fixed_logsumexp as fixed_logsumexp
     from .episode_problems import solve_statistics as solve_statistics
     from .gradient_descent import GradientDescent as GradientDescent
-    from .gradient_descent import largest_curvature as largest_curvature
+    from .gradient_descent import estimate_largest_curvature as estimate_largest_curvature
     from .lbfgs import LBFGS as LBFGS
     from .linear import AdjointReport as AdjointReport
     from .linear import ConjugateGradient as ConjugateGradient
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from .solve import minimise as minimise
 
 _MODULES = {
-    "attractor_prior": ("AttractorMLP", "QuadraticPrior", "attention", "ridge_prior", "to_prior"),
+    "attractor_prior": ("AttractorMLP", "QuadraticPrior", "attention_weights", "ridge_prior", "to_prior"),
     "coordinates": ("SearchCoordinates",),
     "episode_problems": (
         *(
@@ -96,7 +96,7 @@ _MODULES = {
         ),
         *("UnrolledSolve", "WeightGroup", "fixed_logsumexp", "solve_statistics"),
     ),
-    "gradient_descent": ("GradientDescent", "largest_curvature"),
+    "gradient_descent": ("GradientDescent", "estimate_largest_curvature"),
     "lbfgs": ("LBFGS",),
     "linear": ("AdjointReport", "ConjugateGradient", "LinearOutcome", "LinearSolver", "Neumann", "Operator"),
     "network": ("NetworkLearner", "TanhNetwork"),
@@ -106,7 +106,7 @@ _MODULES = {
     "regression": ("DualNewton", "SoftmaxRegression"),
     "softmax": ("RegressionArgs",),
     "solve": ("Adjoint", "Implicit", "Unroll", "minimise"),
-    "ifsl_bench.utils.cosine": ("unit",),
+    "ifsl_bench.utils.cosine": ("normalise_with_epsilon",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -120,12 +120,15 @@ _RENAMED = {
     "Regression": "RegressionArgs",
     "Space": "SearchCoordinates",
     "Unrolled": "UnrolledSolve",
+    "attention": "attention_weights",
     "fixed_class": "fixed_logsumexp",
     "fold": "to_prior",
+    "largest_curvature": "estimate_largest_curvature",
     "learner_of": "make_learner",
     "measured": "evaluate_outcome",
     "ridge": "ridge_prior",
     "statistics": "solve_statistics",
+    "unit": "normalise_with_epsilon",
 }
 
 __all__ = sorted([*_MODULE_OF, "make_learner"])

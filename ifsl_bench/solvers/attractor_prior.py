@@ -49,7 +49,7 @@ def ridge_prior(rows: int, size: int, weight_decay: float, like: Tensor) -> Quad
     return QuadraticPrior(like.new_zeros(rows, size), like.new_full((size,), weight_decay))
 
 
-def attention(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None = None) -> Tensor:
+def attention_weights(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None = None) -> Tensor:
     """Return the shares softmax_j(tau unit(query) . unit(key_j)), [E, M, K].
 
     Args:

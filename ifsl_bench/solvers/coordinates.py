@@ -11,7 +11,16 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import conjugate_gradient
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
-from ifsl_bench.solvers.tree import Tree, dot, expand_like, fixed_normal_draws, pack, tensor_leaves, tree_map, unpack
+from ifsl_bench.solvers.tree import (
+    Tree,
+    dot,
+    expand_to_episode_shape,
+    fixed_normal_draws,
+    pack,
+    tensor_leaves,
+    tree_map,
+    unpack,
+)
 
 
 class SearchCoordinates(Protocol):
@@ -50,7 +59,7 @@ class SearchCoordinates(Protocol):
     def select_episodes(self, index: Tensor) -> SearchCoordinates | None:
         """Return the space of some episodes alone; None where the arguments cannot be split."""
 
-    def whiten(self) -> WhitenedCoordinates:
+    def to_whitened_coordinates(self) -> WhitenedCoordinates:
         """Return coordinates of the same points whose metric is the Euclidean one."""
 
     def select_in_float64(self, index: Tensor) -> SearchCoordinates | None:
@@ -76,7 +85,7 @@ class WhitenedCoordinates(Protocol):
         """Return the coordinates of some episodes alone; None where the arguments cannot be split."""
 
 
-def choose_coordinates(objective: Objective, v0: Tree, args: Tree) -> SearchCoordinates:
+def choose_search_coordinates(objective: Objective, v0: Tree, args: Tree) -> SearchCoordinates:
     """Return the coordinates to search in: the objective's own, or the large form.
 
     Args:
@@ -130,7 +139,7 @@ class EuclideanCoordinates:
             return None
         return EuclideanCoordinates(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
 
-    def whiten(self) -> WhitenedCoordinates:
+    def to_whitened_coordinates(self) -> WhitenedCoordinates:
         return _UnchangedCoordinates(self)
 
     def select_in_float64(self, index: Tensor) -> None:
@@ -198,9 +207,12 @@ def escape_saddles(space: SearchCoordinates, z: Tensor, value: Tensor) -> tuple[
     unit = (1 + dot(z, image).clamp_min(0).sqrt()) / dot(d, d_image).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
     for length in ESCAPE_LENGTHS:
         for sign in (1, -1):
-            t = expand_like(sign * length * unit, z)
+            t = expand_to_episode_shape(sign * length * unit, z)
             there, there_image = torch.addcmul(z, t, d), torch.addcmul(image, t, d_image)
             height = space.evaluate(there, there_image)[0]
             lower = saddle & (height < lowest)
-            best, lowest = torch.where(expand_like(lower, z), there, best), torch.where(lower, height, lowest)
+            best, lowest = (
+                torch.where(expand_to_episode_shape(lower, z), there, best),
+                torch.where(lower, height, lowest),
+            )
     return best, lowest < value

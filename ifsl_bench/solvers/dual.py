@@ -20,18 +20,18 @@ from ifsl_bench.solvers.softmax import (
     cross_entropy,
     cross_entropy_gradient,
     floor_precisions,
-    kernel_matrix,
+    labels_minus_probabilities,
     one_hot,
+    precision_kernel_matrix,
     scores,
-    subtract_probabilities,
 )
 from ifsl_bench.solvers.tree import (
     IterationState,
+    choose_steps_between_checks,
     dot,
-    expand_like,
-    iterate,
-    marked_indices,
-    steps_between_checks,
+    expand_to_episode_shape,
+    indices_of_marked_episodes,
+    iterate_until_finished,
     to_float64,
 )
 
@@ -48,15 +48,17 @@ def solve_regressions(args: RegressionArgs, tolerance: float | None, max_steps: 
         max_steps: Newton steps of each episode.
         inner_steps: conjugate gradient steps in each Newton step.
     """
-    outcome = _solve_batch(args, tolerance, max_steps, inner_steps)
+    outcome = _solve_episode_batch(args, tolerance, max_steps, inner_steps)
     if args.features.dtype == torch.float64 or (count := int((~outcome.converged).sum())) == 0:
         return outcome
     if not bool(args.precisions.min() > 0):
         return outcome
     # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
-    rows = marked_indices(~outcome.converged, count)
+    rows = indices_of_marked_episodes(~outcome.converged, count)
     hard = to_float64(args.select_episodes(rows))
-    return outcome.replace_episodes(rows, _solve_batch(hard, min(tolerance or 1.0, 1e-9), max_steps, inner_steps))
+    return outcome.replace_episodes(
+        rows, _solve_episode_batch(hard, min(tolerance or 1.0, 1e-9), max_steps, inner_steps)
+    )
 
 
 def solve_newton_system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
@@ -73,26 +75,26 @@ def solve_newton_system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_
     """
     image = b @ k
     w, _, steps = _conjugate_gradient(
-        k, pi, b, image, dot(b, image), tolerance, max_steps, check_every=steps_between_checks(k)
+        k, pi, b, image, dot(b, image), tolerance, max_steps, check_every=choose_steps_between_checks(k)
     )
     return w, steps.long()
 
 
 @dataclass
 class _DualNewtonState(IterationState):
-    output_fields: ClassVar = ("duals", "scores", "steps", "converged")
-    shared_fields: ClassVar = ("max_extension", "extension_exponents", "iteration")
+    fields_put_back: ClassVar = ("duals", "scores", "steps", "converged")
+    fields_common_to_episodes: ClassVar = ("max_step_extension", "step_extension_exponents", "iteration")
 
     # What does not change.
     kernel_matrix: Tensor  # [E, S, S]
     labels: Tensor  # [E, 1, S]
     one_hot_labels: Tensor  # [E, N+1, S] labels as booleans, the fixed class last
-    initial_square: Tensor  # [E] the gradient's squared norm at the centres
-    relative_goal: Tensor  # [E] a squared norm below both goals is small enough
-    absolute_goal: Tensor  # [E]
-    largest_diagonal: Tensor  # [E] of the kernel's diagonal
-    max_extension: Tensor  # [] how much further than is safe a line search goes
-    extension_exponents: Tensor  # [3] in this share of the way, in logarithms
+    initial_gradient_square: Tensor  # [E] the gradient's squared norm at the centres
+    relative_gradient_square_goal: Tensor  # [E] a squared norm below both goals is small enough
+    absolute_gradient_square_goal: Tensor  # [E]
+    largest_kernel_diagonal: Tensor  # [E] of the kernel's diagonal
+    max_step_extension: Tensor  # [] how much further than is safe a line search goes
+    step_extension_exponents: Tensor  # [3] in this share of the way, in logarithms
     # What does.
     duals: Tensor  # [E, N, S] the dual numbers
     scores: Tensor  # [E, N+1, S] scores, the fixed class last
@@ -102,23 +104,23 @@ class _DualNewtonState(IterationState):
     gradient_square: Tensor  # [E] the gradient's squared norm in the metric, and its least so far
     least_gradient_square: Tensor
     steps: Tensor  # [E]
-    idle_steps: Tensor  # [E] steps in vain
+    steps_without_progress: Tensor  # [E] steps in vain
     converged: Tensor  # [E] bool
-    active: Tensor  # [E] bool
+    is_active: Tensor  # [E] bool
     iteration: int = 0
 
 
-def _solve_batch(args: RegressionArgs, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
+def _solve_episode_batch(args: RegressionArgs, tolerance: float | None, max_steps: int, inner_steps: int) -> Outcome:
     x, labels, base_logsumexp, centres, precisions = args
     dtype = x.dtype
     inverse_p = 1 / floor_precisions(precisions)
-    k = kernel_matrix(x, inverse_p)  # [E, S, S]
+    k = precision_kernel_matrix(x, inverse_p)  # [E, S, S]
     start = scores(centres, x)  # [E, N, S]
     episodes, ways, size = start.shape
     hot = one_hot(labels, ways + 1)  # [E, N+1, S], the fixed class last
     f = torch.cat([start, base_logsumexp[:, None]], 1)
     p = f.softmax(1)
-    r = subtract_probabilities(p, hot) / -size
+    r = labels_minus_probabilities(p, hot) / -size
     r_image = r @ k
     first = dot(r, r_image)
     eps, largest = torch.finfo(dtype).eps, k.diagonal(dim1=1, dim2=2).amax(1)
@@ -132,7 +134,7 @@ def _solve_batch(args: RegressionArgs, tolerance: float | None, max_steps: int, 
     active = ~converged
     if dtype != torch.float64:
         # Rows so near to each other that K does not tell them apart: leave the episode to float64.
-        active, converged = active & (clear := ~_has_indistinct_rows(k)), converged & clear
+        active, converged = active & (clear := ~_has_rows_closer_than_rounding(k)), converged & clear
 
     def step(s: _DualNewtonState) -> _DualNewtonState:
         d, rho, _ = _conjugate_gradient(
@@ -146,25 +148,29 @@ def _solve_batch(args: RegressionArgs, tolerance: float | None, max_steps: int, 
         )
         d_image, solved = d @ s.kernel_matrix, rho <= 0.09 * s.gradient_square
         t, p = _line_search(s, d, d_image)
-        t = expand_like(t * s.active, d)
+        t = expand_to_episode_shape(t * s.is_active, d)
         a = torch.addcmul(s.duals, t, d)
         f = torch.cat([torch.addcmul(s.scores[:, :-1], t, d_image), s.scores[:, -1:]], 1)
-        p = torch.where(expand_like(s.active, p), p, s.probabilities)
-        r = a - subtract_probabilities(p, s.one_hot_labels) / size
+        p = torch.where(expand_to_episode_shape(s.is_active, p), p, s.probabilities)
+        r = a - labels_minus_probabilities(p, s.one_hot_labels) / size
         r_image = r @ s.kernel_matrix
         length = dot(r, r_image)
         moved = t[:, 0, 0] * d_image.abs().amax((1, 2))
-        arrived = s.active & (length <= s.relative_goal) & ((length <= s.absolute_goal) | ((moved <= near) & solved))
+        arrived = (
+            s.is_active
+            & (length <= s.relative_gradient_square_goal)
+            & ((length <= s.absolute_gradient_square_goal) | ((moved <= near) & solved))
+        )
         converged, active, idle, best = (
             s.converged | arrived,
-            s.active & ~arrived,
-            s.idle_steps,
+            s.is_active & ~arrived,
+            s.steps_without_progress,
             s.least_gradient_square,
         )
         if s.iteration >= 8:
             # Rounding may end progress before the tolerance does: three steps that neither shrink the gradient nor
             # move a score by more than its rounding are enough. (Early on the gradient may grow while L falls.)
-            still = moved <= 4 * eps * s.largest_diagonal * a.abs().sum(2).amax(1)
+            still = moved <= 4 * eps * s.largest_kernel_diagonal * a.abs().sum(2).amax(1)
             idle = (idle + 1) * (still & (length >= 0.25 * best))
             best = torch.minimum(best, length)
             active = active & (idle < 3)
@@ -177,10 +183,10 @@ def _solve_batch(args: RegressionArgs, tolerance: float | None, max_steps: int, 
             kernel_gradient=r_image,
             gradient_square=length,
             least_gradient_square=best,
-            steps=s.steps + s.active,
-            idle_steps=idle,
+            steps=s.steps + s.is_active,
+            steps_without_progress=idle,
             converged=converged,
-            active=active,
+            is_active=active,
             iteration=s.iteration + 1,
         )
 
@@ -207,8 +213,10 @@ def _solve_batch(args: RegressionArgs, tolerance: float | None, max_steps: int, 
         converged,
         active,
     )
-    s = iterate(step, s, max_steps, lambda s: (s, s.active), lambda _: step, first_check=STEPS_BEFORE_FIRST_CHECK)
-    v, norm, value, remainder, off = evaluate_duals(s.duals, s.scores[:, :-1], k, start, inverse_p, args)
+    s = iterate_until_finished(
+        step, s, max_steps, lambda s: (s, s.is_active), lambda _: step, first_check=STEPS_BEFORE_FIRST_CHECK
+    )
+    v, norm, value, remainder, off = evaluate_dual_solution(s.duals, s.scores[:, :-1], k, start, inverse_p, args)
     sound = (remainder <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)
     return Outcome(v, s.converged & sound, s.steps, norm, value)
 
@@ -240,7 +248,7 @@ def _conjugate_gradient(
         h = shares * kernel_p
         h = p + torch.addcmul(h, pi, h.sum(1, keepdim=True), value=-1)
         going = rho > least
-        length = expand_like(torch.where(going, rho / dot(h, kernel_p).maximum(rho), zero), p)
+        length = expand_to_episode_shape(torch.where(going, rho / dot(h, kernel_p).maximum(rho), zero), p)
         w = torch.addcmul(w, length, p)
         residual = torch.addcmul(residual, length, h, value=-1)
         kernel_residual = residual @ k
@@ -248,7 +256,7 @@ def _conjugate_gradient(
         steps = steps + going if check_every else steps
         if i == count or (check_every and i % check_every == 0 and not bool(going.any())):
             break
-        ratio = expand_like(rho / before, p)
+        ratio = expand_to_episode_shape(rho / before, p)
         p, kernel_p = torch.addcmul(residual, ratio, p), torch.addcmul(kernel_residual, ratio, kernel_p)
     return w, rho, steps
 
@@ -277,8 +285,8 @@ def _line_search(s: _DualNewtonState, d: Tensor, kernel_d: Tensor) -> tuple[Tens
     sums = fitted.sum(2)  # [E, 1, S]
     slope = torch.addcmul(fixed_slope, safe, fixed_curvature) - sums.sum(2) / size
     curvature = fixed_curvature + dot(fitted, gains - sums[:, :, None])[:, None] / size
-    further = torch.fmin(1 - slope / (curvature * safe), s.max_extension)  # [E, 1]
-    steps = safe * further**s.extension_exponents  # [E, T]
+    further = torch.fmin(1 - slope / (curvature * safe), s.max_step_extension)  # [E, 1]
+    steps = safe * further**s.step_extension_exponents  # [E, T]
     slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - gains_times_probability(steps).sum((2, 3)) / size
     # By convexity L falls by -slope t at least up to the safe step, and rises by slope' (t' - t) at most from there.
     good = slopes * (steps - safe) <= -0.5 * slope * safe
@@ -286,7 +294,7 @@ def _line_search(s: _DualNewtonState, d: Tensor, kernel_d: Tensor) -> tuple[Tens
     return t[:, 0], torch.addcmul(s.scores, t[:, :, None], move).softmax(1)
 
 
-def _has_indistinct_rows(k: Tensor) -> Tensor:
+def _has_rows_closer_than_rounding(k: Tensor) -> Tensor:
     """Mark episodes where rounding of K [E, S, S] is not small against the distance of some two rows: [E]."""
     own = k.diagonal(dim1=1, dim2=2)
     distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
@@ -294,7 +302,7 @@ def _has_indistinct_rows(k: Tensor) -> Tensor:
     return distance.amin((1, 2)) < 100 * torch.finfo(k.dtype).eps * own.amax(1)
 
 
-def evaluate_duals(
+def evaluate_dual_solution(
     a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: RegressionArgs
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the solution that a search has found.

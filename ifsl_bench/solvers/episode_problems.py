@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers.attractor_prior import QuadraticPrior
-from ifsl_bench.solvers.gradient_descent import GradientDescent, largest_curvature
+from ifsl_bench.solvers.gradient_descent import GradientDescent, estimate_largest_curvature
 from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Solution, Solver
@@ -170,7 +170,7 @@ class LinearLearner(Learner):
 class LearnerSolution(NamedTuple):
     """Fast weights, and how they were found."""
 
-    weights: Tree  # see `Learner.logits`
+    fast_weights: Tree  # see `Learner.logits`
     statistics: dict[str, Tensor]  # [E] each: how each solve went
     adjoint: AdjointReport  # filled in by the backward pass
 
@@ -224,7 +224,7 @@ class UnrolledSolve:
         v0 = learner.join_groups([part.expand(episodes, -1, -1) for part in start])
         objective.check_arguments(tree_map(Tensor.detach, args))
         with torch.no_grad():
-            rate = 1.8 / largest_curvature(objective, v0, args)  # [E]
+            rate = 1.8 / estimate_largest_curvature(objective, v0, args)  # [E]
             rate = rate.nan_to_num(self.rate).clamp(torch.finfo(rate.dtype).tiny, self.rate)
         descent = GradientDescent(rate, self.steps)
         on = self.converge_in_evaluation and not training

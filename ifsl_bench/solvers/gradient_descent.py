@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.linear import check_options
+from ifsl_bench.solvers.linear import check_solver_options
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
 from ifsl_bench.solvers.outcome import Outcome, evaluate_outcome
 from ifsl_bench.solvers.tree import Tree, dot, pack, tensor_leaves, tree_map
@@ -20,7 +20,7 @@ class GradientDescent:
 
     The result is defined by the number of steps, so an episode counts as converged when it stayed finite and did not
     end above where it began; give a `tolerance` to ask for |grad| <= tolerance |grad at v0| instead, without which
-    `Implicit` refuses it. See `largest_curvature` for rates that are safe.
+    `Implicit` refuses it. See `estimate_largest_curvature` for rates that are safe.
 
     Raises:
         ValueError: an option out of range, or no v0.
@@ -32,7 +32,7 @@ class GradientDescent:
     unrolls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_options(self, positive=("rate", "tolerance"), counts=("steps",))
+        check_solver_options(self, positive=("rate", "tolerance"), counts=("steps",))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if v0 is None:
@@ -52,7 +52,7 @@ class GradientDescent:
         return Outcome(v, converged, steps, outcome.gradient_norm, outcome.objective)
 
 
-def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50) -> Tensor:
+def estimate_largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50) -> Tensor:
     """Return an estimate (from below) of the largest absolute eigenvalue of the Hessian, by power iteration: [E].
 
     Gradient descent on a convex objective contracts for rates below two over it.

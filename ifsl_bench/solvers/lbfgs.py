@@ -14,11 +14,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.coordinates import SearchCoordinates, WhitenedCoordinates, choose_coordinates, escape_saddles
-from ifsl_bench.solvers.linear import check_options
+from ifsl_bench.solvers.coordinates import (
+    SearchCoordinates,
+    WhitenedCoordinates,
+    choose_search_coordinates,
+    escape_saddles,
+)
+from ifsl_bench.solvers.linear import check_solver_options
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
-from ifsl_bench.solvers.tree import IterationState, Tree, dot, fixed_normal_draws, iterate, marked_indices
+from ifsl_bench.solvers.tree import (
+    IterationState,
+    Tree,
+    dot,
+    fixed_normal_draws,
+    indices_of_marked_episodes,
+    iterate_until_finished,
+)
 
 
 @dataclass
@@ -29,17 +41,17 @@ class CurvaturePairs(IterationState):
     window that slides along a longer memory.
     """
 
-    shared_fields: ClassVar = ("ignored_curvature", "n_pairs", "end_slot")
+    fields_common_to_episodes: ClassVar = ("curvature_of_ignored_pair", "n_pairs", "window_end_slot")
 
     pairs: Tensor  # [E, 4m, 2, P]
-    inverse_scale: Tensor  # [E, 1] the inverse Hessian without any pairs
-    noise_level: Tensor  # [E, 1] a pair with <s, y> below so much of <y, y> is rounding
-    ignored_curvature: Tensor  # [] the curvature of a pair that plays no part
+    initial_inverse_hessian_scale: Tensor  # [E, 1] the inverse Hessian without any pairs
+    rounding_noise_level: Tensor  # [E, 1] a pair with <s, y> below so much of <y, y> is rounding
+    curvature_of_ignored_pair: Tensor  # [] the curvature of a pair that plays no part
     n_pairs: int  # m
-    end_slot: int  # the window ends before this slot
+    window_end_slot: int  # the window ends before this slot
 
     @staticmethod
-    def empty(z: Tensor, m: int, unit: Tensor) -> CurvaturePairs:
+    def make_empty_history(z: Tensor, m: int, unit: Tensor) -> CurvaturePairs:
         """Return the history before the first step.
 
         Args:
@@ -58,11 +70,11 @@ class CurvaturePairs(IterationState):
             new: after the step, [E, 2P].
             old: before it, [E, 2P].
         """
-        if self.end_slot == 4 * self.n_pairs:
-            self.end_slot = 2 * self.n_pairs
-            self.pairs[:, : self.end_slot] = self.pairs[:, self.end_slot :]
-        torch.sub(new, old, out=self.pairs[:, self.end_slot].flatten(1))
-        self.end_slot += 1
+        if self.window_end_slot == 4 * self.n_pairs:
+            self.window_end_slot = 2 * self.n_pairs
+            self.pairs[:, : self.window_end_slot] = self.pairs[:, self.window_end_slot :]
+        torch.sub(new, old, out=self.pairs[:, self.window_end_slot].flatten(1))
+        self.window_end_slot += 1
 
     def descent_direction(self, g: Tensor, doubled: bool = False) -> tuple[Tensor, Tensor]:
         """Return -H g, and whether the latest pair is sound [E].
@@ -74,31 +86,37 @@ class CurvaturePairs(IterationState):
             doubled: H has twice as many as the m latest pairs.
         """
         m = self.n_pairs * (1 + doubled)
-        window = self.pairs[:, self.end_slot - m : self.end_slot].flatten(1, 2)  # [E, 2m, P], s and y in turns
+        window = self.pairs[:, self.window_end_slot - m : self.window_end_slot].flatten(
+            1, 2
+        )  # [E, 2m, P], s and y in turns
         products, q = window @ window.mT, window @ g[:, :, None]  # [E, 2m, 2m], [E, 2m, 1]
         r, yy = products[:, ::2, 1::2], products[:, 1::2, 1::2]  # [E, m, m]; r is read above its diagonal alone
         curvature = r.diagonal(dim1=1, dim2=2)  # [E, m]
         ratio = curvature / yy.diagonal(dim1=1, dim2=2)
-        sound = ratio > self.noise_level
-        curvature.copy_(torch.where(sound, curvature, self.ignored_curvature))
-        self.inverse_scale = torch.where(sound[:, -1:], ratio[:, -1:], self.inverse_scale)
-        k = self.inverse_scale[:, :, None]
+        sound = ratio > self.rounding_noise_level
+        curvature.copy_(torch.where(sound, curvature, self.curvature_of_ignored_pair))
+        self.initial_inverse_hessian_scale = torch.where(
+            sound[:, -1:], ratio[:, -1:], self.initial_inverse_hessian_scale
+        )
+        k = self.initial_inverse_hessian_scale[:, :, None]
         a = torch.linalg.solve_triangular(r, q[:, ::2], upper=True)  # [E, m, 1]
         b = torch.addcmul(k * torch.baddbmm(q[:, 1::2], yy, a, alpha=-1), curvature[:, :, None], a, value=-1)
         b = torch.linalg.solve_triangular(r.mT, b, upper=False)
         weights = torch.stack([b, k * a], 2).view(-1, 1, 2 * m)
-        return torch.baddbmm((self.inverse_scale * g)[:, None], weights, window, beta=-1)[:, 0], sound[:, -1]
+        return torch.baddbmm((self.initial_inverse_hessian_scale * g)[:, None], weights, window, beta=-1)[:, 0], sound[
+            :, -1
+        ]
 
 
 SUFFICIENT_DECREASE = 1e-4  # a good step takes off so much of what the slope promised
 
 
-def first_step_length(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
+def choose_first_step_length(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
     """Return the first step along -g, and the unit of such steps, [E].
 
     No further than a length of 1, and then the unit is 1. But an objective that is nowhere negative cannot fall by more
-    than its value: where a step of length 1 would have to, to be good (`weak_wolfe`), it does not show the scale of the
-    problem, and the unit is the step to the minimum of a parabola that touches zero.
+    than its value: where a step of length 1 would have to, to be good (`check_weak_wolfe_and_next_step`), it does not
+    show the scale of the problem, and the unit is the step to the minimum of a parabola that touches zero.
 
     Args:
         value: the objective, [E].
@@ -112,7 +130,7 @@ def first_step_length(value: Tensor, length: Tensor, nonnegative: bool) -> tuple
     return torch.where(far, unit, t), unit
 
 
-def rounding_error(value: Tensor) -> Tensor:
+def estimate_rounding_error(value: Tensor) -> Tensor:
     """Return the rise [E] of a value [E] that may be rounding."""
     return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
 
@@ -125,12 +143,12 @@ def is_sufficient_decrease(t: Tensor, value: Tensor, slope: Tensor, there: Tenso
         value: at t = 0, [E].
         slope: at t = 0, [E].
         there: the value at the step, [E].
-        slack: see `rounding_error`, [E].
+        slack: see `estimate_rounding_error`, [E].
     """
     return there <= torch.addcmul(value, t, slope, value=SUFFICIENT_DECREASE) + slack
 
 
-def weak_wolfe(
+def check_weak_wolfe_and_next_step(
     t: Tensor,
     low: Tensor,
     high: Tensor,
@@ -152,7 +170,7 @@ def weak_wolfe(
         slope: at t = 0, [E].
         there: the value at the trial, [E].
         slope_there: the slope at the trial, [E].
-        slack: see `rounding_error`, [E].
+        slack: see `estimate_rounding_error`, [E].
     """
     low_enough = is_sufficient_decrease(t, value, slope, there, slack)
     good = low_enough & (slope_there >= 0.9 * slope)
@@ -164,7 +182,7 @@ def weak_wolfe(
     return good, torch.where(high.isinf(), 3 * t, torch.where(low_enough, low + 0.5 * width, inside)), low, high
 
 
-def saddle_offset(z: Tensor) -> Tensor:
+def make_saddle_offset(z: Tensor) -> Tensor:
     """Return small steps [E, P] off z, the same for equal z: off a saddle."""
     return 1e-3 * (1 + z.abs().amax(1, keepdim=True)) * fixed_normal_draws(z.shape[1]).to(z)
 
@@ -209,19 +227,19 @@ class LBFGS:
     escapes: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
+        check_solver_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
         if not isinstance(self.escapes, int) or self.escapes < 0:
             raise ValueError(f"LBFGS(escapes={self.escapes}): it must be a whole number, at least 0")
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if v0 is None and (outcome := objective.search_minimum(self, args)) is not None:
             return outcome
-        space = choose_coordinates(objective, v0, args)
+        space = choose_search_coordinates(objective, v0, args)
         outcome = self._solve_batch(space)
         wrong = ~outcome.converged & outcome.objective.isfinite()
         if space.dtype == torch.float64 or (count := int(wrong.sum())) == 0:
             return outcome
-        if (hard := space.select_in_float64(rows := marked_indices(wrong, count))) is None:
+        if (hard := space.select_in_float64(rows := indices_of_marked_episodes(wrong, count))) is None:
             return outcome
         relative = torch.as_tensor(self.relative_tolerance(space.dtype))
         solver = replace(self, tolerance=relative[rows] if relative.dim() else relative)
@@ -231,7 +249,7 @@ class LBFGS:
         z = space.initial_point()  # [E, P]
         begin = _start_search(space, z, self.history)
         if bool((still := begin.gradient_norm == 0).any()):
-            z = torch.where(still[:, None], z + saddle_offset(z), z)
+            z = torch.where(still[:, None], z + make_saddle_offset(z), z)
             begin = _start_search(space, z, self.history)
         goal = self.relative_tolerance(z.dtype) * begin.gradient_norm
         outcome = self._search(space, goal, begin)
@@ -260,24 +278,24 @@ class LBFGS:
 
     def _search(self, space: SearchCoordinates, goal: Tensor, begin: _SearchState) -> Outcome:
         """Search down to a gradient of norm `goal` [E]; the point is in the space's coordinates."""
-        begin.goal_norm = goal
-        whitened = space.whiten()
-        turn = _LineSearchTurn(whitened)
+        begin.goal_gradient_norm = goal
+        whitened = space.to_whitened_coordinates()
+        turn = _LineSearchEvaluation(whitened)
 
-        def select_turn(index: Tensor) -> _LineSearchTurn | None:
+        def select_turn(index: Tensor) -> _LineSearchEvaluation | None:
             nonlocal turn
             if (part := turn.space.select_episodes(index)) is None:
                 return None
-            turn = _LineSearchTurn(part)
+            turn = _LineSearchEvaluation(part)
             return turn
 
         def finish_episodes(s: _SearchState) -> tuple[_SearchState, Tensor]:
             return turn.finish_episodes(s, self.gap if space.is_metric_penalty else torch.inf, 0.25**self.max_trials)
 
-        s = iterate(
+        s = iterate_until_finished(
             turn, begin, self.max_steps, finish_episodes, select_turn, TURNS_BETWEEN_CHECKS, TURNS_BEFORE_FIRST_CHECK
         )
-        z = whitened.to_coordinates(s.point[:, : s.direction.shape[1]])
+        z = whitened.to_coordinates(s.point_and_gradient[:, : s.direction.shape[1]])
         # Here it was in other coordinates; what counts is where z is.
         value, _, norm = space.evaluate(z, space.apply_metric(z))
         return Outcome(z, s.converged & (norm <= 10 * goal), s.steps, norm, value)
@@ -288,10 +306,16 @@ class LBFGS:
 
 @dataclass
 class _SearchState(IterationState):
-    output_fields: ClassVar = ("point", "steps", "converged")
-    shared_fields: ClassVar = ("full_step", "growth_factor", "shrink_factor", "turn", "last_check")
+    fields_put_back: ClassVar = ("point_and_gradient", "steps", "converged")
+    fields_common_to_episodes: ClassVar = (
+        "unit_step_length",
+        "step_growth_factor",
+        "step_shrink_factor",
+        "evaluation_number",
+        "last_check_evaluation",
+    )
 
-    point: Tensor  # [E, 2P] where it stands, and the gradient there
+    point_and_gradient: Tensor  # [E, 2P] where it stands, and the gradient there
     value: Tensor  # [E]
     gradient_norm: Tensor  # [E] of the gradient in the large form, as it was looked at last
     direction: Tensor  # [E, P] the direction
@@ -299,33 +323,33 @@ class _SearchState(IterationState):
     step_length: Tensor  # [E] the next trial step, between low and high; 0 for episodes that are done
     bracket_low: Tensor
     bracket_high: Tensor
-    first_step_unit: Tensor  # [E] of the first steps
-    rounding_slack: Tensor  # [E] see `rounding_error`
-    full_step: Tensor  # []
-    growth_factor: Tensor  # [] what the next step is multiplied by where one was good, and where not
-    shrink_factor: Tensor
+    first_step_length_unit: Tensor  # [E] of the first steps
+    rounding_slack: Tensor  # [E] see `estimate_rounding_error`
+    unit_step_length: Tensor  # []
+    step_growth_factor: Tensor  # [] what the next step is multiplied by where one was good, and where not
+    step_shrink_factor: Tensor
     pairs: CurvaturePairs
     accepted_steps: Tensor  # [E] steps, also those after an episode is done
     steps: Tensor  # [E] accepted steps
-    goal_norm: Tensor  # [E] what the norm is to come down to
-    turns_near_goal: Tensor  # [E] turns since the gradient was first small enough
-    active: Tensor  # [E] bool
+    goal_gradient_norm: Tensor  # [E] what the norm is to come down to
+    evaluations_near_goal: Tensor  # [E] turns since the gradient was first small enough
+    is_active: Tensor  # [E] bool
     converged: Tensor  # [E] bool
-    turn: int = 0
-    last_check: int = 0  # the turn of the latest look
+    evaluation_number: int = 0
+    last_check_evaluation: int = 0  # the turn of the latest look
 
 
 def _start_search(space: SearchCoordinates, z: Tensor, n_pairs: int) -> _SearchState:
-    whitened = space.whiten()
+    whitened = space.to_whitened_coordinates()
     w = whitened.from_coordinates(z)
     value, pieces = whitened.evaluate(w)
     g = torch.cat([*pieces], 1)
     norm, square = whitened.gradient_norm(g), dot(g, g)
-    t, unit = first_step_length(value, square.sqrt(), space.is_metric_penalty)
+    t, unit = choose_first_step_length(value, square.sqrt(), space.is_metric_penalty)
     active = (norm > 0) & value.isfinite()
     zero, count = torch.zeros_like(value), torch.zeros(len(z), dtype=torch.long, device=z.device)
     return _SearchState(
-        point=torch.cat([w, g], 1),
+        point_and_gradient=torch.cat([w, g], 1),
         value=value,
         gradient_norm=norm,
         direction=-g,
@@ -333,60 +357,63 @@ def _start_search(space: SearchCoordinates, z: Tensor, n_pairs: int) -> _SearchS
         step_length=torch.where(active, t, zero),
         bracket_low=zero,
         bracket_high=torch.full_like(zero, torch.inf),
-        first_step_unit=unit,
-        rounding_slack=rounding_error(value),
-        full_step=zero.new_full((), 1.0),
-        growth_factor=zero.new_full((), 2.0),
-        shrink_factor=zero.new_full((), 0.25),
-        pairs=CurvaturePairs.empty(w, n_pairs, unit),
+        first_step_length_unit=unit,
+        rounding_slack=estimate_rounding_error(value),
+        unit_step_length=zero.new_full((), 1.0),
+        step_growth_factor=zero.new_full((), 2.0),
+        step_shrink_factor=zero.new_full((), 0.25),
+        pairs=CurvaturePairs.make_empty_history(w, n_pairs, unit),
         accepted_steps=count,
         steps=count,
-        goal_norm=zero,
-        turns_near_goal=count,
-        active=active,
+        goal_gradient_norm=zero,
+        evaluations_near_goal=count,
+        is_active=active,
         converged=count > 0,
     )
 
 
 @dataclass(frozen=True)
-class _LineSearchTurn:
+class _LineSearchEvaluation:
     """One evaluation at each episode's trial step, and what follows from it."""
 
     space: WhitenedCoordinates
 
     def __call__(self, s: _SearchState) -> _SearchState:
         size = s.direction.shape[1]
-        there = torch.addcmul(s.point[:, :size], s.step_length[:, None], s.direction)
+        there = torch.addcmul(s.point_and_gradient[:, :size], s.step_length[:, None], s.direction)
         value, pieces = self.space.evaluate(there)
         new = torch.cat([there, *pieces], 1)  # [E, 2P]
-        careful, low, high = s.turn < CAREFUL_TURNS, s.bracket_low, s.bracket_high
+        careful, low, high = s.evaluation_number < CAREFUL_TURNS, s.bracket_low, s.bracket_high
         if careful:
             slope = dot(new[:, size:], s.direction)
-            good, again, low, high = weak_wolfe(
+            good, again, low, high = check_weak_wolfe_and_next_step(
                 s.step_length, low, high, s.value, s.slope, value, slope, s.rounding_slack
             )
         else:
             good = is_sufficient_decrease(s.step_length, s.value, s.slope, value, s.rounding_slack)
-        point = torch.where(good[:, None], new, s.point)
-        s.pairs.add_pair(point, s.point)
+        point = torch.where(good[:, None], new, s.point_and_gradient)
+        s.pairs.add_pair(point, s.point_and_gradient)
         g = point[:, size:]
-        d, curved = s.pairs.descent_direction(g, doubled=s.turn >= TURNS_BEFORE_LONG_MEMORY)
+        d, curved = s.pairs.descent_direction(g, doubled=s.evaluation_number >= TURNS_BEFORE_LONG_MEMORY)
         if careful:
             # Steps that had to be short stay short for a while: a saturating loss bends more than it did before.
             # The very first is not short if it was one unit of its own: the first pair knows that unit.
             first = (
-                torch.where(s.first_step_unit < 1, 1, (2 * s.step_length).clamp_max(1))
-                if s.turn == 0
+                torch.where(s.first_step_length_unit < 1, 1, (2 * s.step_length).clamp_max(1))
+                if s.evaluation_number == 0
                 else (2 * s.step_length).clamp_max(1)
             )
             t, d = torch.where(good, first, again), torch.where(good[:, None], d, s.direction)
             low, high = low.masked_fill(good, 0), high.masked_fill(good, torch.inf)
         else:
             # Where the objective curves downwards no pair is known, nor how long a step should be.
-            t = torch.minimum(s.step_length * torch.where(good, s.growth_factor, s.shrink_factor), s.full_step / curved)
+            t = torch.minimum(
+                s.step_length * torch.where(good, s.step_growth_factor, s.step_shrink_factor),
+                s.unit_step_length / curved,
+            )
         return replace(
             s,
-            point=point,
+            point_and_gradient=point,
             value=torch.where(good, value, s.value),
             direction=d,
             slope=dot(d, g),
@@ -394,28 +421,28 @@ class _LineSearchTurn:
             bracket_low=low,
             bracket_high=high,
             accepted_steps=s.accepted_steps + good,
-            turn=s.turn + 1,
+            evaluation_number=s.evaluation_number + 1,
         )
 
     def finish_episodes(self, s: _SearchState, gap: float, least: float) -> tuple[_SearchState, Tensor]:
         """Decide from how far they have come which episodes go on [E]; the others make steps of 0 from now on."""
         size = s.direction.shape[1]
-        w, g = s.point[:, :size], s.point[:, size:]
+        w, g = s.point_and_gradient[:, :size], s.point_and_gradient[:, size:]
         norm = self.space.gradient_norm(g)
-        small = s.active & (norm <= s.goal_norm)
+        small = s.is_active & (norm <= s.goal_gradient_norm)
         if gap < torch.inf:
             small = small & (dot(g, g) <= 2 * gap * s.value.abs())
         short = dot(s.direction, s.direction) <= 1e-4 * (1 + dot(w, w).sqrt()) ** 2
-        late = s.turns_near_goal + small * (s.turn - s.last_check)
+        late = s.evaluations_near_goal + small * (s.evaluation_number - s.last_check_evaluation)
         converged = s.converged | (small & short)
-        active = s.active & ~converged & (late < 50) & (s.step_length > least * s.first_step_unit)
+        active = s.is_active & ~converged & (late < 50) & (s.step_length > least * s.first_step_length_unit)
         return replace(
             s,
             gradient_norm=norm,
-            steps=torch.where(s.active, s.accepted_steps, s.steps),
+            steps=torch.where(s.is_active, s.accepted_steps, s.steps),
             step_length=torch.where(active, s.step_length, 0),
-            turns_near_goal=late,
-            active=active,
+            evaluations_near_goal=late,
+            is_active=active,
             converged=converged,
-            last_check=s.turn,
+            last_check_evaluation=s.evaluation_number,
         ), active

@@ -13,7 +13,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ifsl_bench.solvers.tree import Tree, dot, expand_like, pack, rebuild, steps_between_checks, tensor_leaves, unpack
+from ifsl_bench.solvers.tree import (
+    Tree,
+    choose_steps_between_checks,
+    dot,
+    expand_to_episode_shape,
+    pack,
+    rebuild,
+    tensor_leaves,
+    unpack,
+)
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
 ApplyOperator = Callable[[Tensor, Tensor], Tensor]  # p, M p -> A p
@@ -38,7 +47,7 @@ def solve_self_adjoint(
     x, steps, indefinite, _ = conjugate_gradient(apply, metric, rhs, metric_rhs, tolerance, max_steps)
     if bool(indefinite.any()):
         by_minres, more = minres(apply, metric, rhs, metric_rhs, tolerance, max_steps, indefinite)
-        x, steps = torch.where(expand_like(indefinite, x), by_minres, x), steps + more
+        x, steps = torch.where(expand_to_episode_shape(indefinite, x), by_minres, x), steps + more
     return x, steps, indefinite
 
 
@@ -70,7 +79,7 @@ def conjugate_gradient(
     steps, zero = torch.zeros_like(rho), rho.new_zeros(())
     indefinite, direction = torch.zeros_like(rho, dtype=torch.bool), torch.zeros_like(rhs)
     eps, size = torch.finfo(rhs.dtype).eps, torch.zeros_like(rho)
-    often = steps_between_checks(rhs)
+    often = choose_steps_between_checks(rhs)
     for step in range(1, max_steps + 1):
         h = apply(p, p_image)
         curvature = dot(h, p_image)
@@ -80,15 +89,15 @@ def conjugate_gradient(
         noise = 4 * eps * (size * square * dot(p_image, p_image)).sqrt()
         down = active & ((curvature < -noise) | ((curvature <= noise) & (own > 64 * eps * size * square)))
         indefinite = indefinite | down
-        direction = torch.where(expand_like(down, p), p, direction)
+        direction = torch.where(expand_to_episode_shape(down, p), p, direction)
         active = active & ~down & (curvature > 0)
-        length = expand_like(torch.where(active, rho / curvature, zero), rhs)
+        length = expand_to_episode_shape(torch.where(active, rho / curvature, zero), rhs)
         x = torch.addcmul(x, length, p)
         residual = torch.addcmul(residual, length, h, value=-1)
         residual_image = metric(residual)
         steps += active
         new = dot(residual, residual_image)
-        ratio = expand_like(torch.where(active, new / rho, zero), rhs)
+        ratio = expand_to_episode_shape(torch.where(active, new / rho, zero), rhs)
         rho = torch.where(active, new, rho)
         active = active & (new > goal)
         if step % often == 0 and not bool(active.any()):
@@ -128,7 +137,7 @@ def minres(
     zero, unit = torch.zeros_like(beta), torch.ones_like(beta)
 
     def divide(vector: Tensor, length: Tensor) -> Tensor:
-        return vector / expand_like(length.clamp_min(tiny), vector)
+        return vector / expand_to_episode_shape(length.clamp_min(tiny), vector)
 
     x, w, w_before, v_before = (torch.zeros_like(rhs) for _ in range(4))
     v, v_image = divide(rhs, beta), divide(metric_rhs, beta)
@@ -136,12 +145,12 @@ def minres(
     remaining, c, s, d, e = beta, -unit, zero, zero, zero
     beta = zero
     steps = torch.zeros_like(beta)
-    often = steps_between_checks(rhs)
+    often = choose_steps_between_checks(rhs)
     for step in range(1, max_steps + 1):
         # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
         h = apply(v, v_image)
         alpha = dot(h, v_image)
-        h = h - expand_like(alpha, h) * v - expand_like(beta, h) * v_before
+        h = h - expand_to_episode_shape(alpha, h) * v - expand_to_episode_shape(beta, h) * v_before
         h_image = metric(h)
         beta = dot(h, h_image).clamp_min(0).sqrt()
         # One more column of the tridiagonal matrix, rotated to triangular form.
@@ -149,8 +158,13 @@ def minres(
         far_above, e, d = e, s * beta, -c * beta
         length = (diagonal.square() + beta.square()).sqrt().clamp_min(tiny)
         c, s = diagonal / length, beta / length
-        w_before, w = w, divide(v - expand_like(far_above, v) * w_before - expand_like(above, v) * w, length)
-        x = torch.addcmul(x, expand_like(torch.where(active, c * remaining, zero), x), w)
+        w_before, w = (
+            w,
+            divide(
+                v - expand_to_episode_shape(far_above, v) * w_before - expand_to_episode_shape(above, v) * w, length
+            ),
+        )
+        x = torch.addcmul(x, expand_to_episode_shape(torch.where(active, c * remaining, zero), x), w)
         steps += active
         remaining = s * remaining
         active = active & (remaining > goal)
@@ -221,14 +235,14 @@ class Operator:
         terms = tensor_leaves(rhs)
         totals = [term.clone() for term in terms]
         keep = 1 - damping
-        length = before = squared_length(terms)
+        length = before = squared_norm_by_episode(terms)
         for step in range(steps):
             products = tensor_leaves(self.product(rebuild(rhs, terms)))
             terms = [torch.add(keep * term, h, alpha=-rate) for term, h in zip(terms, products, strict=True)]
             for total, term in zip(totals, terms, strict=True):
                 total += term
             if step >= steps - 2:
-                before, length = length, squared_length(terms)
+                before, length = length, squared_norm_by_episode(terms)
         return rebuild(rhs, [rate * total for total in totals]), ~length.isfinite() | ((length > before) & (steps > 1))
 
     def add_shift(self, shift: float) -> Operator:
@@ -259,12 +273,19 @@ class Operator:
         return size
 
 
-@accept_old_names(count="add_counts", take="record_outcome")
+@accept_old_names(
+    count="add_counts",
+    take="record_outcome",
+    diverged="n_diverged",
+    failed="n_failed",
+    indefinite="n_indefinite",
+)
 @dataclass
 class AdjointReport:
     """Statistics of the backward pass, which fills them in.
 
-    diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance; indefinite:
+    n_diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance;
+        indefinite:
     episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum. These are counted
     where the episodes are: the first look at one makes a device wait, once for all three.
     """
@@ -275,16 +296,16 @@ class AdjointReport:
     _counts: dict[str, int | Tensor] = field(default_factory=lambda: dict.fromkeys(_COUNTED_EVENTS, 0), repr=False)
 
     @property
-    def diverged(self) -> int:
-        return self._read_count("diverged")
+    def n_diverged(self) -> int:
+        return self._read_event_count("diverged")
 
     @property
-    def failed(self) -> int:
-        return self._read_count("failed")
+    def n_failed(self) -> int:
+        return self._read_event_count("failed")
 
     @property
-    def indefinite(self) -> int:
-        return self._read_count("indefinite")
+    def n_indefinite(self) -> int:
+        return self._read_event_count("indefinite")
 
     def add_counts(self, **more: Tensor | int) -> None:
         """Add to the counts: a number, or the episodes that are marked [E] bool."""
@@ -303,7 +324,7 @@ class AdjointReport:
         self.residual, self.steps = outcome.residual, outcome.steps
         return outcome.value
 
-    def _read_count(self, name: str) -> int:
+    def _read_event_count(self, name: str) -> int:
         waiting = {key: value for key, value in self._counts.items() if isinstance(value, Tensor)}
         if waiting:
             self._counts |= dict(zip(waiting, torch.stack([*waiting.values()]).tolist(), strict=True))
@@ -340,7 +361,7 @@ class ConjugateGradient:
     max_steps: int = 500
 
     def __post_init__(self) -> None:
-        check_options(self, positive=("tol",), counts=("max_steps",))
+        check_solver_options(self, positive=("tol",), counts=("max_steps",))
 
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
         return report.record_outcome(operator.solve(rhs, self.tol, self.max_steps))
@@ -366,7 +387,7 @@ class Neumann:
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, positive=("rate",), counts=("steps",))
+        check_solver_options(self, positive=("rate",), counts=("steps",))
         if not 0 <= self.damping < 1:
             raise ValueError(f"Neumann(damping={self.damping}): it must be at least 0 and below 1")
 
@@ -379,23 +400,23 @@ class Neumann:
         if grown:
             limit = self._solve_for_series_limit(operator, rhs, diverged, report)
             pairs = zip(tensor_leaves(u), tensor_leaves(limit), strict=True)
-            u = rebuild(rhs, [torch.where(expand_like(diverged, a), b, a) for a, b in pairs])
+            u = rebuild(rhs, [torch.where(expand_to_episode_shape(diverged, a), b, a) for a, b in pairs])
         return u
 
     def _solve_for_series_limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
         """Return (H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
-        some = rebuild(rhs, [torch.where(expand_like(rows, v), v, 0.0) for v in tensor_leaves(rhs)])
+        some = rebuild(rhs, [torch.where(expand_to_episode_shape(rows, v), v, 0.0) for v in tensor_leaves(rhs)])
         outcome = operator.add_shift(self.damping / self.rate).solve(some, None, 1000)
         report.add_counts(failed=outcome.failed & rows, indefinite=outcome.indefinite & rows)
         return outcome.value
 
 
-def squared_length(parts: list[Tensor]) -> Tensor:
+def squared_norm_by_episode(parts: list[Tensor]) -> Tensor:
     """Return the squared length of each episode's vector, which comes in parts [E, ...]: [E]."""
     return torch.stack([dot(part, part) for part in parts]).sum(0)
 
 
-def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
+def check_solver_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
     """Raise ValueError for a solver's option that is not positive and finite, or a count below one; None passes.
 
     Args:

@@ -28,15 +28,15 @@ from ifsl_bench.solvers.network_space import (
     NetworkArgs,
     NetworkShape,
     NetworkWeights,
-    activation_hessian,
-    activations,
-    draw_start_numbers,
+    compute_activations,
+    draw_fixed_start_numbers,
+    make_activation_hessian,
 )
 from ifsl_bench.solvers.numba_code_cache import kernels_enabled
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, Solver
-from ifsl_bench.solvers.softmax import TINY, cross_entropy, cross_entropy_gradient, scores, scores_adjoint
-from ifsl_bench.solvers.support_checks import NamedPrior, check_episodes
+from ifsl_bench.solvers.softmax import TINY, adjoint_of_class_scores, cross_entropy, cross_entropy_gradient, scores
+from ifsl_bench.solvers.support_checks import NamedPrior, check_support_sets_and_priors
 from ifsl_bench.solvers.tree import Tree, dot, fixed_normal_draws, pack, to_float64, tree_map
 
 
@@ -51,7 +51,7 @@ class TanhNetwork(NetworkShape, Objective):
     """
 
     def value(self, v: Tree, args: Tree) -> Tensor:
-        _, f = activations(v, args.features)
+        _, f = compute_activations(v, args.features)
         fit = cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
         penalty = (args.output_precisions * (v.output - args.output_centres).square()).sum((1, 2))
         penalty = penalty + (args.skip_precisions * (v.skip - args.skip_centres).square()).sum((1, 2))
@@ -59,14 +59,14 @@ class TanhNetwork(NetworkShape, Objective):
         return fit + penalty / 2
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
-        t, f = activations(v, args.features)
+        t, f = compute_activations(v, args.features)
         df = cross_entropy_gradient(f, args.base_logsumexp, args.labels)  # [E, N, S]
         da = (v.output[..., :-1].mT @ df) * (1 - t.square())  # [E, H, S]
         output = torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
         return NetworkWeights(
             output + args.output_precisions * (v.output - args.output_centres),
             df @ args.features + args.skip_precisions * (v.skip - args.skip_centres),
-            scores_adjoint(da, args.features) + args.hidden_precisions * (v.hidden - args.hidden_centres),
+            adjoint_of_class_scores(da, args.features) + args.hidden_precisions * (v.hidden - args.hidden_centres),
         )
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
@@ -86,7 +86,7 @@ class TanhNetwork(NetworkShape, Objective):
             priors.append(
                 NamedPrior(centres, getattr(args, centres), precisions, getattr(args, precisions), rows, columns)
             )
-        check_episodes(args.features, args.labels, args.base_logsumexp, self.ways, priors)
+        check_support_sets_and_priors(args.features, args.labels, args.base_logsumexp, self.ways, priors)
 
     def may_lack_minimum(self, args: Tree) -> Tensor:
         return torch.cat([args.output_precisions, args.skip_precisions, args.hidden_precisions]).min() <= 0
@@ -120,7 +120,7 @@ class TanhNetwork(NetworkShape, Objective):
         tolerance = (
             torch.as_tensor(solver.relative_tolerance(x.dtype), dtype=torch.float64).expand(len(x)).contiguous().numpy()
         )
-        planes, outer = draw_start_numbers(self.hidden, self.ways, x.shape[2], self.seed)
+        planes, outer = draw_fixed_start_numbers(self.hidden, self.ways, x.shape[2], self.seed)
         count = (self.hidden + self.ways) * x.shape[1] + outer.numel()
         starts = np.empty((0, count))
         if self.start is not None:
@@ -151,14 +151,14 @@ class NetworkHessian(Operator):
 
     @cached_property
     def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
-        args, x, curvature = self.args, self.args.features, activation_hessian(self.v, self.args)
+        args, x, curvature = self.args, self.args.features, make_activation_hessian(self.v, self.args)
 
         def product(d: Tree) -> Tree:
             da, df, output = curvature(scores(d.hidden, x), d.skip @ x.mT, d.output)
             return NetworkWeights(
                 output + args.output_precisions * d.output,
                 df @ x + args.skip_precisions * d.skip,
-                scores_adjoint(da, x) + args.hidden_precisions * d.hidden,
+                adjoint_of_class_scores(da, x) + args.hidden_precisions * d.hidden,
             )
 
         return product
@@ -201,7 +201,7 @@ class NetworkHessian(Operator):
         v, args, rhs = to_float64((self.v, self.args, rhs))
         space, curvature, x = (
             DualCoordinates.from_arguments(self.shape, args),
-            activation_hessian(v, args),
+            make_activation_hessian(v, args),
             args.features,
         )
         output, skip, hidden = (
@@ -210,8 +210,8 @@ class NetworkHessian(Operator):
             space.inverse_hidden_precisions * rhs.hidden,
         )
         da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
-        b = -space.join(da, df, space.inverse_output_precisions * moved)
-        apply, image = space.add_penalty(curvature), space.apply_metric(b)
+        b = -space.join_coordinates(da, df, space.inverse_output_precisions * moved)
+        apply, image = space.add_penalty_to_hessian(curvature), space.apply_metric(b)
         z, steps, indefinite = solve_self_adjoint(apply, space.apply_metric, b, image, tolerance or 1e-10, max_steps)
         correction = space.to_unknowns(z, add_centres=False)
         u = NetworkWeights(output + correction.output, skip + correction.skip, hidden + correction.hidden)

@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from ifsl_bench.solvers.softmax import (
+    adjoint_of_class_scores,
     apply_cross_entropy_hessian,
     cross_entropy,
     cross_entropy_gradient,
     floor_precisions,
     index_episodes,
-    kernel_matrix,
-    novel_probabilities,
     one_hot,
+    precision_kernel_matrix,
+    probabilities_of_novel_classes,
     scores,
-    scores_adjoint,
 )
 from ifsl_bench.solvers.tree import Tree, dot, to_float64, tree_map
 from ifsl_bench.utils.cosine import normalise_exactly
@@ -39,15 +39,15 @@ ALWAYS_ON = 20.0  # tanh of it is 1
 class WhitenedDualCoordinates:
     """w [E, P] = hidden units [H+1, S] and classes [N+1, S + H+1] side by side; see `DualCoordinates`."""
 
-    hidden_root: Tensor  # [E, S, S] L of the kernels of the hidden and of the skip layer
-    skip_root: Tensor
+    hidden_kernel_cholesky: Tensor  # [E, S, S] L of the kernels of the hidden and of the skip layer
+    skip_kernel_cholesky: Tensor
     gram_matrix: Tensor  # [E, S, S] over X X^T
-    centre_hidden: Tensor  # [E, H+1, S] hidden inputs at the centre
-    centre_scores: Tensor  # [E, N+1, S] skip scores at the centre, and the fixed class
-    centre_weights: Tensor  # [E, N+1, S + H+1] zeros, and [W b] at the centre
+    hidden_inputs_at_centre: Tensor  # [E, H+1, S] hidden inputs at the centre
+    scores_at_centre: Tensor  # [E, N+1, S] skip scores at the centre, and the fixed class
+    output_weights_at_centre: Tensor  # [E, N+1, S + H+1] zeros, and [W b] at the centre
     labels: Tensor  # [E, 1, S]
     one_hot_labels: Tensor  # [E, N+1, S] labels as ones
-    label_mask: Tensor  # [E, N+1, S] -inf for the label, 0 elsewhere
+    negative_infinity_at_label: Tensor  # [E, N+1, S] -inf for the label, 0 elsewhere
     zeros: Tensor  # [E, S + H+1] zeros
     output_scale: Tensor  # [S + H+1] ones, and P_1^(-1/2)
 
@@ -58,26 +58,26 @@ class WhitenedDualCoordinates:
         hot = one_hot(args.labels, space.shape.ways + 1)
         base_logsumexp = args.base_logsumexp
         return WhitenedDualCoordinates(
-            jittered_cholesky(space.hidden_kernel),
-            jittered_cholesky(space.skip_kernel),
+            cholesky_with_jitter(space.hidden_kernel),
+            cholesky_with_jitter(space.skip_kernel),
             space.gram_matrix,
-            pad(space.centre_hidden, (0, 0, 0, 1), value=ALWAYS_ON),
-            torch.cat([space.centre_skip.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
+            pad(space.hidden_inputs_at_centre, (0, 0, 0, 1), value=ALWAYS_ON),
+            torch.cat([space.skip_scores_at_centre.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
             pad(args.output_centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
             args.labels[:, None],
             hot.to(base_logsumexp.dtype),
-            torch.zeros_like(space.centre_skip[..., :1, :1]).masked_fill(hot, -torch.inf),
+            torch.zeros_like(space.skip_scores_at_centre[..., :1, :1]).masked_fill(hot, -torch.inf),
             base_logsumexp.new_zeros(episodes, size + len(space.inverse_output_precisions)),
             pad(space.inverse_output_precisions.sqrt(), (size, 0), value=1.0),
         )
 
     def from_coordinates(self, z: Tensor) -> Tensor:
-        (_, units, size), ways = self.centre_hidden.shape, self.one_hot_labels.shape[1] - 1
+        (_, units, size), ways = self.hidden_inputs_at_centre.shape, self.one_hot_labels.shape[1] - 1
         b, beta, output = z.split([(units - 1) * size, ways * size, ways * units], 1)
-        hidden = pad(b.unflatten(1, (-1, size)) @ self.hidden_root, (0, 0, 0, 1))
+        hidden = pad(b.unflatten(1, (-1, size)) @ self.hidden_kernel_cholesky, (0, 0, 0, 1))
         classes = torch.cat(
             [
-                beta.unflatten(1, (-1, size)) @ self.skip_root,
+                beta.unflatten(1, (-1, size)) @ self.skip_kernel_cholesky,
                 output.unflatten(1, (-1, units)) / self.output_scale[size:],
             ],
             2,
@@ -88,27 +88,27 @@ class WhitenedDualCoordinates:
         return torch.cat([part.flatten(1) for part in self._unwhiten(w)], 1)
 
     def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        hidden, classes = self._split(w)
+        hidden, classes = self._split_coordinates(w)
         size = hidden.shape[2]
-        t = torch.baddbmm(self.centre_hidden, hidden, self.hidden_root.mT).tanh()  # [E, H+1, S]
-        inputs = torch.cat([self.skip_root.mT, t], 1)  # [E, S + H+1, S]
-        weights = torch.addcmul(self.centre_weights, classes, self.output_scale)
-        f = torch.baddbmm(self.centre_scores, weights, inputs)  # [E, N+1, S], the fixed class last
+        t = torch.baddbmm(self.hidden_inputs_at_centre, hidden, self.hidden_kernel_cholesky.mT).tanh()  # [E, H+1, S]
+        inputs = torch.cat([self.skip_kernel_cholesky.mT, t], 1)  # [E, S + H+1, S]
+        weights = torch.addcmul(self.output_weights_at_centre, classes, self.output_scale)
+        f = torch.baddbmm(self.scores_at_centre, weights, inputs)  # [E, N+1, S], the fixed class last
         # The loss is log(1 + exp(x)), x being the logsumexp of the other classes' margins, and its slope sigmoid(x):
         # both keep the digits that are small beside 1.
-        margins = f - f.gather(1, self.labels) + self.label_mask
+        margins = f - f.gather(1, self.labels) + self.negative_infinity_at_label
         x = margins.logsumexp(1)  # [E, S]
         fit = softplus(x, threshold=35).mean(1)
         value = torch.baddbmm(fit[:, None, None], w[:, None], w[:, :, None], alpha=0.5)[:, 0, 0]
         df = (margins.softmax(1) - self.one_hot_labels) * x.sigmoid()[:, None]  # [E, N+1, S]
         da = torch.ops.aten.tanh_backward(weights[..., size:].mT @ df, t)  # [E, H+1, S]: times 1 - t^2
-        g_hidden = torch.baddbmm(hidden, da, self.hidden_root, alpha=1 / size)
+        g_hidden = torch.baddbmm(hidden, da, self.hidden_kernel_cholesky, alpha=1 / size)
         g_classes = torch.addcmul(classes[:, :-1], df[:, :-1] @ inputs.mT, self.output_scale, value=1 / size)
         return value, (g_hidden.flatten(1), g_classes.flatten(1), self.zeros)
 
     def gradient_norm(self, g: Tensor) -> Tensor:
         b, beta, output = self._unwhiten(g)
-        return unknowns_gradient_norm(
+        return gradient_norm_of_unknowns(
             b, beta, output / self.output_scale[self.gram_matrix.shape[1] :].square(), self.gram_matrix
         )
 
@@ -116,24 +116,24 @@ class WhitenedDualCoordinates:
         some = {f.name: getattr(self, f.name).index_select(0, index) for f in fields(self) if f.name != "output_scale"}
         return replace(self, **some)
 
-    def _split(self, w: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_coordinates(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return w [E, P] as [E, H+1, S] and [E, N+1, S + H+1]."""
-        _, units, size = self.centre_hidden.shape
+        _, units, size = self.hidden_inputs_at_centre.shape
         hidden, classes = w[:, : units * size], w[:, units * size :]
         return hidden.unflatten(1, (units, size)), classes.unflatten(1, (-1, size + units))
 
     def _unwhiten(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return w [E, P] as B [E, H, S], beta [E, N, S] and [W b] - centre [E, N, H+1]."""
-        hidden, classes = self._split(w)
+        hidden, classes = self._split_coordinates(w)
         beta, output = classes[:, :-1].split([self.gram_matrix.shape[1], hidden.shape[1]], 2)
         b, beta = (
             torch.linalg.solve_triangular(root, part, upper=False, left=False)
-            for root, part in ((self.hidden_root, hidden[:, :-1]), (self.skip_root, beta))
+            for root, part in ((self.hidden_kernel_cholesky, hidden[:, :-1]), (self.skip_kernel_cholesky, beta))
         )
         return b, beta, output * self.output_scale[self.gram_matrix.shape[1] :]
 
 
-def unknowns_gradient_norm(b: Tensor, beta: Tensor, output: Tensor, gram: Tensor) -> Tensor:
+def gradient_norm_of_unknowns(b: Tensor, beta: Tensor, output: Tensor, gram: Tensor) -> Tensor:
     """Return the norm [E] in the large form of a gradient that is given in dual numbers.
 
     Args:
@@ -147,7 +147,7 @@ def unknowns_gradient_norm(b: Tensor, beta: Tensor, output: Tensor, gram: Tensor
     return square.clamp_min(0).sqrt()
 
 
-def jittered_cholesky(k: Tensor) -> Tensor:
+def cholesky_with_jitter(k: Tensor) -> Tensor:
     """Return L with L L^T = k [E, S, S], up to an amount of the size of rounding.
 
     It is added for kernels that equal rows make singular.
@@ -217,8 +217,8 @@ class DualCoordinates:
     hidden_kernel: Tensor  # [E, S, S] over [X 1] P_2^-1 [X 1]^T
     skip_kernel: Tensor  # [E, S, S] over X P_3^-1 X^T
     gram_matrix: Tensor  # [E, S, S] over X X^T, for the norm of the gradient in the large form
-    centre_hidden: Tensor  # [E, H, S] hidden inputs at the centre
-    centre_skip: Tensor  # [E, N, S] skip scores at the centre
+    hidden_inputs_at_centre: Tensor  # [E, H, S] hidden inputs at the centre
+    skip_scores_at_centre: Tensor  # [E, N, S] skip scores at the centre
 
     is_metric_penalty: ClassVar[bool] = True
 
@@ -236,7 +236,7 @@ class DualCoordinates:
             inverse_1,
             inverse_2,
             inverse_3,
-            kernel_matrix(x, inverse_2),
+            precision_kernel_matrix(x, inverse_2),
             (x * inverse_3) @ x.mT,
             x @ x.mT,
             scores(args.hidden_centres, x).expand(-1, shape.hidden, -1),
@@ -247,13 +247,13 @@ class DualCoordinates:
     def dtype(self) -> torch.dtype:
         return self.gram_matrix.dtype
 
-    def split(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return z [E, P] as B [E, H, S], beta [E, N, S] and [E, N, H+1]."""
         count, h, n = self.args.features.shape[1], self.shape.hidden, self.shape.ways
         b, beta, output = z.split([h * count, n * count, n * (h + 1)], 1)
         return b.view(-1, h, count), beta.view(-1, n, count), output.view(-1, n, h + 1)
 
-    def join(self, b: Tensor, beta: Tensor, output: Tensor) -> Tensor:
+    def join_coordinates(self, b: Tensor, beta: Tensor, output: Tensor) -> Tensor:
         return torch.cat([b.flatten(1), beta.flatten(1), output.flatten(1)], 1)
 
     def initial_point(self) -> Tensor:
@@ -265,11 +265,11 @@ class DualCoordinates:
         args, h, n = self.args, self.shape.hidden, self.shape.ways
         x = args.features
         if (v := tree_map(lambda leaf: leaf.to(x), self.shape.start)) is not None:
-            b = (scores(v.hidden, x) - self.centre_hidden) @ _pseudo_inverse(self.hidden_kernel)
-            beta = (v.skip @ x.mT - self.centre_skip) @ _pseudo_inverse(self.skip_kernel)
-            return self.join(b, beta, v.output - args.output_centres)
+            b = (scores(v.hidden, x) - self.hidden_inputs_at_centre) @ _pseudo_inverse(self.hidden_kernel)
+            beta = (v.skip @ x.mT - self.skip_scores_at_centre) @ _pseudo_inverse(self.skip_kernel)
+            return self.join_coordinates(b, beta, v.output - args.output_centres)
         tiny = torch.finfo(x.dtype).tiny
-        planes, output = draw_start_numbers(h, n, x.shape[2], self.shape.seed)
+        planes, output = draw_fixed_start_numbers(h, n, x.shape[2], self.shape.seed)
         turned = planes.to(x, non_blocking=True) @ normalise_exactly(x).mT
         waves = torch.sin(3 * turned)  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
@@ -279,48 +279,50 @@ class DualCoordinates:
         )
         size = self.shape.start_spread
         output = size * output.to(x, non_blocking=True).expand(len(x), -1, -1)
-        return self.join(size * waves[:, :h] / hidden, size * waves[:, h:] / skip, output)
+        return self.join_coordinates(size * waves[:, :h] / hidden, size * waves[:, h:] / skip, output)
 
     def apply_metric(self, z: Tensor) -> Tensor:
-        b, beta, output = self.split(z)
-        return self.join(b @ self.hidden_kernel, beta @ self.skip_kernel, output / self.inverse_output_precisions)
+        b, beta, output = self.split_coordinates(z)
+        return self.join_coordinates(
+            b @ self.hidden_kernel, beta @ self.skip_kernel, output / self.inverse_output_precisions
+        )
 
     def evaluate(self, z: Tensor, metric_z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         args = self.args
-        a, skip, _ = self.split(metric_z)
-        b, beta, moved = self.split(z)
+        a, skip, _ = self.split_coordinates(metric_z)
+        b, beta, moved = self.split_coordinates(z)
         output = args.output_centres + moved
-        t = torch.tanh(self.centre_hidden + a)  # [E, H, S]
-        f = self.centre_skip + skip + scores(output, t.mT)  # [E, N, S]
+        t = torch.tanh(self.hidden_inputs_at_centre + a)  # [E, H, S]
+        f = self.skip_scores_at_centre + skip + scores(output, t.mT)  # [E, N, S]
         value = dot(z, metric_z) / 2 + cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
         df = cross_entropy_gradient(f, args.base_logsumexp, args.labels)
         da = (output[..., :-1].mT @ df) * (1 - t.square())
         r_b, r_beta = b + da, beta + df
         r_output = moved + self.inverse_output_precisions * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
-        norm = unknowns_gradient_norm(r_b, r_beta, r_output / self.inverse_output_precisions, self.gram_matrix)
-        return value, self.join(r_b, r_beta, r_output), norm
+        norm = gradient_norm_of_unknowns(r_b, r_beta, r_output / self.inverse_output_precisions, self.gram_matrix)
+        return value, self.join_coordinates(r_b, r_beta, r_output), norm
 
     def hessian(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        return self.add_penalty(_activation_hessian(*self._activations(z), self.args))
+        return self.add_penalty_to_hessian(_activation_hessian(*self._compute_activations(z), self.args))
 
-    def _activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _compute_activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
-        a, skip, _ = self.split(self.apply_metric(z))
-        output = self.args.output_centres + self.split(z)[2]
-        t = torch.tanh(self.centre_hidden + a)
-        return t, self.centre_skip + skip + scores(output, t.mT), output
+        a, skip, _ = self.split_coordinates(self.apply_metric(z))
+        output = self.args.output_centres + self.split_coordinates(z)[2]
+        t = torch.tanh(self.hidden_inputs_at_centre + a)
+        return t, self.skip_scores_at_centre + skip + scores(output, t.mT), output
 
-    def add_penalty(self, curvature: ActivationHessian) -> Callable[[Tensor, Tensor], Tensor]:
+    def add_penalty_to_hessian(self, curvature: ActivationHessian) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the map from p and M p to (1 + C' M) p, for C the Hessian of the loss between the activations."""
 
         def product(p: Tensor, image: Tensor) -> Tensor:
-            a, f, _ = self.split(image)
-            da, df, output = curvature(a, f, self.split(p)[2])
-            return p + self.join(da, df, self.inverse_output_precisions * output)
+            a, f, _ = self.split_coordinates(image)
+            da, df, output = curvature(a, f, self.split_coordinates(p)[2])
+            return p + self.join_coordinates(da, df, self.inverse_output_precisions * output)
 
         return product
 
-    def whiten(self) -> WhitenedDualCoordinates:
+    def to_whitened_coordinates(self) -> WhitenedDualCoordinates:
         return WhitenedDualCoordinates.from_dual(self)
 
     def select_episodes(self, index: Tensor) -> DualCoordinates:
@@ -333,15 +335,18 @@ class DualCoordinates:
         )
 
     def to_unknowns(self, z: Tensor, add_centres: bool = True) -> NetworkWeights:
-        b, beta, output = self.split(z)
+        b, beta, output = self.split_coordinates(z)
         x, args = self.args.features, self.args
-        skip, hidden = self.inverse_skip_precisions * (beta @ x), self.inverse_hidden_precisions * scores_adjoint(b, x)
+        skip, hidden = (
+            self.inverse_skip_precisions * (beta @ x),
+            self.inverse_hidden_precisions * adjoint_of_class_scores(b, x),
+        )
         if not add_centres:
             return NetworkWeights(output, skip, hidden)
         return NetworkWeights(output + args.output_centres, skip + args.skip_centres, hidden + args.hidden_centres)
 
 
-def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+def compute_activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return tanh of the hidden layer [E, H, S], and the scores [E, N, S].
 
     Args:
@@ -352,19 +357,22 @@ def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
     return t, scores(v.output, t.mT) + v.skip @ x.mT
 
 
-def activation_hessian(v: Tree, args: Tree) -> ActivationHessian:
+def make_activation_hessian(v: Tree, args: Tree) -> ActivationHessian:
     """Return the Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]).
 
     Args:
         v: the unknowns, a `NetworkWeights`.
         args: a `NetworkArgs`.
     """
-    return _activation_hessian(*activations(v, args.features), v.output, args)
+    return _activation_hessian(*compute_activations(v, args.features), v.output, args)
 
 
 def _activation_hessian(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> ActivationHessian:
-    """Return `activation_hessian` for activations t, scores f and weights [W b]."""
-    df, pi = cross_entropy_gradient(f, args.base_logsumexp, args.labels), novel_probabilities(f, args.base_logsumexp)
+    """Return `make_activation_hessian` for activations t, scores f and weights [W b]."""
+    df, pi = (
+        cross_entropy_gradient(f, args.base_logsumexp, args.labels),
+        probabilities_of_novel_classes(f, args.base_logsumexp),
+    )
     shares, w = pi / pi.shape[2], output[..., :-1]
     slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
     bend = -2 * t * back
@@ -379,7 +387,7 @@ def _activation_hessian(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Act
 
 
 @lru_cache(maxsize=8)
-def draw_start_numbers(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
+def draw_fixed_start_numbers(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draw normal numbers [H+N, D] and half of such [N, H+1], in double precision: the same always and everywhere.
 
     Args:

@@ -19,7 +19,7 @@ SUFFICIENT_DECREASE = 1e-4  # a good step takes off so much of what the slope pr
 
 @helper_jit
 def first_step_length(value: float, square: float) -> tuple[float, float]:
-    """Return the first step and its unit, by the rules of `ifsl_bench.solvers.lbfgs.first_step_length`.
+    """Return the first step and its unit, by the rules of `ifsl_bench.solvers.lbfgs.choose_first_step_length`.
 
     Args:
         value: the objective.

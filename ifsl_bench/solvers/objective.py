@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers.linear import Operator
-from ifsl_bench.solvers.tree import Tree, expand_like, iterate, leaves, rebuild, tensor_leaves, tree_map
+from ifsl_bench.solvers.tree import (
+    Tree,
+    expand_to_episode_shape,
+    iterate_until_finished,
+    leaves,
+    rebuild,
+    tensor_leaves,
+    tree_map,
+)
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
 
@@ -60,7 +68,7 @@ class Objective(ABC):
             value = self.value(point, args)
             if value.dim() != 1:
                 raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
-            slope = derivative([value.sum()], tensor_leaves(point), None, create_graph=recorded)
+            slope = vector_jacobian_product([value.sum()], tensor_leaves(point), None, create_graph=recorded)
         return rebuild(v, slope)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
@@ -75,7 +83,7 @@ class Objective(ABC):
             slope = tensor_leaves(self.gradient(point, tree_map(Tensor.detach, args)))
 
         def product(d: Tree) -> Tree:
-            return rebuild(v, derivative(slope, tensor_leaves(point), tensor_leaves(d), retain_graph=True))
+            return rebuild(v, vector_jacobian_product(slope, tensor_leaves(point), tensor_leaves(d), retain_graph=True))
 
         return Operator(product)
 
@@ -97,7 +105,7 @@ class Objective(ABC):
             }
             inputs = [marked.get(i, leaf) for i, leaf in enumerate(flat)]
             slope = tensor_leaves(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
-            grads = derivative(slope, [*marked.values()], [-part for part in tensor_leaves(u)])
+            grads = vector_jacobian_product(slope, [*marked.values()], [-part for part in tensor_leaves(u)])
         by_place = dict(zip(marked, grads, strict=True))
         return [by_place.get(i) for i in range(len(flat))]
 
@@ -113,9 +121,9 @@ class Objective(ABC):
 
         def step(v: Tree) -> Tree:
             pairs = zip(tensor_leaves(v), tensor_leaves(self.gradient(v, args)), strict=True)
-            return rebuild(v, [old - _scale_by_rate(rate, g) for old, g in pairs])
+            return rebuild(v, [old - _multiply_by_rate(rate, g) for old, g in pairs])
 
-        return iterate(step, v, steps)
+        return iterate_until_finished(step, v, steps)
 
     def select_episodes(self, args: Tree, index: Tensor) -> Tree | None:
         """Return the arguments of some episodes; None where it is unknown which arguments have a dimension E.
@@ -157,8 +165,8 @@ class Objective(ABC):
         return None
 
 
-def _scale_by_rate(rate: float | Tensor, g: Tensor) -> Tensor:
-    return expand_like(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
+def _multiply_by_rate(rate: float | Tensor, g: Tensor) -> Tensor:
+    return expand_to_episode_shape(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
 
 
 class FunctionObjective(Objective):
@@ -171,7 +179,7 @@ class FunctionObjective(Objective):
         return self.function(v, args)
 
 
-def derivative(
+def vector_jacobian_product(
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor] | None,
@@ -221,5 +229,5 @@ def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tenso
         value = objective.value(point, args)
         if value.dim() != 1:
             raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
-        slope = derivative([value.sum()], tensor_leaves(point), None)
+        slope = vector_jacobian_product([value.sum()], tensor_leaves(point), None)
     return value.detach(), rebuild(v, slope)

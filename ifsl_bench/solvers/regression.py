@@ -16,25 +16,25 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solvers import numba_backend
-from ifsl_bench.solvers.linear import MAX_RELATIVE_RESIDUAL, LinearOutcome, Operator, check_options
+from ifsl_bench.solvers.linear import MAX_RELATIVE_RESIDUAL, LinearOutcome, Operator, check_solver_options
 from ifsl_bench.solvers.numba_code_cache import kernels_enabled
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
     TINY,
     RegressionArgs,
+    adjoint_of_class_scores,
     apply_cross_entropy_hessian,
-    base_probability,
     cross_entropy,
     cross_entropy_gradient,
     floor_precisions,
-    kernel_matrix,
-    novel_probabilities,
+    precision_kernel_matrix,
+    probabilities_of_novel_classes,
+    probability_of_fixed_class,
     scores,
-    scores_adjoint,
 )
-from ifsl_bench.solvers.support_checks import NamedPrior, check_episodes
-from ifsl_bench.solvers.tree import Tree, fixed_normal_draws, steps_between_checks, to_float64
+from ifsl_bench.solvers.support_checks import NamedPrior, check_support_sets_and_priors
+from ifsl_bench.solvers.tree import Tree, choose_steps_between_checks, fixed_normal_draws, to_float64
 
 MAX_FACTORISED_SIZE = 256  # dual numbers up to which a device factorises a system
 
@@ -49,7 +49,7 @@ class SoftmaxRegression(Objective):
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
         r = cross_entropy_gradient(scores(v, args.features), args.base_logsumexp, args.labels)  # [E, N, S]
-        return args.precisions * (v - args.centres) + scores_adjoint(r, args.features)
+        return args.precisions * (v - args.centres) + adjoint_of_class_scores(r, args.features)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
         return RegressionHessian(v, args)
@@ -64,7 +64,10 @@ class SoftmaxRegression(Objective):
         if needed[0] or needed[2]:
             count = x.shape[1]
             f = scores(v, x)
-            pi, pi_base = novel_probabilities(f, base_logsumexp), base_probability(f, base_logsumexp)
+            pi, pi_base = (
+                probabilities_of_novel_classes(f, base_logsumexp),
+                probability_of_fixed_class(f, base_logsumexp),
+            )
             xu = scores(u, x)  # [E, N, S]
             if needed[2]:
                 grads[2] = (xu * pi).sum(1) * pi_base / count
@@ -88,7 +91,7 @@ class SoftmaxRegression(Objective):
         x, centres = args.features, args.centres
         ways = centres.shape[-2] if centres.dim() > 1 else 1
         prior = NamedPrior("centres", centres, "precisions", args.precisions, ways, x.shape[2] + 1)
-        check_episodes(x, args.labels, args.base_logsumexp, ways, [prior])
+        check_support_sets_and_priors(x, args.labels, args.base_logsumexp, ways, [prior])
 
     def may_lack_minimum(self, args: Tree) -> Tensor:
         return args.precisions.min() <= 0
@@ -103,7 +106,7 @@ class RegressionHessian(Operator):
     @cached_property
     def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
         args = self.args
-        pi = novel_probabilities(scores(self.v, args.features), args.base_logsumexp)  # [E, N, S]
+        pi = probabilities_of_novel_classes(scores(self.v, args.features), args.base_logsumexp)  # [E, N, S]
         shares = pi / pi.shape[2]
         x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
         transposed = x.mT
@@ -125,7 +128,7 @@ class RegressionHessian(Operator):
                 self.v, rhs, tolerance or 1e-10, max_steps, MAX_RELATIVE_RESIDUAL
             )
         if (
-            steps_between_checks(rhs) > 1
+            choose_steps_between_checks(rhs) > 1
             and self.args.centres.shape[-2] * self.args.features.shape[1] <= MAX_FACTORISED_SIZE
         ):
             return self._solve_by_factorisation(rhs)  # a dozen operations, in place of a dozen for each step
@@ -164,9 +167,9 @@ class RegressionHessian(Operator):
         """Return K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
         v, args, rhs = to_float64((self.v, self.args, rhs))
         x, inverse_p = args.features, 1 / floor_precisions(args.precisions)
-        pi = novel_probabilities(scores(v, x), args.base_logsumexp)
+        pi = probabilities_of_novel_classes(scores(v, x), args.base_logsumexp)
         return (
-            kernel_matrix(x, inverse_p),
+            precision_kernel_matrix(x, inverse_p),
             inverse_p,
             pi,
             apply_cross_entropy_hessian(pi, pi / pi.shape[2], scores(inverse_p * rhs, x)),
@@ -175,8 +178,8 @@ class RegressionHessian(Operator):
     def _expand_solution(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
         """Make u of w [E, N, S]; the residual of H u = rhs in the norm of P^-1 bounds u's error in the norm of P."""
         x = self.args.features.double()
-        u = inverse_p * (rhs - scores_adjoint(w, x))
-        gap = scores_adjoint(apply_cross_entropy_hessian(pi, pi / pi.shape[2], scores(u, x)) - w, x)
+        u = inverse_p * (rhs - adjoint_of_class_scores(w, x))
+        gap = adjoint_of_class_scores(apply_cross_entropy_hessian(pi, pi / pi.shape[2], scores(u, x)) - w, x)
         share = ((inverse_p * gap.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
         inaccurate = ~(share <= MAX_RELATIVE_RESIDUAL)
         return LinearOutcome(u.to(rhs.dtype), share, steps, inaccurate, torch.zeros_like(inaccurate))
@@ -203,7 +206,7 @@ class DualNewton:
     inner_steps: int = 50
 
     def __post_init__(self) -> None:
-        check_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps"))
+        check_solver_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):

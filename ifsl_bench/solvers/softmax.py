@@ -41,7 +41,7 @@ def scores(v: Tensor, x: Tensor) -> Tensor:
     return v[..., :-1] @ x.mT + v[..., -1:]
 
 
-def scores_adjoint(r: Tensor, x: Tensor) -> Tensor:
+def adjoint_of_class_scores(r: Tensor, x: Tensor) -> Tensor:
     """Return r X with the column of ones, [E, N, D+1].
 
     Args:
@@ -51,7 +51,7 @@ def scores_adjoint(r: Tensor, x: Tensor) -> Tensor:
     return torch.cat([r @ x, r.sum(2, keepdim=True)], 2)
 
 
-def kernel_matrix(x: Tensor, inverse_p: Tensor) -> Tensor:
+def precision_kernel_matrix(x: Tensor, inverse_p: Tensor) -> Tensor:
     """Return X P^-1 X^T with the column of ones, [E, S, S].
 
     Args:
@@ -74,7 +74,7 @@ def floor_precisions(precisions: Tensor) -> Tensor:
     return torch.where(precisions > 0, precisions, least)
 
 
-def novel_probabilities(f: Tensor, base_logsumexp: Tensor) -> Tensor:
+def probabilities_of_novel_classes(f: Tensor, base_logsumexp: Tensor) -> Tensor:
     """Return `softmax_with_base` without the fixed class, [E, N, S].
 
     Args:
@@ -84,7 +84,7 @@ def novel_probabilities(f: Tensor, base_logsumexp: Tensor) -> Tensor:
     return softmax_with_base(f, base_logsumexp)[:, :-1]
 
 
-def subtract_probabilities(p: Tensor, hot: Tensor) -> Tensor:
+def labels_minus_probabilities(p: Tensor, hot: Tensor) -> Tensor:
     """Return labels minus probabilities, [E, N, S].
 
     A label's own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.
@@ -117,7 +117,7 @@ def softmax_with_base(f: Tensor, base_logsumexp: Tensor) -> Tensor:
     return torch.cat([f, base_logsumexp[:, None]], 1).softmax(1)
 
 
-def base_probability(f: Tensor, base_logsumexp: Tensor) -> Tensor:
+def probability_of_fixed_class(f: Tensor, base_logsumexp: Tensor) -> Tensor:
     """Return the probability of the fixed class, [E, S].
 
     Args:
@@ -150,7 +150,7 @@ def cross_entropy_gradient(f: Tensor, base_logsumexp: Tensor, labels: Tensor) ->
         labels: [E, S].
     """
     p = softmax_with_base(f, base_logsumexp)
-    return subtract_probabilities(p, one_hot(labels, p.shape[1])) / -f.shape[2]
+    return labels_minus_probabilities(p, one_hot(labels, p.shape[1])) / -f.shape[2]
 
 
 def apply_cross_entropy_hessian(pi: Tensor, shares: Tensor, d: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Implicit:
 
     def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
         flat = leaves(args)
-        run = _SolveState(objective, solver, self.linear, v0, tree_map(Tensor.detach, args))
+        run = _BackwardContext(objective, solver, self.linear, v0, tree_map(Tensor.detach, args))
         if not (torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in flat)):
             with torch.no_grad():
                 return _make_solution(run.solve(), run.report)
@@ -75,7 +75,7 @@ def _make_solution(outcome: Outcome, report: AdjointReport) -> Solution:
 
 
 @dataclass
-class _SolveState:
+class _BackwardContext:
     """The state that forward and backward share besides tensors."""
 
     objective: Objective
@@ -97,7 +97,7 @@ class _MinimumFunction(torch.autograd.Function):
     """The map from args to the minimiser, with the implicit function theorem for a derivative."""
 
     @staticmethod
-    def forward(ctx: Any, run: _SolveState, *flat: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: _BackwardContext, *flat: Tensor | None) -> tuple[Tensor, ...]:
         minimum = tensor_leaves(run.solve().unknowns)
         ctx.run = run
         ctx.save_for_backward(*minimum)
@@ -108,7 +108,7 @@ class _MinimumFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        run: _SolveState = ctx.run
+        run: _BackwardContext = ctx.run
         assert run.outcome is not None
         v = rebuild(run.outcome.unknowns, ctx.saved_tensors)
         u = run.linear.solve(run.objective.hessian(v, run.args), rebuild(v, cotangents), run.report)

@@ -16,11 +16,11 @@ class NamedPrior(NamedTuple):
     centres: Tensor
     precisions_name: str
     precisions: Tensor
-    rows: int
-    columns: int
+    expected_rows: int
+    expected_columns: int
 
 
-def check_episodes(
+def check_support_sets_and_priors(
     features: Tensor, labels: Tensor, base_logsumexp: Tensor, ways: int, priors: Sequence[NamedPrior]
 ) -> None:
     """Raise ValueError where a support set cannot be learned from, or a prior is no quadratic.

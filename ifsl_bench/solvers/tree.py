@@ -110,7 +110,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a[:, None], b[:, :, None])[:, 0, 0]
 
 
-def expand_like(a: Tensor, like: Tensor) -> Tensor:
+def expand_to_episode_shape(a: Tensor, like: Tensor) -> Tensor:
     """Shape a [E] so that it scales the episodes of like [E, ...].
 
     Args:
@@ -136,31 +136,33 @@ class IterationState:
     They are tensors with the leading dimension E, states again, and what all episodes have in common.
     """
 
-    output_fields: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
-    shared_fields: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common
+    fields_put_back: ClassVar[tuple[str, ...]] = ()  # what a result is read from: all that is put back
+    fields_common_to_episodes: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common
 
     def select_episodes(self, index: Tensor) -> Any:
         """Return the state of the episodes in `index`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(
-            **{n: x if n in self.shared_fields else _select_episodes(x, index) for n, x in values.items()}
+            **{n: x if n in self.fields_common_to_episodes else _select_episodes(x, index) for n, x in values.items()}
         )
 
     def replace_episodes(self, index: Tensor, part: Any) -> Any:
-        """Return the state with the `output_fields` of some episodes replaced.
+        """Return the state with the `fields_put_back` of some episodes replaced.
 
         Args:
             index: the episodes.
             part: their state.
         """
-        return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.output_fields})
+        return replace(
+            self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.fields_put_back}
+        )
 
 
 def _select_episodes(x: Any, index: Tensor) -> Any:
     return x.select_episodes(index) if isinstance(x, IterationState) else x.index_select(0, index)
 
 
-def marked_indices(marks: Tensor, count: int) -> Tensor:
+def indices_of_marked_episodes(marks: Tensor, count: int) -> Tensor:
     """Return the indices of marked episodes, [count], without a look at which they are.
 
     Args:
@@ -170,7 +172,7 @@ def marked_indices(marks: Tensor, count: int) -> Tensor:
     return marks.to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
-def steps_between_checks(like: Tensor) -> int:
+def choose_steps_between_checks(like: Tensor) -> int:
     """Return the number of steps between two checks of whether all episodes are done.
 
     A check costs a CPU nothing, and a device waits.
@@ -178,7 +180,7 @@ def steps_between_checks(like: Tensor) -> int:
     return 1 if like.device.type == "cpu" else 8
 
 
-def iterate(
+def iterate_until_finished(
     step: Callable[[S], S],
     state: S,
     max_steps: int,
@@ -215,7 +217,7 @@ def iterate(
         if (count_going := int(going.sum())) == 0:
             break
         if select_step is not None and 2 * count_going <= len(going):
-            here = marked_indices(going, count_going)
+            here = indices_of_marked_episodes(going, count_going)
             if (smaller := select_step(here)) is None:
                 select_step = None
             else:

@@ -11,7 +11,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.ranking import Ranking
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.leaderboard import make_task_table
 from ifsl_bench.reporting.notes import describe_standing, table_notes
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store import result_folder
@@ -48,7 +48,7 @@ def test_rows_that_may_have_seen_the_novel_classes_are_ranked_by_themselves(boar
 
 @pytest.mark.parametrize("form", ["text", "latex", "json"])
 def test_every_form_of_the_table_says_so(board, form):
-    output = render_tables([task_table(board)], form)
+    output = render_tables([make_task_table(board)], form)
     if form == "json":
         rows = {row["method"]: row["novel_seen"] for row in json.loads(output)}
         assert rows == {"lr+a": "yes", "lwof": "no", "imprint": "may", "protonet": "no"}

@@ -21,7 +21,7 @@ from ifsl_bench.analysis.ranking import (
 )
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.reporting.latex import paper_tables
+from ifsl_bench.reporting.latex import make_latex_tables
 from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.text_format import format_p_value
 from tests.store.result_fields import DIGITS, accuracies, document, leaderboard, ranks, row
@@ -254,7 +254,7 @@ def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, 
     assert tuned_gap.interval != pytest.approx(paper_gap.interval, rel=0.05), "or this test would tell nothing"
     stored_rows(*rows)
     board = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root).select_setting("tuned-12")
-    line = next(line for line in paper_tables([board]).splitlines() if line.startswith("t7, tuned"))
+    line = next(line for line in make_latex_tables([board]).splitlines() if line.startswith("t7, tuned"))
     assert r"\textbf" in line, "the best of the tuned rows may be the best of them"
 
 

@@ -21,8 +21,8 @@ from ifsl_bench.analysis.task_results import ALL_RECIPES, load_results_by_name
 from ifsl_bench.reporting.figures.recipes import draw_recipes
 from ifsl_bench.reporting.figures.style import COLUMN, SMALLEST
 from ifsl_bench.reporting.frames import Frame
-from ifsl_bench.reporting.leaderboard import task_table
-from ifsl_bench.reporting.recipe_tables import grid_tables
+from ifsl_bench.reporting.leaderboard import make_task_table
+from ifsl_bench.reporting.recipe_tables import make_grid_tables
 from ifsl_bench.reporting.table import READERS, render_tables
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.errors import UserError
@@ -65,7 +65,7 @@ def board(results):
 
 @pytest.fixture(scope="module")
 def tables(board):
-    return grid_tables(board)
+    return make_grid_tables(board)
 
 
 def ones(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -216,7 +216,7 @@ def test_cells_are_rows_of_the_table(board, tables):
     assert {(cell["recipe"], cell["classifier"]) for cell in cells} == {
         *STAND_INS, *(("ce", classifier) for classifier in ("ncm", "teen", "lr"))
     }  # fmt: skip
-    rows = {row["method"]: row for row in task_table(board, full=True).records()}
+    rows = {row["method"]: row for row in make_task_table(board, full=True).records()}
     for cell in cells:
         row = rows[cell["method"]]
         for metric in ("acc", "acc_interval", "first", "base", "novel", "novel_as_base", "harmonic", "gacc"):
@@ -228,7 +228,7 @@ def test_cells_are_rows_of_the_table(board, tables):
     assert "Not measured: lr | fact." in notes
     assert "Given the number of novel classes to come: fact." in notes
     assert "Measured under one recipe alone, and left out: " in notes
-    assert not any("Not measured" in note for note in grid_tables(board.select_labels(["ncm", "teen"]))[0].notes)
+    assert not any("Not measured" in note for note in make_grid_tables(board.select_labels(["ncm", "teen"]))[0].notes)
 
 
 def test_the_order_of_recipes_is_that_of_paired_comparisons(board):

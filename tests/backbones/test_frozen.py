@@ -17,7 +17,7 @@ from ifsl_bench.backbones.contract import BackboneInfo, check_backbone, pretrain
 from ifsl_bench.backbones.features import ClassMoments, make_base_classifier, make_feature_pool
 from ifsl_bench.backbones.frozen import FrozenPreprocessing, copy_weights_to_home, pretrain_frozen
 from ifsl_bench.backbones.heads import fit_head_with_facts
-from ifsl_bench.backbones.pretrained import features_key, pretraining_key
+from ifsl_bench.backbones.pretrained import make_features_key, make_pretraining_key
 from ifsl_bench.backbones.torchvision_zoo import Torchvision
 from ifsl_bench.backbones.weights import read_tensors
 from ifsl_bench.experiments.job import make_jobs
@@ -114,8 +114,8 @@ def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(h
     torch.testing.assert_close(again.head.weight, first.head.weight)
     assert again.sha256 == first.sha256
     cosine_model = pretrain_frozen(home, task, data, "cosine", CPU, Messages())
-    assert cosine_model.features_key == first.features_key == features_key(task, data.fingerprint, "cosine", 7)
-    assert cosine_model.key != first.key == pretraining_key(task, data.fingerprint, "linear", 7)
+    assert cosine_model.features_key == first.features_key == make_features_key(task, data.fingerprint, "cosine", 7)
+    assert cosine_model.key != first.key == make_pretraining_key(task, data.fingerprint, "linear", 7)
 
 
 @pytest.mark.slow("timm is imported")
@@ -424,9 +424,9 @@ def test_a_registered_network_takes_the_weights_of_the_code_that_it_follows(home
     bank = np.load(home.features / model.features_key / "base-train" / "features.npy")
     # float32 sums of up to 5,760 terms (640 channels of 3x3), twelve in a row
     np.testing.assert_allclose(bank, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
-    assert model.features_key == features_key(task, data.fingerprint, "cosine", 3)
+    assert model.features_key == make_features_key(task, data.fingerprint, "cosine", 3)
     other_task = msgspec.structs.replace(task, dataset=msgspec.structs.replace(task.dataset, mean=(0.4,)))
-    assert features_key(other_task, data.fingerprint, "linear", 0) != model.features_key, "images enter otherwise"
+    assert make_features_key(other_task, data.fingerprint, "linear", 0) != model.features_key, "images enter otherwise"
 
 
 @pytest.mark.parametrize(("change", "named"), [
@@ -463,7 +463,9 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     plain, declared = (load_tasks("mini-5shot", Change(weights=digits, pretrained_on=x))[0] for x in (None, "base"))
     assert declared.name == f"mini-5shot+weights={digits}+pretrained-on=base"
     assert declared.hash != plain.hash
-    assert pretraining_key(declared, "f", "linear", 0) == pretraining_key(plain, "f", "linear", 5), "the same features"
+    assert make_pretraining_key(declared, "f", "linear", 0) == make_pretraining_key(plain, "f", "linear", 5), (
+        "the same features"
+    )
     assert "pretrained_on" not in plain.definition()["pretraining"]
     of = f'[variants.mine]\nof = "mini-5shot"\nweights = "{digits}"\npretrained_on = "base"\ncentre = "none"'
     (mine,) = parse_tasks(of, "x.toml")

@@ -16,8 +16,8 @@ from ifsl_bench.backbones.images import (
     apply_crops,
     apply_crops_on_device,
     draw_crops,
-    draw_epoch,
-    fits_on_device,
+    fits_in_device_memory,
+    plan_epoch,
 )
 from ifsl_bench.backbones.networks import PixelNormalisation
 from ifsl_bench.data.pools import Pool
@@ -73,7 +73,7 @@ def seen(feed, epoch) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
     """Bit for bit, on a device that is the CPU."""
     images, normalise = pool(shape), PixelNormalisation(IMAGES if len(shape) == 3 else DataSpec(name="x"), shape, CPU)
-    epoch = draw_epoch(images, spec, 3, 1, 8, 3)
+    epoch = plan_epoch(images, spec, 3, 1, 8, 3)
     expected = seen(HostBatchLoader(images, normalise), epoch)
     batches = seen(DeviceBatchLoader(images, normalise, CPU, resident), epoch)
     assert [len(labels) for _, labels in batches] == [8, 8, 8]
@@ -85,11 +85,11 @@ def test_a_device_shows_the_network_what_the_cpu_does(shape, spec, resident):
 
 def test_epochs_and_seeds_differ():
     images = pool()
-    drawn = [draw_epoch(images, SPEC, seed, epoch, 8, 3) for seed, epoch in ((3, 1), (3, 2), (4, 1))]
+    drawn = [plan_epoch(images, SPEC, seed, epoch, 8, 3) for seed, epoch in ((3, 1), (3, 2), (4, 1))]
     for a, b in ((0, 1), (0, 2), (1, 2)):
-        assert not np.array_equal(drawn[a].rows[0], drawn[b].rows[0])
-        assert not torch.equal(drawn[a].crops[0], drawn[b].crops[0])
-    assert sorted(np.concatenate(draw_epoch(images, SPEC, 0, 0, 10, 3).rows)) == list(range(30))
+        assert not np.array_equal(drawn[a].rows_by_batch[0], drawn[b].rows_by_batch[0])
+        assert not torch.equal(drawn[a].crops_by_batch[0], drawn[b].crops_by_batch[0])
+    assert sorted(np.concatenate(plan_epoch(images, SPEC, 0, 0, 10, 3).rows_by_batch)) == list(range(30))
 
 
 class Crossings(TorchDispatchMode):
@@ -113,7 +113,7 @@ def test_transfers_of_an_epoch_are_one_and_one_a_step_where_the_images_are_not_t
     images, device = pool(), torch.device("meta")
     feed = DeviceBatchLoader(images, PixelNormalisation(IMAGES, (8, 7, 3), device), device, resident)
     with Crossings() as crossings:
-        batches = seen(feed, draw_epoch(images, SPEC, 3, 1, 8, 3))
+        batches = seen(feed, plan_epoch(images, SPEC, 3, 1, 8, 3))
     assert [tuple(inputs.shape) for inputs, _ in batches] == [(8, 3, 8, 7)] * 3
     assert crossings.count == transfers
 
@@ -122,5 +122,5 @@ def test_images_stay_on_a_device_that_has_twice_the_room(monkeypatch):
     free = {"bytes": 200}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["bytes"], 10**9))
     cuda = torch.device("cuda", 0)
-    assert fits_on_device(100, cuda)
-    assert not fits_on_device(101, cuda)
+    assert fits_in_device_memory(100, cuda)
+    assert not fits_in_device_memory(101, cuda)

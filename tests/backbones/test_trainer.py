@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbones.pretrained import pretraining_key
+from ifsl_bench.backbones.pretrained import make_pretraining_key
 from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -60,18 +60,20 @@ def test_records_what_was_done_and_is_cached(few, head):
 def test_keys_differ_with_everything_that_matters(few):
     _, task, dataset = few
     keys = {
-        pretraining_key(task, dataset.fingerprint, "linear", 0),
-        pretraining_key(task, dataset.fingerprint, "cosine", 0),
-        pretraining_key(task, dataset.fingerprint, "linear", 1),
-        pretraining_key(task, "other", "linear", 0),
-        pretraining_key(
+        make_pretraining_key(task, dataset.fingerprint, "linear", 0),
+        make_pretraining_key(task, dataset.fingerprint, "cosine", 0),
+        make_pretraining_key(task, dataset.fingerprint, "linear", 1),
+        make_pretraining_key(task, "other", "linear", 0),
+        make_pretraining_key(
             msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=7)),
             dataset.fingerprint, "linear", 0,
         ),
     }  # fmt: skip
     assert len(keys) == 5
     other_shots = msgspec.structs.replace(task, shots=5, name="x")
-    assert pretraining_key(other_shots, dataset.fingerprint, "linear", 0) in keys, "shared by the tasks of a data set"
+    assert make_pretraining_key(other_shots, dataset.fingerprint, "linear", 0) in keys, (
+        "shared by the tasks of a data set"
+    )
 
 
 def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
@@ -189,7 +191,7 @@ def test_momentum_comes_back_in_the_layout_of_its_parameter(few, tmp_path):
         first.optimiser.state[parameter]["momentum_buffer"] = torch.full_like(parameter, i).contiguous()
     first.info["epoch"] = 0
     first._save()
-    second.restore()
+    second.restore_from_checkpoint()
     for i, parameter in enumerate(second.parameters):
         buffer = second.optimiser.state[parameter]["momentum_buffer"]
         assert buffer.stride() == parameter.stride()

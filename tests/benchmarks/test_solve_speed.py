@@ -26,7 +26,7 @@ from scipy.optimize import minimize
 from solve_table import Row, training
 
 from ifsl_bench.solvers import LBFGS, AttractorMLP, DualNewton, RegressionArgs, SoftmaxRegression, TanhNetwork, minimise
-from ifsl_bench.solvers.network import activations
+from ifsl_bench.solvers.network import compute_activations
 from ifsl_bench.solvers.softmax import scores
 
 SAME_OPTIMUM = {"ftol": 1e-12, "gtol": 1e-7, "maxiter": 10000, "maxfun": 10000}
@@ -106,7 +106,9 @@ def test_mlp_evaluation(benchmark, shots):
 
     def evaluate():
         solution = minimise(TanhNetwork(N), LBFGS(1e-4), None, args)
-        return solution, torch.cat([episodes.query_base_logits, activations(solution.value, episodes.query)[1].mT], 2)
+        return solution, torch.cat(
+            [episodes.query_base_logits, compute_activations(solution.value, episodes.query)[1].mT], 2
+        )
 
     solution, _ = benchmark.pedantic(evaluate, rounds=3, warmup_rounds=1)
     assert bool(solution.converged.all())

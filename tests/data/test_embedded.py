@@ -14,7 +14,7 @@ import torch
 
 from ifsl_bench import api
 from ifsl_bench.backbones import pretrained
-from ifsl_bench.backbones.pretrained import pretraining_key
+from ifsl_bench.backbones.pretrained import make_pretraining_key
 from ifsl_bench.data import datasets
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.data.sets import embedded
@@ -127,7 +127,7 @@ def test_terms_are_said_at_first_use_and_rows_are_near_those_on_images(used, cal
     results = {path.name.split(".")[0]: json.loads(path.read_text()) for path in home.results.rglob("*.json")}
     assert {result["task"] for result in results.values()} == {"embedded-1shot"}
     keys = {name: result["pretraining"]["key"] for name, result in results.items()}
-    assert keys["imprint"] == pretraining_key(task, used[-1], "cosine", 0)
+    assert keys["imprint"] == make_pretraining_key(task, used[-1], "cosine", 0)
     status, _, err = call(*arguments, "--rerun")
     assert (status, NOTICE in err) == (0, False)
     work = api.workspace(theirs.cache, device="cpu", reporter=Reporter())

@@ -67,7 +67,7 @@ def test_counts_in_episodes_and_sessions_are_equal_in_every_back_end_though_a_wo
         jobs = make_jobs(config, work.home)
         backend = DaskPool(cluster, work, "cpu", jobs) if name == "dask" else None
         summary = run_jobs(jobs, work, backend or local_backend(jobs, work, "cpu", 1 if name == "alone" else 2))
-        assert summary.stored == jobs, summary.causes
+        assert summary.jobs_stored == jobs, summary.failure_messages
         found.append(counts(here / name / "results"))
     assert len(found[0]) == 4
     assert found[0] == found[1] == found[2]

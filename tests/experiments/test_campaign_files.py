@@ -59,7 +59,7 @@ def jobs(configs, only=None, reporter=None):
 def expanded(text: str, config: RunConfig | None = None, folder: Path = Path("/there")) -> list[str]:
     configs = parse_campaign(text, "c.toml", folder)
     if config is not None:
-        configs = [config.override(run) for run in configs]
+        configs = [config.override_config(run) for run in configs]
     return [str(job) for job in jobs(configs, config)]
 
 

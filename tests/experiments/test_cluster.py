@@ -27,13 +27,19 @@ import distributed
 
 from ifsl_bench.api import workspace
 from ifsl_bench.experiments import dask_pool
-from ifsl_bench.experiments.cluster import ClusterSpec, parse_cluster, requirement_fault, shared_requirements, version
+from ifsl_bench.experiments.cluster import (
+    ClusterSpec,
+    find_unmet_requirement,
+    parse_cluster,
+    version,
+    write_shared_requirements,
+)
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.logs import DONE
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import WorkOutcome, run_jobs
 from ifsl_bench.experiments.workspace import Workspace
-from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.plugin.method_source import hash_method_source
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from tests.reporters import Messages
@@ -63,20 +69,20 @@ def home(tmp_path: Path) -> Paths:
 
 
 def test_a_worker_that_has_what_the_command_has_is_fit_and_nothing_is_left_behind(home):
-    with shared_requirements(home) as needed:
-        assert requirement_fault(pickle.loads(pickle.dumps(needed))) is None
+    with write_shared_requirements(home) as needed:
+        assert find_unmet_requirement(pickle.loads(pickle.dumps(needed))) is None
     assert list(home.cache.iterdir()) == [home.results]
     assert not list(home.results.iterdir())
 
 
 def test_a_worker_without_the_home_folder_or_with_another_one_there_is_refused(home):
-    with shared_requirements(home) as needed:
+    with write_shared_requirements(home) as needed:
         home.cache.rename(home.cache.with_name("elsewhere"))  # as if it were not mounted
-        assert f"lacks the folder {home.cache}" in requirement_fault(needed)
+        assert f"lacks the folder {home.cache}" in find_unmet_requirement(needed)
         home.cache.with_name("elsewhere").rename(home.cache)
-        for token in needed.tokens:
+        for token in needed.home_tokens:
             Path(token).write_text("of another run")
-        assert f"lacks the folder {home.cache} of this machine, or has another" in requirement_fault(needed)
+        assert f"lacks the folder {home.cache} of this machine, or has another" in find_unmet_requirement(needed)
 
 
 def test_of_a_home_that_cannot_be_written_to_nothing_is_asked(home, monkeypatch):
@@ -84,19 +90,19 @@ def test_of_a_home_that_cannot_be_written_to_nothing_is_asked(home, monkeypatch)
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "write_text", refused)
-    with shared_requirements(home) as needed:
-        assert requirement_fault(needed) is None
+    with write_shared_requirements(home) as needed:
+        assert find_unmet_requirement(needed) is None
 
 
 def test_a_worker_with_other_code_or_versions_is_refused_and_both_are_named(home, monkeypatch):
-    with shared_requirements(home) as needed:
+    with write_shared_requirements(home) as needed:
         monkeypatch.setattr("ifsl_bench.experiments.cluster.source_sha256", lambda: "other")
-        assert "has code of ifsl_bench other (the command: " in requirement_fault(needed)
+        assert "has code of ifsl_bench other (the command: " in find_unmet_requirement(needed)
         monkeypatch.setattr(
             "ifsl_bench.experiments.cluster.environment_versions",
             lambda: {**needed.versions, "python": "3.10", "torch": "1.0"},
         )
-        message = requirement_fault(needed)
+        message = find_unmet_requirement(needed)
     assert f"has python 3.10 (the command: {needed.versions['python']}), torch 1.0 (the command: " in message
     assert "numpy" not in message
 
@@ -106,14 +112,14 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
         "from ifsl_bench.methods.imprint import Imprint\n\nclass Own(Imprint):\n    pass\n"
     )
     (job,) = make_jobs(RunConfig([f"{tmp_path}/own.py:Own"], ["glyphs-5shot"]))
-    local_method = ("Own", pickle.dumps(job.method_ref), method_source(job.method))
-    with shared_requirements(home, [local_method]) as needed:
-        assert requirement_fault(needed) is None
+    local_method = ("Own", pickle.dumps(job.method_ref), hash_method_source(job.method))
+    with write_shared_requirements(home, [local_method]) as needed:
+        assert find_unmet_requirement(needed) is None
         (tmp_path / "own.py").unlink()
-        assert "cannot load method Own" in requirement_fault(needed)
+        assert "cannot load method Own" in find_unmet_requirement(needed)
     (job,) = make_jobs(RunConfig(["imprint"], ["glyphs-5shot"]))
-    with shared_requirements(home, [(job.name, pickle.dumps(job.method_ref), "other")]) as needed:
-        assert "has other code of method" in requirement_fault(needed)
+    with write_shared_requirements(home, [(job.name, pickle.dumps(job.method_ref), "other")]) as needed:
+        assert "has other code of method" in find_unmet_requirement(needed)
 
 
 # -- clusters
@@ -252,7 +258,7 @@ def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
     run_jobs(jobs, work)
     monkeypatch.setattr(dask_pool, "connect_to_scheduler", None)
     ended, _ = on_cluster(here / "home", ["imprint"], ["clusters.toml:clusters-5shot"], cluster_toml(tmp_path))
-    assert ended.stored == jobs
+    assert ended.jobs_stored == jobs
 
 
 def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home, monkeypatch):
@@ -270,7 +276,7 @@ def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home
     with distributed.LocalCluster(**how) as cluster:
         clients = [distributed.Client(cluster, set_as_default=False) for _ in range(2)]
         futures = [client.submit(dask_pool.run_on_worker, b"%d" % i, b"", 2, 2) for i, client in enumerate(clients)]
-        assert [future.result(timeout=30).text for future in futures] == ["0", "1"]
+        assert [future.result(timeout=30).message for future in futures] == ["0", "1"]
         for client in clients:
             client.close()
     assert most == [1, 1]

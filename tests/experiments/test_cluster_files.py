@@ -50,10 +50,10 @@ def test_what_is_no_address_is_refused(address, written):
 
 def test_a_file_names_a_class_and_its_arguments(written):
     local = parse_cluster(written('class = "LocalCluster"\n[arguments]\nn_workers = 3'))
-    assert (local.kind, local.count, local.accelerators) == ("LocalCluster", 3, False)
+    assert (local.kind, local.n_workers, local.uses_accelerators) == ("LocalCluster", 3, False)
     text = f'class = "{SLURM}"\n[arguments]\nn_workers = 2\ncores = 4\nworker_extra_args = ["--resources", "GPU=1"]'
     jobs = parse_cluster(written(text))
-    assert (jobs.kind, jobs.count, jobs.accelerators, jobs.arguments["cores"]) == ("SLURMCluster", 2, True, 4)
+    assert (jobs.kind, jobs.n_workers, jobs.uses_accelerators, jobs.arguments["cores"]) == ("SLURMCluster", 2, True, 4)
 
 
 @pytest.mark.parametrize("argument", ["protocol", "security", "resources"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench import api
-from ifsl_bench.backbones.pretrained import pretraining_key
+from ifsl_bench.backbones.pretrained import make_pretraining_key
 from ifsl_bench.data.dataset_views import make_cross_domain
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
 from ifsl_bench.data.writer import DatasetWriter, build_dataset
@@ -136,7 +136,7 @@ def test_names_hashes_and_pretrainings():
     (plain,), (wide,) = load_tasks("glyphs-5shot"), load_tasks("glyphs-5shot+ways=10")
     assert len({task.hash, plain.hash, wide.hash}) == 3
     assert "novel_from" not in plain.definition()
-    assert pretraining_key(task, "f", "linear", 0) == pretraining_key(plain, "f", "linear", 0)
+    assert make_pretraining_key(task, "f", "linear", 0) == make_pretraining_key(plain, "f", "linear", 0)
 
 
 @pytest.mark.parametrize(

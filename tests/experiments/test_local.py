@@ -19,7 +19,7 @@ import psutil
 import pytest
 from loky.backend import resource_tracker
 
-from ifsl_bench.experiments.backends import LokyPool, check_picklable, local_backend, parse_numbers
+from ifsl_bench.experiments.backends import LokyPool, check_picklable, local_backend, parse_device_numbers
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.logs import Log, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig
@@ -118,7 +118,7 @@ def test_two_workers_find_what_one_process_finds_though_a_job_fails(mine, undist
     logs = mine / "home" / "logs"
     (trained,) = (logs / "result").glob("clusters-5shot-*/Scaled.*.log")
     assert "validation" in trained.read_text()
-    assert read_log(trained).state == "done"
+    assert read_log(trained).state_name == "done"
     assert any("a word of the method's own" in path.read_text() for path in (logs / "workers").glob("*.log"))
 
 
@@ -201,10 +201,10 @@ def test_a_method_that_workers_cannot_find_is_refused_in_one_line(here, monkeypa
 
 
 def test_devices_are_numbers_and_ranges():
-    assert parse_numbers("0-2,5") == [0, 1, 2, 5]
+    assert parse_device_numbers("0-2,5") == [0, 1, 2, 5]
     for wrong in ("", "a", "1,1", "3-1", "0,3-1", "-1", "0-", "0;1", "1-2-3", "999999999"):
         with pytest.raises(UserError, match="--devices takes numbers"):
-            parse_numbers(wrong)
+            parse_device_numbers(wrong)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ def test_cores_are_shared_and_what_takes_the_whole_machine_runs_alone(monkeypatc
     pool = LokyPool(Reporter(), 3, [])
     assert [worker.threads for worker in pool.workers] == [2, 2, 2]
     whole, part = WorkItem("pretraining/x", "", needs_whole_machine=True), WorkItem("result/x", "")
-    assert pool._has_room(pool.workers[0], whole)
-    pool.workers[1].item = part
-    assert pool._has_room(pool.workers[0], part)
-    assert not pool._has_room(pool.workers[0], whole)
-    pool.workers[1].item = whole
-    assert not pool._has_room(pool.workers[0], part)
+    assert pool._can_take_item(pool.workers[0], whole)
+    pool.workers[1].running_item = part
+    assert pool._can_take_item(pool.workers[0], part)
+    assert not pool._can_take_item(pool.workers[0], whole)
+    pool.workers[1].running_item = whole
+    assert not pool._can_take_item(pool.workers[0], part)
 
 
 def test_processes_get_accelerators_in_turn(monkeypatch, work):
@@ -282,4 +282,4 @@ def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
     log = Log(home, LogReporter(Closed()))
     with pytest.raises(ConsumerDisconnected), log.log_item("dig/1", "it"):
         log.say("a word")
-    assert read_log(log_path(home, "dig/1")).state == "interrupted"
+    assert read_log(log_path(home, "dig/1")).state_name == "interrupted"

@@ -15,7 +15,7 @@ from ifsl_bench.experiments.campaign_file import load_configs
 from ifsl_bench.experiments.job import expand_configs
 from ifsl_bench.experiments.logs import SILENT_SECONDS, log_path, read_log
 from ifsl_bench.experiments.run_config import RunConfig, find_tasks
-from ifsl_bench.experiments.runner import divide_into_work_items, result_key
+from ifsl_bench.experiments.runner import divide_into_work_items, result_item_key
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.locks import is_process_alive, make_process_name
 
@@ -141,7 +141,7 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     jobs, _ = expand_configs(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     training = [job for job in jobs if job.is_meta_trained]
-    paths = [log_path(work.home, result_key(job, work.home)) for job in training]
+    paths = [log_path(work.home, result_item_key(job, work.home)) for job in training]
     machine = make_process_name().rsplit("-", 2)[0]
     log(paths[0], begun(platform.node(), make_process_name()), "-   meta-training lwof: 7/20  loss 2")
     log(paths[1], begun("elsewhere"), "- the inner solve", "failed it diverged")
@@ -180,7 +180,7 @@ def test_jobs_wait_for_an_item_that_they_share(campaign, call):
 def test_a_stage_does_not_run_while_the_number_of_its_process_is_anothers(tmp_path):
     name, began = make_process_name().rsplit("-", 1)
     log(tmp_path / "who.log", begun("here", f"{name}-{int(began) - 60}"))
-    assert read_log(tmp_path / "who.log").state == "interrupted"
+    assert read_log(tmp_path / "who.log").state_name == "interrupted"
 
 
 def test_plans_and_states_have_every_format(campaign, call):
@@ -204,7 +204,7 @@ def test_a_file_that_is_no_log_has_no_state(tmp_path):
     assert read_log(tmp_path / "none.log") is None
     log(path, begun("h"), "- \x1b[2J")
     path.write_bytes(path.read_bytes() + b"2026-01-31T12:00:0")  # whose process died in the middle of a line
-    assert read_log(path).line == "\\x1b[2J"
+    assert read_log(path).last_line == "\\x1b[2J"
 
 
 @pytest.mark.parametrize("end", ["", "-x-1", "-1-x", f"-{10**30}-1"])

@@ -23,12 +23,12 @@ from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.plugin.episode_contract import map_tensors
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput
-from ifsl_bench.plugin.options import make_method, with_example_extras
+from ifsl_bench.plugin.options import add_example_extras, make_method
 from ifsl_bench.plugin.session_contract import (
     SessionLearner,
     check_session_rules,
     check_sessions,
-    sequence_dependence_fault,
+    find_sequence_dependence_fault,
 )
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols import sequence_loader as session_answers
@@ -93,7 +93,7 @@ def seeded_method(name: str, base: Base, ways: int = 2) -> Method:
     method, options = chosen_and_options(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return make_method(method, with_example_extras(base, method), ways, options).double().eval()
+        return make_method(method, add_example_extras(base, method), ways, options).double().eval()
 
 
 # Of those that learn session by session; anil needs learn2learn.
@@ -612,7 +612,7 @@ def test_rounding_that_differs_between_batches_is_no_breach(base):
         [map_tensors(x, single) for x in loader.load_batch(0, 4).supports_by_session],
         map_tensors(loader.load_first_episodes(4).query, single),
     )
-    assert sequence_dependence_fault(SessionLearner(method, supports[:2], query, False)), "in single precision"
+    assert find_sequence_dependence_fault(SessionLearner(method, supports[:2], query, False)), "in single precision"
     check_sessions("m", method, supports, query)
 
 

@@ -11,13 +11,13 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.plan import _stored_seconds, plan_jobs
-from ifsl_bench.experiments.reproduce import run_unstored
+from ifsl_bench.experiments.reproduce import run_without_storing
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.runner import list_stages
 from ifsl_bench.experiments.stages import MetaTrainStage, PretrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.method_source import class_source_hash, method_source
+from ifsl_bench.plugin.method_source import hash_class_source, hash_method_source
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
@@ -66,7 +66,7 @@ def test_a_plan_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, wor
     stages = list_stages(job)
     (plan,) = plan_jobs([job], work)
     assert (plan.state, plan.missing) == ("to do", stages[1:]), "data are there"
-    run_unstored(job, work)
+    run_without_storing(job, work)
     assert all(stage.is_cached(work.home) for stage in stages[:-1])
     assert plan_jobs([job], work)[0].missing == stages[-1:]
     api.run_job(job, work)
@@ -161,21 +161,21 @@ def test_a_class_with_the_name_of_another_method_is_refused():
 
 
 def sourced(method) -> str:
-    class_source_hash.cache_clear()
-    return method_source(method)
+    hash_class_source.cache_clear()
+    return hash_method_source(method)
 
 
 def test_a_file_that_is_edited_during_a_run_does_not_pass_for_what_runs(file):
     chosen, _ = find_method(f"{file}:Means")
     sent = pickle.dumps(chosen)
-    before = method_source(chosen.method)
+    before = hash_method_source(chosen.method)
     file.write_text(FILE.replace("10.0", "20.0"))
     assert sourced(chosen.method) == before, "what was executed, not what the file holds now"
     with pytest.raises(UserError, match="has changed since it was chosen"):
         pickle.loads(sent)
-    assert method_source(find_method(f"{file}:Means")[0].method) != before
+    assert hash_method_source(find_method(f"{file}:Means")[0].method) != before
     file.write_text(FILE)
-    assert method_source(find_method(f"{file}:Means")[0].method) == before
+    assert hash_method_source(find_method(f"{file}:Means")[0].method) == before
 
 
 def test_a_class_without_a_file_is_known_by_what_it_does(work, task):
@@ -186,7 +186,7 @@ def test_a_class_without_a_file_is_known_by_what_it_does(work, task):
         module = types.ModuleType(f"cell{i}")
         sys.modules[module.__name__] = module
         exec(compile(text, "<stdin>", "exec"), vars(module))
-        sources.append(method_source(module.Means))
+        sources.append(hash_method_source(module.Means))
         results.append(api.run(module.Means, task, work=work))
     assert sources[0] == sources[1]
     assert len(set(sources)) == 3
@@ -230,7 +230,7 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
 def test_features_of_other_weights_are_not_cached(hues, monkeypatch):
     work = api.workspace(hues / "home", device="cpu")
     (job,) = make_jobs(RunConfig(["protonet"], ["hues.toml:hues-1shot"]), work.home)
-    run_unstored(job, work)
+    run_without_storing(job, work)
     features = list_stages(job)[2]
     assert features.is_cached(work.home)
     monkeypatch.setattr("ifsl_bench.experiments.stages.read_features_sha256", lambda home, key: "another")

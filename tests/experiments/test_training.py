@@ -17,7 +17,7 @@ from ifsl_bench.experiments import stages
 from ifsl_bench.experiments import stages as preparation
 from ifsl_bench.experiments.job import Job
 from ifsl_bench.experiments.meta_training import Adam
-from ifsl_bench.experiments.reproduce import run_unstored
+from ifsl_bench.experiments.reproduce import run_without_storing
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.method import Method, Prediction, Support
@@ -237,8 +237,8 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     log = io.StringIO()
     place = work(clusters, LogReporter(log))
     with pytest.raises(KeyboardInterrupt):
-        run_unstored(lr_job, place)
-    result = run_unstored(lr_job, place)
+        run_without_storing(lr_job, place)
+    result = run_without_storing(lr_job, place)
     assert result.training["solves"] == {
         "episodes": 80, "unconverged": 0, "adjoint_episodes": 80, "adjoint_diverged": 80, "adjoint_failed": 0,
         "adjoint_indefinite": 0,
@@ -246,7 +246,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
     options = {"learner": "lr", "gradient": "implicit"}
     exact = Job(MethodRef("attractor", registry.get_method("attractor")), options, task, TrainingChanges(), 0, 60)
-    solves = run_unstored(exact, place).training["solves"]
+    solves = run_without_storing(exact, place).training["solves"]
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
 
 

@@ -65,14 +65,14 @@ def job_of(task, work, seed=0, trials=4, method=Scaled, **options):
 def searched_in(space, default, trials, accuracy):
     """All rounds of a search, with the accuracies of a function."""
     rounds = []
-    while points := search.next_search_round(space, default, trials, rounds):
+    while points := search.propose_next_round(space, default, trials, rounds):
         rounds.append([(point, accuracy(point)) for point in points])
     return rounds
 
 
 def test_the_first_round_fills_the_space_and_is_the_same_for_everybody():
     space = {"a": Range(1e-10, 1.0, log=True), "b": Range(1, 10), "c": Choices(("x", "y")), "d": Range(-1.0, 1.0)}
-    points = search.evenly_spread_points(space, 64)
+    points = search.make_evenly_spread_points(space, 64)
     assert points[:2] == [
         {"a": 1e-5, "b": 6, "c": "y", "d": 0.0},
         {"a": 1.51e-09, "b": 9, "c": "x", "d": points[1]["d"]},
@@ -148,17 +148,17 @@ def test_every_method_that_has_something_to_choose_declares_where():
         values = {**default_options(kind, task), RATE_NAME: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():
             assert isinstance(range_, Choices) or range_.low <= values[key] <= range_.high, (name, key)
-            assert isinstance(range_, Choices) or 0.02 < range_.share(values[key]) < 0.98, (name, key)
+            assert isinstance(range_, Choices) or 0.02 < range_.share_of_value(values[key]) < 0.98, (name, key)
 
 
 def first_round(job):
-    return [(candidate.point, candidate.job) for candidate in candidates_by_round(job)[0]]
+    return [(candidate.option_values, candidate.job) for candidate in candidates_by_round(job)[0]]
 
 
 def all_of(job, home):
     """Each candidate of a search that was made."""
-    rounds = candidates_by_round(job, search.accuracy_lookup(home))
-    return [(candidate.point, candidate.job) for candidates in rounds for candidate in candidates]
+    rounds = candidates_by_round(job, search.make_trial_accuracy_lookup(home))
+    return [(candidate.option_values, candidate.job) for candidates in rounds for candidate in candidates]
 
 
 def test_the_default_comes_first_and_shares_its_training_with_the_method_as_published(task, work):

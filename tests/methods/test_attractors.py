@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ifsl_bench.plugin.episode_contract import ContractProbe
 from ifsl_bench.plugin.method import Base, Query, Support
-from ifsl_bench.plugin.rules import EPISODE_RULES, hidden_class_fault
+from ifsl_bench.plugin.rules import EPISODE_RULES, find_hidden_class_fault
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import LBFGS, NetworkLearner, NetworkWeights, evaluate_outcome, ridge_prior, to_prior
-from ifsl_bench.solvers.network import activations
+from ifsl_bench.solvers.network import compute_activations
 from ifsl_bench.solvers.tree import tree_map
 from ifsl_bench.utils.errors import UserError
 from tests.methods import test_methods_contract as contract
@@ -57,7 +57,7 @@ globals().update({k: v for k, v in vars(contract).items() if k.startswith("test_
 def test_the_rules_that_runs_check_hold(method):
     support, query = contract.make_episodes(method.base, hide=True)
     case = ContractProbe(method.registered, method, support, query, support.hidden).with_search_flag()
-    broken = [rule(case) for rule in EPISODE_RULES if rule is not hidden_class_fault]
+    broken = [rule(case) for rule in EPISODE_RULES if rule is not find_hidden_class_fault]
     assert not any(broken), broken
 
 
@@ -296,7 +296,9 @@ def test_a_search_that_goes_on_starts_at_the_same_activations_with_no_more_penal
     space = objective.search_coordinates(None, args)
     z = space.initial_point()
     start = space.to_unknowns(z)
-    for result, expected in zip(activations(start, support.features), activations(net, support.features), strict=True):
+    for result, expected in zip(
+        compute_activations(start, support.features), compute_activations(net, support.features), strict=True
+    ):
         torch.testing.assert_close(result, expected)
     value = objective.value(start, args)
     torch.testing.assert_close(value, space.evaluate(z, space.apply_metric(z))[0])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
-from ifsl_bench.plugin.options import declared_options, with_example_extras
+from ifsl_bench.plugin.options import add_example_extras, declared_options
 
 
 def methods_on_features() -> list[str]:
@@ -63,7 +63,7 @@ def method(request):
         pytest.skip(plugin.problem)
     assert not plugin.problem
     torch.manual_seed(0)
-    instance = plugin.value(with_example_extras(make_base(), plugin.value), N).double().eval()
+    instance = plugin.value(add_example_extras(make_base(), plugin.value), N).double().eval()
     instance.registered = request.param
     return instance
 
@@ -124,7 +124,7 @@ def test_works_without_gradients_and_with_other_numbers_of_ways(method):
     support, query = make_episodes(method.base)
     with torch.no_grad():
         assert not method(support, query).logits.requires_grad
-    two = type(method)(with_example_extras(make_base(), type(method)), 2).double().eval()
+    two = type(method)(add_example_extras(make_base(), type(method)), 2).double().eval()
     rows = slice(0, 2 * SHOTS)
     fewer = Support(support.features[:, rows], support.labels[:, rows], support.hidden, support.base_logits[:, rows])
     assert two(fewer, query).logits.shape == (E, Q, K + 2)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import masked_logits
-from ifsl_bench.plugin.options import make_method, with_example_extras
+from ifsl_bench.plugin.options import add_example_extras, make_method
 from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, make_episodes
 
 PINNED = Path(__file__).with_name("pinned_numbers.json")
@@ -22,7 +22,7 @@ OURS = {
     for name, point in registry.registered_entry_points(registry.METHOD_GROUP).items()
     if registry.distribution_name(point) == registry.OWN_PACKAGE and name in METHODS
 }
-NAMES = sorted((OURS | registry.all_shorthands().keys()) - ELSEWHERE)
+NAMES = sorted((OURS | registry.list_shorthands_by_name().keys()) - ELSEWHERE)
 # Where a network is pulled at as weakly as by default, it has several minima in these episodes, and the last bit of its
 # initial parameters, which processors round differently, decides between them (logits 0.3 apart). Pulled at like this
 # it has one: a change of 1e-8 moves no logit by more than 2e-7, however it is rounded.
@@ -46,7 +46,7 @@ def numbers(name: str) -> dict[str, list[float]]:
     torch.manual_seed(0)
     with mock.patch.object(torch.nn.init, "trunc_normal_", truncated):
         method = (
-            make_method(kind, with_example_extras(make_base(), kind), N, {**meant, **PULLED.get(name, {})})
+            make_method(kind, add_example_extras(make_base(), kind), N, {**meant, **PULLED.get(name, {})})
             .double()
             .eval()
         )

@@ -15,9 +15,9 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
-from ifsl_bench.plugin.options import with_example_extras
+from ifsl_bench.plugin.options import add_example_extras
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.leaderboard import make_task_table
 from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render_tables
 from ifsl_bench.store.schema import read_result
 from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, make_episodes
@@ -47,7 +47,7 @@ def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:
 def make(name: str, base: Base | None = None):
     _, kind, options = registry.resolve_method(name)
     torch.manual_seed(0)
-    return kind(with_example_extras(base or make_base(), kind), N, **options).double().eval()
+    return kind(add_example_extras(base or make_base(), kind), N, **options).double().eval()
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -155,7 +155,7 @@ def test_a_run_from_training_to_the_table(task, name, method, work):
     assert read_result(path) == result
     board = load_task_results(load_tasks(task(name))[0], work.home.results)
     for style in FORMATS:
-        text = render_tables([task_table(board, full=True)], style)
+        text = render_tables([make_task_table(board, full=True)], style)
         mean = result.summary["acc"]["mean"]
         assert (f"{round(mean, 4)}" if style in PROGRAMS else f"{mean:.2f}") in text
         assert "nan" not in text.lower()

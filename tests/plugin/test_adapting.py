@@ -24,7 +24,7 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import FeatureStage, list_backbone_stages, make_pretrain_stage
 from ifsl_bench.plugin.adapting_contract import check_adapting_rules, make_random_learner
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.method import NonFinite
+from ifsl_bench.plugin.method import NonFiniteLogitsError
 from ifsl_bench.plugin.new_method import IMAGES_TEMPLATE
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.tasks.task_files import load_task
@@ -222,7 +222,7 @@ def test_what_breaks_the_contract_is_refused_in_one_line(tmp_path, old, new, mes
         found = "; ".join(filter(None, check(tmp_path, CODE.replace(old, new)).values()))
     except UserError as refused:
         error = refused
-    assert isinstance(error, NonFinite) == ("NaN" in message), "which a search passes over"
+    assert isinstance(error, NonFiniteLogitsError) == ("NaN" in message), "which a search passes over"
     found = str(error or found)
     assert message in found
     assert "\n" not in found

@@ -9,7 +9,7 @@ import pytest
 
 from ifsl_bench import __version__
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import cite_method, cite_task, paper_label, papers_of_method
+from ifsl_bench.plugin.bibliography import cite_method, cite_task, display_label_in_paper, papers_of_method
 from ifsl_bench.plugin.display_names import display_names_by_row, read_papers, suite_methods
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.page.references import cite_paper
@@ -40,10 +40,10 @@ def test_every_method_has_papers_and_a_name_in_print(point):
     for row in rows_of(point):
         named = display_names_by_row()[row]
         assert len(named.says) <= 50, "one line of the list at 80 columns"
-        assert paper_label(row) == named.printed
+        assert display_label_in_paper(row) == named.printed
         first = papers_of_method(row)[0]
         surname = re.sub(r"\{\\\"u\}", "ü", first.bibtex.partition("author")[2].partition("{")[2]).split(",")[0]
-        assert re.search(rf"{surname}.*{first.field('year')}", text, re.DOTALL), (row, surname)
+        assert re.search(rf"{surname}.*{first.read_bibtex_field('year')}", text, re.DOTALL), (row, surname)
         assert first.bibtex in cite_method(row)
     assert cite_method(point.name)
 
@@ -51,7 +51,7 @@ def test_every_method_has_papers_and_a_name_in_print(point):
 def test_no_row_is_of_a_method_that_there_is_not():
     own_rows = {row for point in OURS for row in rows_of(point)}
     assert set(display_names_by_row()) == own_rows
-    shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
+    shorthands = {name: point.name for name, ((point, *_),) in registry.list_shorthands_by_name().items()}
     assert {name: row.of for name, row in display_names_by_row().items() if row.of} == shorthands
     assert {name for paper in read_papers("methods") for name in paper.row_names} == own_rows
 
@@ -114,7 +114,7 @@ def test_entries_are_whole(paper):
     ],
 )
 def test_labels_in_print(label, shown):
-    assert paper_label(label) == shown
+    assert display_label_in_paper(label) == shown
 
 
 def test_cite(call, tmp_path):

@@ -10,9 +10,14 @@ from ifsl_bench.methods.protonet import ProtoNet
 
 from ifsl_bench import api
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, query_dependence_fault, repeat_fault
+from ifsl_bench.plugin.episode_contract import (
+    ContractProbe,
+    check_answers,
+    find_query_dependence_fault,
+    find_repeat_fault,
+)
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support
-from ifsl_bench.plugin.rules import EPISODE_RULES, check_contract, make_random_probe, parallel_copies_fault
+from ifsl_bench.plugin.rules import EPISODE_RULES, check_contract, find_parallel_copies_fault, make_random_probe
 from ifsl_bench.plugin.session_contract import SESSION_RULES as OF_SESSIONS
 from ifsl_bench.utils.errors import UserError
 from tests.methods.test_methods_contract import METHODS
@@ -88,7 +93,7 @@ def test_rounding_where_large_numbers_cancel_is_no_breach(sound, searched):
     support, query = Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T)
     with torch.no_grad():
         case = ContractProbe("far", Far(base, 5), support, query, hidden).with_search_flag()
-        assert query_dependence_fault(case), "in single precision"
+        assert find_query_dependence_fault(case), "in single precision"
     if sound:
         check_answers(case)
     else:
@@ -110,12 +115,14 @@ def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():
         parallel_copies = True
 
     cases = {kind: make_random_probe("x", kind, {}, 1, False, False) for kind in (Draws, Declares, ProtoNet)}
-    breaches = (parallel_copies_fault(cases[Declares]) for _ in range(10))  # on a busy machine they may miss each other
+    breaches = (
+        find_parallel_copies_fault(cases[Declares]) for _ in range(10)
+    )  # on a busy machine they may miss each other
     assert any("several threads" in breach for breach in breaches)
-    assert not parallel_copies_fault(cases[Draws]), "a subclass of a method that declares it does not"
-    assert not parallel_copies_fault(cases[ProtoNet])
+    assert not find_parallel_copies_fault(cases[Draws]), "a subclass of a method that declares it does not"
+    assert not find_parallel_copies_fault(cases[ProtoNet])
     with torch.no_grad():
-        assert not repeat_fault(cases[Declares]), "one alone keeps the other rules"
+        assert not find_repeat_fault(cases[Declares]), "one alone keeps the other rules"
 
 
 @pytest.mark.parametrize("kept", ["prototypes", "weight"])

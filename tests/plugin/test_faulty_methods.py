@@ -11,11 +11,11 @@ import torch
 from ifsl_bench import Choices, Method, Range, api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
-from ifsl_bench.experiments.search import draw_next_round, options_at_edge
+from ifsl_bench.experiments.search import draw_next_search_round, options_at_edge
 from ifsl_bench.experiments.trained_models import SolveCounts
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Prediction
-from ifsl_bench.plugin.options import check_method, make_method, search_space
+from ifsl_bench.plugin.options import check_method, declared_search_space, make_method
 from ifsl_bench.protocols.loader import EvaluationResult
 from ifsl_bench.protocols.metrics import Counts
 from ifsl_bench.utils.errors import UserError
@@ -194,7 +194,7 @@ def test_a_solve_that_ends_at_nan_has_not_converged():
     assert evaluation.n_unconverged_episodes == 2
     assert list(evaluation.convergence_remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
     solves = SolveCounts({})
-    solves.add(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
+    solves.add_prediction(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
     assert solves.total_counts() == {"episodes": 3, "unconverged": 2}
 
 
@@ -217,7 +217,7 @@ def declaring(space, grid=None):
 def test_the_type_of_an_option_decides_what_is_tried(option, given, kind):
     method, default = declaring({option: given}), {option: 1}
     check_method(method)
-    tried = [point[option] for point in draw_next_round(method, {}, 16, default)[1:]]
+    tried = [point[option] for point in draw_next_search_round(method, {}, 16, default)[1:]]
     assert all(isinstance(value, kind) for value in tried)
     assert len(set(tried)) == {Range(0, 1): 7}.get(given, len(set(tried))), "not the ends alone"
     if isinstance(given, Range):
@@ -229,10 +229,10 @@ def test_the_type_of_an_option_decides_what_is_tried(option, given, kind):
 def test_the_grid_is_of_the_options_types_too():
     method = declaring({"share": Range(0, 1), "count": Range(1, 9)}, {"share": [0, 1], "count": (1, 3)})
     check_method(method)
-    tried = draw_next_round(method, {}, 0, {})
+    tried = draw_next_search_round(method, {}, 0, {})
     assert [repr(point) for point in tried[:2]] == ["{'share': 0.0, 'count': 1}", "{'share': 0.0, 'count': 3}"]
     assert options_at_edge(method, {}, tried[0], tried) == ["share", "count"]
-    assert search_space(method) == {"share": Range(0.0, 1.0), "count": Range(1, 9)}
+    assert declared_search_space(method) == {"share": Range(0.0, 1.0), "count": Range(1, 9)}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ifsl_bench import api
 from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.plugin.method_source import hash_method_source
 from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.store import result_folder
 from ifsl_bench.store import schema as result_file
@@ -74,12 +74,12 @@ COMMENTED = ("class Strange(Method):", 'class Strange(Method):  # a comment\n   
 
 
 def test_comments_docstrings_and_layout_are_no_other_method(strange):
-    first = method_source(strange("SCALE = 1.0\n"))
-    assert method_source(strange('"""Of two."""\nSCALE  =  (1.0)  # a comment\n')) == first
-    assert method_source(strange("SCALE = 1.0\n", lambda text: text.replace(*COMMENTED))) == first
-    assert method_source(strange("SCALE = 1.5\n")) != first
-    assert method_source(strange("SCALE = 1.0\n", lambda text: text.replace("@ support", "@ -support"))) != first
-    assert method_source(strange("SCALE = 1.0\n")) == first
+    first = hash_method_source(strange("SCALE = 1.0\n"))
+    assert hash_method_source(strange('"""Of two."""\nSCALE  =  (1.0)  # a comment\n')) == first
+    assert hash_method_source(strange("SCALE = 1.0\n", lambda text: text.replace(*COMMENTED))) == first
+    assert hash_method_source(strange("SCALE = 1.5\n")) != first
+    assert hash_method_source(strange("SCALE = 1.0\n", lambda text: text.replace("@ support", "@ -support"))) != first
+    assert hash_method_source(strange("SCALE = 1.0\n")) == first
 
 
 @pytest.mark.parametrize("strange", ["imported late"], indirect=True)
@@ -122,7 +122,7 @@ def test_our_methods_are_known_by_their_revision():
         result_folder.packaged_results_folder() / "glyphs-5shot" / "lwof.seed-0.json"
     ).provenance
     assert (name, kind.revision) == ("lwof", 0)
-    assert job.matches_code(provenance)
-    assert job.matches_code(provenance | {"method_source": "0" * 16})
-    assert not job.matches_code(provenance | {"revision": 1})
-    assert not job.matches_code(provenance | {"distribution": {}}), "a class of that name from elsewhere"
+    assert job.is_made_by_same_code(provenance)
+    assert job.is_made_by_same_code(provenance | {"method_source": "0" * 16})
+    assert not job.is_made_by_same_code(provenance | {"revision": 1})
+    assert not job.is_made_by_same_code(provenance | {"distribution": {}}), "a class of that name from elsewhere"

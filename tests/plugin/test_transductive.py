@@ -9,7 +9,7 @@ from ifsl_bench import api
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.leaderboard import make_task_table
 from ifsl_bench.reporting.notes import table_notes
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store import result_folder
@@ -73,7 +73,7 @@ def test_transductive_rows_are_ranked_by_themselves_and_marked(board):
         (place.row.label, str(place.rank_interval), place.n_ranked_together) for place in board.ranking.ranked_rows
     ]
     assert places == [("imprint", "1", 1), ("lwof", "1", 2), ("protonet", "2", 2)]
-    table = render_tables([task_table(board)], "text")
+    table = render_tables([make_task_table(board)], "text")
     marked = [line.split()[0] for line in table.splitlines() if "stored, transductive" in line]
     assert sorted(marked) == ["lwof", "protonet"]
     assert any("ranked apart: lwof (stored), protonet (stored)" in note for note in table_notes(board))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from paper_shapes import Episodes
 
 from ifsl_bench import api
-from ifsl_bench.backbones.device import Precision
+from ifsl_bench.backbones.device import PrecisionChoice
 from ifsl_bench.backbones.features import _compute_batches, compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
@@ -105,7 +105,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
             for p, q in zip(model.method.parameters(), initial.parameters(), strict=True)
         ]
         moves.append(torch.cat([x.flatten() for x in moved]))
-        assert model.training_record.place.startswith(device)
+        assert model.training_record.device_description.startswith(device)
     assert F.cosine_similarity(*moves, dim=0) > 0.99
     assert 0.98 < moves[0].norm() / moves[1].norm() < 1.02
 
@@ -130,7 +130,9 @@ def test_a_whole_run_says_where_it_was_made_and_counts_what_the_cpu_does(call, h
 
 def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
     """At a low rate: larger ones blow rounding up."""
-    monkeypatch.setattr("ifsl_bench.backbones.trainer.choose_precision", lambda device: Precision(False, "float32"))
+    monkeypatch.setattr(
+        "ifsl_bench.backbones.trainer.choose_precision", lambda device: PrecisionChoice(False, "float32")
+    )
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     ours, bank = pretend.pretrained_on(CPU, glyph_home, 1e-4)
     theirs, other_bank = pretend.pretrained_on(DEVICE, glyph_home, 1e-4)

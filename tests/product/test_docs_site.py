@@ -19,7 +19,7 @@ from click import ClickException
 
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.cli import main as cli
-from ifsl_bench.plugin.options import declared_options, search_space
+from ifsl_bench.plugin.options import declared_options, declared_search_space
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.store import schema as result_file
 from tests.cli.test_command_line import parse_command
@@ -178,7 +178,7 @@ def test_each_method_is_described_from_its_class(site):
     assert len(methods) > 8
     for name, kind in methods.items():
         section = module("method_pages").section(name, kind)
-        words = [name, *kind.shorthands, *declared_options(kind), *search_space(kind)]
+        words = [name, *kind.shorthands, *declared_options(kind), *declared_search_space(kind)]
         assert [word for word in words if word not in section] == [], name
         assert [word for word in words if word not in text] == [], name
         last = (kind.__doc__ or "").split("Options:")[0].split()[-1]

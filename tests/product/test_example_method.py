@@ -242,7 +242,7 @@ def test_implicit_gradients_are_finite_differences(example):
         prediction = method(support, query)
         (prediction.logits * weights).sum().backward()
         assert prediction.adjoint.episodes == E
-        assert prediction.adjoint.failed == prediction.adjoint.diverged == 0
+        assert prediction.adjoint.n_failed == prediction.adjoint.n_diverged == 0
         grads[gradient] = {name: float(parameter.grad) for name, parameter in method.named_parameters()}
     for name, value in PARAMETERS.items():
         ends = [loss({**PARAMETERS, name: value + step}) for step in (-1e-3, 1e-3)]

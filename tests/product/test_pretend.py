@@ -16,7 +16,7 @@ from paper_shapes import Episodes
 from pretend import DEVICE, Refused, accelerator
 
 from ifsl_bench import api
-from ifsl_bench.backbones.device import Precision, choose_device, copy_to_host
+from ifsl_bench.backbones.device import PrecisionChoice, choose_device, copy_tensors_to_numpy
 from ifsl_bench.backbones.features import compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.dataset_views import with_fewer_base_classes
@@ -27,9 +27,9 @@ from ifsl_bench.experiments.job import make_jobs
 from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import MetaTrainStage
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.episode_contract import is_from_search, logits_differ
+from ifsl_bench.plugin.episode_contract import do_logits_differ, is_prediction_of_search
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
-from ifsl_bench.plugin.options import declared_options, with_example_extras
+from ifsl_bench.plugin.options import add_example_extras, declared_options
 from ifsl_bench.protocols.loader import choose_block_size, evaluate_method
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.solvers import numba_code_cache
@@ -87,7 +87,7 @@ def seeded_method(name: str, options: dict, base: Base) -> Method:
     if plugin.missing_module:
         pytest.skip(plugin.problem)
     torch.manual_seed(0)
-    made_up = with_example_extras(base.to("cpu"), plugin.value).to(base.weight.device)
+    made_up = add_example_extras(base.to("cpu"), plugin.value).to(base.weight.device)
     return plugin.value(made_up, N, **options)
 
 
@@ -131,11 +131,11 @@ def check_answers_and_gradients(name: str, options: dict, other: torch.device) -
                 logits = method.train()(on(support, device), on(query, device)).logits
                 F.cross_entropy(logits[:, 0], torch.full((E,), K, device=device)).backward()
                 gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
-    assert not logits_differ(answers[1], answers[0], is_from_search(prediction))
+    assert not do_logits_differ(answers[1], answers[0], is_prediction_of_search(prediction))
     if gradients:
         # without a search: float32 sums forward and backward, in another order
         close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
-        assert close > 0.98 if is_from_search(prediction) else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+        assert close > 0.98 if is_prediction_of_search(prediction) else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
 
 
 def check_batches(batch, same) -> None:
@@ -228,7 +228,7 @@ def test_many_tensors_come_to_the_host_in_one_wait():
     with accelerator() as counts:
         moved = [x.to(DEVICE) for x in tensors]
         counts.clear()
-        arrays = copy_to_host(moved)
+        arrays = copy_tensors_to_numpy(moved)
         assert counts.waits.total() == 1
     for a, b in zip(tensors, arrays, strict=True):
         assert (a.numpy() == b).all()
@@ -399,7 +399,7 @@ def test_meta_training_gives_the_same_parameters(here, name):
             model = MetaTrainStage(job).compute(work)
             assert bool(counts.launches) == (device == "meta")
             parameters.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
-            assert model.training_record.place == f"{device}: --device {device}"
+            assert model.training_record.device_description == f"{device}: --device {device}"
             if name == "lwof" and device == "meta":
                 steps = {k: v for k, v in counts.waits.items() if "meta_training.py" in k or "loader" in k}
                 assert sum(steps.values()) <= 2 * 2 + 6, steps
@@ -417,7 +417,7 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         counts.clear()
         model = MetaTrainStage(job).compute(work)
         assert counts.total == (0, 0), counts
-        assert model.training_record.place == f"cpu: 1 episode a step, fewer than {FEW}"
+        assert model.training_record.device_description == f"cpu: 1 episode a step, fewer than {FEW}"
         evaluated = EvaluationStage(job).compute(work)
         assert counts.launches
         assert evaluated.places["evaluation"] == "meta: many episodes at once"
@@ -478,7 +478,9 @@ def pretrained_on(device: torch.device, glyph_home: Path, rate: float) -> tuple[
 @pytest.mark.slow("a network is trained twice")
 def test_pretraining_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
     """In single precision on both: a processor may have bf16, which rounds otherwise."""
-    monkeypatch.setattr("ifsl_bench.backbones.trainer.choose_precision", lambda device: Precision(False, "float32"))
+    monkeypatch.setattr(
+        "ifsl_bench.backbones.trainer.choose_precision", lambda device: PrecisionChoice(False, "float32")
+    )
     with accelerator() as counts:
         ours, bank = pretrained_on(CPU, glyph_home, 0.05)
         assert not counts.launches

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ifsl_bench import api
-from ifsl_bench.backbones.pretrained import features_key, pretraining_key
+from ifsl_bench.backbones.pretrained import make_features_key, make_pretraining_key
 from ifsl_bench.data.dataset_views import choose_kept_base_classes, with_fewer_base_classes
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare_dataset
@@ -136,7 +136,7 @@ def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lis
     suffix = "+backbone=resnet10+weights=0123456789abcdef+pretrained-on=base"
     for rest in ("", suffix):
         tasks = [load_tasks(f"mini-sessions{order}{rest}")[0] for order in ("", "+base-order=1", "+base-order=2")]
-        for key in (pretraining_key, features_key):
+        for key in (make_pretraining_key, make_features_key):
             assert len({key(task, "0" * 64, "linear", 0) for task in tasks}) == 3
     assert [describe_task(task, Paths.locate(tmp_path)).get("seen") for task in tasks] == [
         None,
@@ -162,7 +162,7 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     assert (work.home.results / result.task / "lwof.train.steps=10.seed-0.json").exists()
     assert result.fingerprint == dataset_of(clusters).fingerprint
     whole, cut = load_tasks(name)[0], load_tasks(f"{name}+base-classes=6+ways=4")[0]
-    keys = [pretraining_key(t, result.fingerprint, "cosine", 0) for t in (whole, cut)]
+    keys = [make_pretraining_key(t, result.fingerprint, "cosine", 0) for t in (whole, cut)]
     assert len(set(keys)) == 2
     assert result.pretraining["key"] == keys[1]
     bench = PreparedTask(cut, "cosine", 0, work)

@@ -15,7 +15,7 @@ from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.backbones.find_recipe import find_recipe
 from ifsl_bench.backbones.recipe_rules import passes_at_test
 from ifsl_bench.backbones.weights import read_metadata_and_tensors, write_weights
-from ifsl_bench.plugin.bibliography import paper_label
+from ifsl_bench.plugin.bibliography import display_label_in_paper
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 
@@ -60,7 +60,7 @@ def labels(call, *arguments: str) -> list[str]:
 )
 def test_a_name_has_its_recipe_behind_a_bar(label, shown, in_print):
     assert display_name_of_label(label) == shown
-    assert paper_label(label) == in_print
+    assert display_label_in_paper(label) == in_print
 
 
 @pytest.mark.slow("rows of recipes are made")

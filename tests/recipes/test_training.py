@@ -19,7 +19,7 @@ import torch
 
 from ifsl_bench.backbones import recipe_rules
 from ifsl_bench.backbones.find_recipe import find_recipe, naming_recipe_errors
-from ifsl_bench.backbones.pretrained import open_pretrained, pretraining_key
+from ifsl_bench.backbones.pretrained import make_pretraining_key, open_pretrained
 from ifsl_bench.backbones.trainer import PretrainingTrainer, pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.job import with_recipe
@@ -199,7 +199,7 @@ def test_a_finished_training_is_read_again(recipe, hue_task, hues):
 def test_keys_tell_recipes_apart_and_plain_cross_entropy_keeps_its_own(hue_task):
     plain, dataset = hue_task("ce")
     assert plain.recipe is None
-    keys = {recipe: pretraining_key(hue_task(recipe)[0], dataset.fingerprint, "linear", 0)
+    keys = {recipe: make_pretraining_key(hue_task(recipe)[0], dataset.fingerprint, "linear", 0)
             for recipe in ("ce", "closer", "closer.beta=1", "ce.passes=2", "etf")}  # fmt: skip
     assert len(set(keys.values())) == len(keys)
     assert "+closer-linear" in keys["closer"]

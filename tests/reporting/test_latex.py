@@ -9,7 +9,7 @@ import pytest
 
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.reporting.latex import paper_tables
+from ifsl_bench.reporting.latex import make_latex_tables
 from tests.store.result_fields import leaderboard, row
 
 
@@ -29,7 +29,7 @@ def test_latex_has_the_papers_layout(stored_rows, full):
         row("a_b", [12.0, 12.1], noise=1, n=2000, task="mini-1shot"),
     )  # fmt: skip
     pair = [load_task_results(packaged_tasks()[name], stored_rows.root) for name in ("mini-5shot", "mini-1shot")]
-    latex = paper_tables(pair, full)
+    latex = make_latex_tables(pair, full)
     width = 4 if full else 2
     assert f"\\begin{{tabular}}{{c|{'c' * width}|{'c' * width}}}" in latex
     assert f"\\multicolumn{{{width}}}{{c|}}{{1-shot}} & \\multicolumn{{{width}}}{{c}}{{5-shot}}" in latex
@@ -67,7 +67,7 @@ def test_latex_has_ranks_where_they_are_asked_for(stored_rows):
         row("d", [10.0, 10.1, 10.0], noise=3, n=2000), row("e", [15.0], noise=4, n=2000),
         row("t", [20.0, 20.1, 20.0], noise=5, n=2000, transductive=True),
     )  # fmt: skip
-    latex = paper_tables([load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)], rank=True)
+    latex = make_latex_tables([load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)], rank=True)
     assert " & Acc. $\\uparrow$ & $\\Delta \\uparrow$ & rank \\\\" in latex
     ranks = {cells[0]: cells[-1] for cells in table_rows(latex)}
     assert [ranks[label] for label in ("a", "c", "d", "e", "LR+A")] == ["1--2", "1--2", "3", "--", ""]
@@ -93,7 +93,7 @@ def test_ranks_of_several_tasks_and_of_sessions_are_those_of_the_text_table(call
 def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):
     stored_rows(row("a", [15.0, 15.1], task="mini-regular-5shot"))
     names = ("mini-regular-1shot", "tiered-5shot", "mini-regular-5shot")
-    latex = paper_tables([load_task_results(packaged_tasks()[name], stored_rows.root) for name in names])
+    latex = make_latex_tables([load_task_results(packaged_tasks()[name], stored_rows.root) for name in names])
     assert latex.count("\\begin{table}") == 2
     regular = latex.split("\\end{table}")[0]
     assert "Model & 1-shot & 5-shot \\\\" in regular

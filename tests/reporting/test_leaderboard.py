@@ -17,8 +17,8 @@ from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.task_results import find_row_or_raise, load_task_results, load_variant_results
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.detail_tables import seed_table
-from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import SHARED, short_task_tables, task_table
+from ifsl_bench.reporting.latex import make_latex_tables
+from ifsl_bench.reporting.leaderboard import SHARED, make_short_task_tables, make_task_table
 from ifsl_bench.reporting.notes import describe_standing, describe_standings, table_notes
 from ifsl_bench.reporting.page.data import collect_page
 from ifsl_bench.reporting.page.page import render_page
@@ -200,10 +200,10 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     stored_rows(met, none, row("c", [12.0], n=2000, task=task.name))
     board = load_task_results(task, stored_rows.root)
     line = "stopped at a saddle, where the gradient is no minimum's: a (yours) in 3 of 16,000 episodes of meta-training"
-    page, latex = render_page(collect_page([board])), paper_tables([board])
+    page, latex = render_page(collect_page([board])), make_latex_tables([board])
     texts = (
         leaderboard([board], stored_rows.root),
-        short_task_tables([board])[0][0].notes[-1],
+        make_short_task_tables([board])[0][0].notes[-1],
         latex,
         page.replace("&#39;", "'"),
     )
@@ -331,7 +331,7 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
     mine = row("mine", [13], noise=9)
     board = replace(load_task_results(packaged_tasks()["mini-5shot"], tmp_path), rows=(best, other_row, mine),
                     comparable_rows=(best, other_row, mine), published_rows=())  # fmt: skip
-    table = task_table(board)
+    table = make_task_table(board)
     assert [entry.label for entry in table.rows] == ["best", "mine", "other"]
     assert SHARED in table.notes
     assert accuracies(mine).mean() < accuracies(other_row).mean()
@@ -343,7 +343,7 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
     text = " ".join(describe_standing(board, "other"))
     assert f"mine (yours) with {acc:.2f} on seed 0, where other has {other_acc:.2f}: {other_acc - acc:+.2f} ± " in text
     alike = replace(board, rows=(best, other_row), comparable_rows=(best, other_row))
-    assert SHARED not in task_table(alike).notes
+    assert SHARED not in make_task_table(alike).notes
 
 
 def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(tmp_path, monkeypatch, call):
@@ -365,11 +365,11 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
 
 def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path):
     board = load_task_results(packaged_tasks()["glyphs-5shot"], tmp_path)
-    few = paper_tables([board.select_labels(["lr", "imprint"])])
+    few = make_latex_tables([board.select_labels(["lr", "imprint"])])
     assert r"\textbf" not in few
     tops = {place.row.label for place in board.ranking.ranked_rows if place.may_be_best_row}
     assert f"% None is bold among the measured rows of glyphs-5shot: {', '.join(sorted(tops))} may be the best" in few
-    assert "None is bold" not in paper_tables([board])
+    assert "None is bold" not in make_latex_tables([board])
 
 
 def test_a_task_without_the_rows_that_are_asked_for_is_left_out(call):

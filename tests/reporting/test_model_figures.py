@@ -20,9 +20,9 @@ from ifsl_bench.cli.plot import plot
 from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.reporting.columns import format_plus_minus
 from ifsl_bench.reporting.figures import attractors, confusions, episode_pca, inner_steps
-from ifsl_bench.reporting.figures.models import answer_episode, check_trained, make_figure_jobs, open_model
+from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_trained_model, predict_episode
 from ifsl_bench.reporting.figures.style import SMALLEST, short_names, styled
-from ifsl_bench.solvers.attractor_prior import attention
+from ifsl_bench.solvers.attractor_prior import attention_weights
 from ifsl_bench.utils.errors import UserError
 
 SINGLE = 1e-4  # float32's rounding, 1e-7, of logits of some tens, sums over 64 features
@@ -49,7 +49,7 @@ def trained(clusters_source, tmp_path_factory):
 
 def opened(trained, method: str):
     work, task, _ = trained
-    return open_model(make_figure_jobs([method], task, work.home)[0], work)
+    return open_trained_model(make_figure_jobs([method], task, work.home)[0], work)
 
 
 @pytest.mark.slow("methods are trained")
@@ -163,7 +163,7 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     weights, method = attractors.collect_attractor_weights(ready, 2), ready.method
     batch = ready.loader("test").load_batch(2, 1)
     with torch.no_grad():
-        share = attention(batch.support.class_means(5), method.base.weight, method.tau)[0]  # [N, K]
+        share = attention_weights(batch.support.class_means(5), method.base.weight, method.tau)[0]  # [N, K]
         logits = method(batch.support, batch.query).logits[0]
     assert not weights.is_static
     assert share.numpy() @ weights.attention_attractors == pytest.approx(weights.class_attractors[:, 0], abs=SINGLE)
@@ -252,7 +252,7 @@ def test_confusions_are_those_of_the_episodes_one_by_one(trained, confused):
     first, second = confused
     ready, shares = opened(trained, "imprint"), {}
     for index in range(60):
-        episode = answer_episode(ready, index)
+        episode = predict_episode(ready, index)
         novel = episode.indices.query_is_novel[0]
         names = [*episode.base_class_names, *episode.novel_class_names]
         for name in episode.novel_class_names:  # the queries of a class in an episode

@@ -24,7 +24,7 @@ from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.columns import TableRow
-from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.leaderboard import make_task_table
 from ifsl_bench.reporting.page.data import FINEST, _page_row, collect_page, load_results_with_variants
 from ifsl_bench.reporting.page.page import SCRIPTS, escape_script_json, render_page
 from ifsl_bench.reporting.table import render_tables
@@ -131,7 +131,7 @@ class Reader(HTMLParser):
 def test_the_tables_are_those_of_the_command(board, text, setting):
     reader = Reader(text)
     (table,) = [rows for about, rows in reader.tables if about.get("data-setting") == setting]
-    printed = task_table(board.select_setting(setting), full=True, ranked=True)
+    printed = make_task_table(board.select_setting(setting), full=True, ranked=True)
     headings = [
         cell.replace("Δ", "Delta").replace("Deltaa", "Delta_a").replace("Deltab", "Delta_b") for cell in table[0]
     ]

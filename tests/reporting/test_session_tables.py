@@ -20,8 +20,8 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.comparison_tables import comparison_table
 from ifsl_bench.reporting.detail_tables import seed_table
-from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import short_task_tables, task_tables
+from ifsl_bench.reporting.latex import make_latex_tables
+from ifsl_bench.reporting.leaderboard import make_short_task_tables, make_task_tables
 from ifsl_bench.reporting.notes import table_notes
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.reporting.terminal import print_tables
@@ -70,7 +70,7 @@ def test_a_published_row_has_its_gain_over_its_own_lazy_row():
 @pytest.mark.parametrize("style", ["text", "json"])
 def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
     board = load_task_results(task_of("mini-sessions", 8, 5), tmp_path)
-    text = render_tables(task_tables(board, full=True), style)
+    text = render_tables(make_task_tables(board, full=True), style)
     assert all(row.protocol == ONE_ORDER_NOTE for row in board.published_rows)
     if style == "json":
         records = {record["method"]: record for record in json.loads(text)}
@@ -140,7 +140,7 @@ def test_harmonic_mean_stands_beside_base_and_novel_accuracy_and_gacc_beside_the
 
 
 def test_terminals_leave_out_other_columns_first():
-    table = task_tables(load_results_by_name("tiny-features-sessions", Paths.locate()))[0]
+    table = make_task_tables(load_results_by_name("tiny-features-sessions", Paths.locate()))[0]
     heads = {}
     for width in (80, 120):
         screen = io.StringIO()
@@ -225,7 +225,7 @@ def test_latex_and_compare_say_which_rows_keep_images(call):
 
 
 def test_latex_marks_what_sets_published_rows_apart(tmp_path):
-    text = paper_tables([load_task_results(task_of("cub-sessions-published", 10, 10), tmp_path)])
+    text = make_latex_tables([load_task_results(task_of("cub-sessions-published", 10, 10), tmp_path)])
     (line,) = (line for line in text.splitlines() if line.startswith("NC-FSCIL"))
     assert line.startswith("NC-FSCIL (released log)$^{t,c,p}$ & 80.45 & 75.98 & ")
     assert r"\textit{Published: Yang et al. 2023}" in text
@@ -311,7 +311,7 @@ def test_what_is_said_of_sessions_names_orders_and_sequences(call):
     ],
 )
 def test_the_overview_says_what_intervals_are_over(tasks, over):
-    assert over in short_task_tables([load_results_by_name(task, Paths.locate()) for task in tasks])[1]
+    assert over in make_short_task_tables([load_results_by_name(task, Paths.locate()) for task in tasks])[1]
 
 
 def test_rows_are_compared_with_lazy_ones_as_tables_call_them(call):
@@ -344,7 +344,7 @@ def test_tables_say_where_validation_hides_base_classes():
 
 def test_the_overview_has_averages_of_sessions(call):
     lines = render_tables(
-        short_task_tables([load_results_by_name("tiny-features-sessions", Paths.locate())])[0], "text"
+        make_short_task_tables([load_results_by_name("tiny-features-sessions", Paths.locate())])[0], "text"
     ).splitlines()
     assert lines[0] == "tiny-features-sessions"
     assert lines[2].split() == [

@@ -35,7 +35,7 @@ def way(request):
 @pytest.fixture(params=[1, 8, None], ids=["conjugate gradients", "factorised", "compiled"])
 def adjoint(request, monkeypatch):
     """The ways to a gradient. In torch the adjoint factorises where a look at how far it is costs something."""
-    monkeypatch.setattr(regression, "steps_between_checks", lambda like: request.param)
+    monkeypatch.setattr(regression, "choose_steps_between_checks", lambda like: request.param)
     with numba_code_cache.use_batched_solvers(request.param is not None):
         yield
 
@@ -222,7 +222,7 @@ def test_shared_centres_receive_the_sum_over_episodes():
 def test_conjugate_gradients_and_factorisation_agree_on_hard_problems(name, monkeypatch):
     gradients = []
     for steps in (1, 8):
-        monkeypatch.setattr(regression, "steps_between_checks", lambda like, steps=steps: steps)
+        monkeypatch.setattr(regression, "choose_steps_between_checks", lambda like, steps=steps: steps)
         args = problem(**SHAPES[name])
         args = args._replace(centres=args.centres.requires_grad_(), precisions=args.precisions.requires_grad_())
         with numba_code_cache.use_batched_solvers():
@@ -243,7 +243,7 @@ def test_exact_gradients_in_single_precision(name):
         solver = DualNewton(1e-12 if dtype == torch.float64 else None)
         solution = minimise(SoftmaxRegression(), solver, None, RegressionArgs(*exact))
         solution.value.sin().sum().backward()
-        assert solution.adjoint.failed == 0
+        assert solution.adjoint.n_failed == 0
         gradients.append([a.grad.double() for a in exact[3:]])
     for double, single in zip(*gradients, strict=True):
         assert float((double - single).norm() / double.norm()) < 1e-3  # float32's 6e-8 through a condition of 1e4
@@ -255,7 +255,7 @@ def test_an_inverse_that_is_not_one_is_reported():
     args = args._replace(centres=args.centres.requires_grad_())
     solution = minimise(SoftmaxRegression(), DualNewton(), None, args, Implicit(ConjugateGradient(max_steps=2)))
     solution.value.sin().sum().backward()
-    assert (solution.adjoint.episodes, solution.adjoint.failed) == (3, 3)
+    assert (solution.adjoint.episodes, solution.adjoint.n_failed) == (3, 3)
     assert bool((solution.adjoint.residual > 1e-3).all())  # two steps are far too few
 
 
@@ -271,12 +271,12 @@ def test_neumann_series_tends_to_the_damped_inverse_and_its_divergence_is_counte
     report = minimise(objective, DualNewton(), None, args).adjoint
     u = Neumann(5000, 0.1, 1.0).solve(objective.hessian(v, args), rhs, report)
     torch.testing.assert_close(objective.hessian(v, args).product(u) + 0.1 * u, rhs, rtol=SUM, atol=SUM)
-    assert (report.episodes, report.diverged) == (3, 0)
+    assert (report.episodes, report.n_diverged) == (3, 0)
     strong = problem(norm=3.0, gamma=10.0)  # 2 gamma / N = 4 exceeds 1.9
     strong = strong._replace(centres=strong.centres.requires_grad_())
     solution = minimise(objective, DualNewton(), None, strong, Implicit(Neumann()))
     solution.value.sum().backward()
-    assert (solution.adjoint.episodes, solution.adjoint.diverged) == (3, 3)
+    assert (solution.adjoint.episodes, solution.adjoint.n_diverged) == (3, 3)
 
 
 @pytest.mark.usefixtures("way")
@@ -289,4 +289,4 @@ def test_what_has_no_minimum_has_no_exact_gradient():
     solution = minimise(objective, DualNewton(), None, args)
     assert not bool(solution.converged.any())
     solution.value.sum().backward()
-    assert (solution.adjoint.episodes, solution.adjoint.failed) == (2, 2)
+    assert (solution.adjoint.episodes, solution.adjoint.n_failed) == (2, 2)

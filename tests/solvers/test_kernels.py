@@ -15,7 +15,7 @@ from numba import njit
 
 from ifsl_bench import solvers
 from ifsl_bench.backbones.features import FeaturePool
-from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
+from ifsl_bench.plugin.method import NonFiniteLogitsError, Prediction, Query, Support
 from ifsl_bench.protocols.episode_loader import EpisodeLoader, count_episode_hits
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
@@ -407,7 +407,7 @@ def test_the_kernel_that_counts_sees_numbers_that_are_none(value):
     for place in ((3, 0, 0), (3, 11, 9)):
         prediction, batch = _answers()
         prediction.logits[place] = value
-        with pytest.raises(NonFinite, match="in 1 of 9 episodes"):
+        with pytest.raises(NonFiniteLogitsError, match="in 1 of 9 episodes"):
             count_episode_hits("x", prediction, batch, 6)
 
 

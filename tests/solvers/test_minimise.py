@@ -18,7 +18,7 @@ from ifsl_bench.solvers import (
     Neumann,
     Objective,
     Unroll,
-    largest_curvature,
+    estimate_largest_curvature,
     minimise,
 )
 
@@ -151,7 +151,7 @@ def test_a_series_that_grows_is_replaced_by_what_it_would_tend_to(damping, dtype
     b = args.b.clone().requires_grad_()
     solution = minimise(quartic, LBFGS(), v0, args._replace(b=b), Implicit(Neumann(20, damping, 0.5)))
     (solution.value * weight).sum().backward()
-    assert (solution.adjoint.diverged, solution.adjoint.failed, solution.adjoint.indefinite) == (2, 0, 0)
+    assert (solution.adjoint.n_diverged, solution.adjoint.n_failed, solution.adjoint.n_indefinite) == (2, 0, 0)
     v, a = solution.value.detach(), args.a
     eye = torch.eye(5, dtype=dtype)
     h = a.mT @ a + torch.diag_embed(args.strength + 0.3 * v.square())
@@ -171,7 +171,7 @@ def test_conjugate_gradients_say_when_they_ran_out_of_steps():
     v0 = torch.zeros(2, 20, dtype=torch.float64)
     solution = minimise(quartic, LBFGS(), v0, args._replace(b=b), Implicit(ConjugateGradient(1e-10, 2)))
     solution.value.sum().backward()
-    assert (solution.adjoint.episodes, solution.adjoint.failed) == (2, 2)
+    assert (solution.adjoint.episodes, solution.adjoint.n_failed) == (2, 2)
     assert bool((solution.adjoint.residual > 1e-10).all())
 
 
@@ -239,7 +239,7 @@ def test_a_saddle_has_a_gradient_by_minres_and_is_counted():
         solution = minimise(tilted, LBFGS(1e-9, escapes=escapes), v0, c)
         c.grad = None
         solution.value.sum().backward()
-        assert (solution.adjoint.indefinite, solution.adjoint.failed) == (1 - escapes, 0)
+        assert (solution.adjoint.n_indefinite, solution.adjoint.n_failed) == (1 - escapes, 0)
         # -1 over the second derivatives 2 a and -2 a, or 2 a and 4 a in a well.
         inverse = torch.tensor([[-1.0, expected[1]], [-0.25, -0.125]], dtype=torch.float64)
         torch.testing.assert_close(c.grad, inverse, rtol=10 * STOP, atol=10 * STOP)  # third derivatives up to 24
@@ -288,7 +288,7 @@ def test_largest_curvature_of_an_indefinite_hessian():
         return (v * h * v).sum(1) / 2
 
     h = torch.tensor([[3.0, -3.0, 1.0], [1.0, -5.0, 5.0]], dtype=torch.float64)
-    curvature = largest_curvature(FunctionObjective(saddle), torch.zeros(2, 3, dtype=torch.float64), h)
+    curvature = estimate_largest_curvature(FunctionObjective(saddle), torch.zeros(2, 3, dtype=torch.float64), h)
     torch.testing.assert_close(curvature, torch.tensor([3.0, 5.0], dtype=torch.float64))
 
 

@@ -21,8 +21,8 @@ from ifsl_bench.solvers import (
     Neumann,
     TanhNetwork,
     UnrolledSolve,
+    estimate_largest_curvature,
     fixed_logsumexp,
-    largest_curvature,
     minimise,
     numba_code_cache,
     ridge_prior,
@@ -197,7 +197,7 @@ def test_largest_curvature_at_a_small_start():
     g = torch.Generator().manual_seed(3)
     sizes = ((3, 5), (3, 6), (4, 7))
     v = NetworkWeights(*((0.02 * torch.rand(2, *s, generator=g, dtype=torch.float64) - 0.01) for s in sizes))
-    curvature = largest_curvature(objective, v, args)
+    curvature = estimate_largest_curvature(objective, v, args)
     expected = curvatures(objective, args, v).abs().amax(1)
     torch.testing.assert_close(curvature, expected, rtol=0.05, atol=0)  # what its default of steps comes to
 
@@ -310,7 +310,7 @@ def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, way):
         )
         assert not bool(solved.statistics["solver_unconverged"].any())
         assert float(solved.statistics["solver_steps"].mean()) < 120
-        v = NetworkWeights(*(w.double().requires_grad_() for w in solved.weights))
+        v = NetworkWeights(*(w.double().requires_grad_() for w in solved.fast_weights))
         value = loss_in_v(v, x.double(), labels, base_logits.double(), hidden, decay)
         slope = torch.autograd.grad(value.sum(), v)
         # Of each objective this share at most is still to gain, in the metric of the penalty.
@@ -334,8 +334,8 @@ def test_an_answer_does_not_depend_on_how_many_others_there_are(learner, way):
     labels, base_logsumexp = (torch.arange(10) % 5).expand(9, -1), 3 * torch.randn(9, 10, generator=g)
     priors = [ridge_prior(1 if p.shares_centre else p.rows, p.size, 1e-3, x) for p in learner.groups]
     meta = ConvergedSolve()
-    whole = learner.logits(meta.solve(learner, (x, labels, base_logsumexp), priors).weights, query)
-    last = learner.logits(meta.solve(learner, (x[7:], labels[7:], base_logsumexp[7:]), priors).weights, query[7:])
+    whole = learner.logits(meta.solve(learner, (x, labels, base_logsumexp), priors).fast_weights, query)
+    last = learner.logits(meta.solve(learner, (x[7:], labels[7:], base_logsumexp[7:]), priors).fast_weights, query[7:])
     if way == "compiled":  # but for the products that follow the solve
         torch.testing.assert_close(last, whole[7:], rtol=1e-5, atol=1e-5)  # float32's rounding of sums over 32 features
     torch.testing.assert_close(last, whole[7:], rtol=UNMOVED, atol=UNMOVED)
@@ -343,4 +343,6 @@ def test_an_answer_does_not_depend_on_how_many_others_there_are(learner, way):
     solved = meta.solve(learner, (x[7:], labels[7:], base_logsumexp[7:]), priors, training=True)
     assert not bool(solved.statistics["solver_unconverged"].any())
     if learner.convex:
-        torch.testing.assert_close(learner.logits(solved.weights, query[7:]), whole[7:], rtol=UNMOVED, atol=UNMOVED)
+        torch.testing.assert_close(
+            learner.logits(solved.fast_weights, query[7:]), whole[7:], rtol=UNMOVED, atol=UNMOVED
+        )

@@ -15,8 +15,8 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
 from ifsl_bench.protocols.metrics import Counts, summarise_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.latex import paper_tables
-from ifsl_bench.reporting.leaderboard import add_variants, leaderboard_tables
+from ifsl_bench.reporting.latex import make_latex_tables
+from ifsl_bench.reporting.leaderboard import add_variants, make_leaderboard_tables
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store.schema import SCHEMA_VERSION, Result, round_summary
 
@@ -95,6 +95,6 @@ def document(text: str, style: str = "json") -> list[dict]:
 def leaderboard(boards, results, style="text", full=False, labels=()) -> str:
     """What ``ifsl-bench leaderboard`` prints of these boards in a pipe; variants are looked for in ``results``."""
     if style == "latex":
-        return paper_tables(add_variants(boards, results, labels), full, rank=True)
-    tables, closing = leaderboard_tables(boards, results, full, labels)
+        return make_latex_tables(add_variants(boards, results, labels), full, rank=True)
+    tables, closing = make_leaderboard_tables(boards, results, full, labels)
     return render_tables(tables, style, closing)

@@ -20,7 +20,7 @@ from ifsl_bench.protocols.calibration import Margins, find_bias
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, Counts
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import describe_facts, seed_table
-from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.leaderboard import make_task_table
 from ifsl_bench.reporting.table import PROGRAMS, render_tables
 from ifsl_bench.store.schema import Result, StoredCalibration, StoredOptionChoice, read_result, write_result
 from ifsl_bench.utils.errors import CorruptFile
@@ -119,7 +119,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
 @pytest.mark.parametrize("ranked", [False, True])
 @pytest.mark.parametrize("full", [False, True])
 def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full, ranked):
-    table_of = partial(task_table, ranked=ranked)
+    table_of = partial(make_task_table, ranked=ranked)
     bare = board(tmp_path, monkeypatch, result("bare", bare=True))
     headings = table_of(bare, full).headings()
     assert "cal. Acc." not in headings
@@ -238,7 +238,7 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
         "he intervals of before do not include the choice of a bias or options: their results were written before it "
         "was recorded"
     )
-    assert f"T{remark}." in task_table(whole_board).notes
+    assert f"T{remark}." in make_task_table(whole_board).notes
     assert f"t{remark}" in compare_rows(before, new).notes
     assert not [note for note in compare_rows(new, new).notes if remark in note]
 

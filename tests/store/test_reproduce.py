@@ -88,7 +88,7 @@ def test_another_processor_may_move_the_accuracy_by_a_point(call, clusters, work
     plain = msgspec.structs.replace(result, calibration=None, provenance=result.provenance | ELSEWHERE)
     changed = counted(plain, novel_joint=hits.tolist(), calibrated_base=[], calibrated_novel=[])
     path = result_file.write_result(work.home.results, changed)
-    monkeypatch.setattr(reproduce, "run_unstored", lambda job, work: result)  # as it has been once
+    monkeypatch.setattr(reproduce, "run_without_storing", lambda job, work: result)  # as it has been once
     arguments = "reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home)
     ended, out, _ = call(*arguments)
     assert ended == status, out
@@ -116,7 +116,7 @@ def test_another_choice_with_the_same_counts_is_said_with_status_1(call, cluster
 
     status, out = again()
     assert (status, "identical, all counts of 60 episodes" in out) == (0, True), out
-    monkeypatch.setattr(reproduce, "run_unstored", lambda job, work: result)  # as it has been once
+    monkeypatch.setattr(reproduce, "run_without_storing", lambda job, work: result)  # as it has been once
     best = result.options["weight_decay"]
     ((names, tried),) = result.tuned.items()
     fewer = dict(list(tried.items())[1:])

@@ -18,7 +18,7 @@ from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.metrics import METRICS, Counts
 from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
-from ifsl_bench.reporting.leaderboard import task_table
+from ifsl_bench.reporting.leaderboard import make_task_table
 from ifsl_bench.reporting.notes import describe_standing
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store.published import read_published_rows
@@ -207,7 +207,7 @@ def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(t
     )  # fmt: skip
     assert [row.label for row in task_board.rows] == ["a"]
     assert [row.label for row in task_board.incomparable_rows] == ["few.episodes=50"]
-    text = render_tables([task_table(task_board)])
+    text = render_tables([make_task_table(task_board)])
     assert text.index("few.episodes=50") > text.index("protonet")
     assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
     assert "old, seed 0 (yours) belongs to another definition of the task" in text

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from ifsl_bench.backbones import pretrained as stored
 from ifsl_bench.backbones import weights
 from ifsl_bench.backbones.features import compute_class_moments, feature_folder
-from ifsl_bench.backbones.pretrained import HeadKind, define_pretraining, pretraining_key
+from ifsl_bench.backbones.pretrained import HeadKind, define_pretraining, make_pretraining_key
 from ifsl_bench.data.preparing.prepare import build_in_locked_folder
 from ifsl_bench.data.sets.embedded import (
     FORMAT_VERSION,
@@ -88,7 +88,7 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
         labels = {pool: embedded_dataset.pool(pool).labels for pool in ("base/val", "base/test")}
     for head in KINDS:
         features, tensors, info = sides[head]
-        key = pretraining_key(task, fingerprint, head, 0)
+        key = make_pretraining_key(task, fingerprint, head, 0)
         values = {name: tensors[f"network.{name}"].numpy() for name in ("scale", "offset")}
         weight = tensors["head.weight"].float()
         accuracy = {}

@@ -16,17 +16,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
 from ifsl_bench.plugin.attractor_method import AttractorMethod
-from ifsl_bench.plugin.method import ask_method
+from ifsl_bench.plugin.method import predict_with_method
 from ifsl_bench.protocols.loader import Batch
 from ifsl_bench.reporting.figures.episode_pca import class_legend, class_style, fit_principal_plane, label_plane_axes
 from ifsl_bench.reporting.figures.models import short_novel_names
 from ifsl_bench.reporting.figures.style import (
     FAINT,
     Mark,
-    legend_below,
+    draw_legend_below,
+    make_figure,
     marker_without_line,
-    new_figure,
-    plain_text,
+    strip_markup,
     styled,
 )
 from ifsl_bench.solvers.attractor_prior import AttractorMLP
@@ -119,11 +119,11 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
     def centres(batch: Batch) -> Tensor:
         return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
 
-    loader, dataset = context.episode_loader(), context.prepared.dataset
+    loader, dataset = context.make_episode_loader(), context.prepared.dataset
     batch, drawn = loader.load_batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
     with replace_solvers(lambda solver: _RecordingSolver(solver, seen)):
-        ask_method(method, job.name, batch.support, batch.query)
+        predict_with_method(method, job.name, batch.support, batch.query)
     if not seen:
         raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
     fast = tensor_leaves(seen[-1])[part][0, :, :size]
@@ -193,17 +193,17 @@ def draw_attractors(methods: Sequence[AttractorWeights], wide: bool = False) -> 
     names, handles = class_legend(methods[0].classes)
     marks = _legend_marks(rows, bool(fixed))
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
-    figure = new_figure((side + 0.35) * len(rows), wide)
+    figure = make_figure((side + 0.35) * len(rows), wide)
     for method, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
         if method.attention_attractors is not None:
             _draw_base_weights(panels[0], method)
-            panels[0].set_title(f"{plain_text(method.label)}: base classes")
+            panels[0].set_title(f"{strip_markup(method.label)}: base classes")
         _draw_episode(
             panels[-1], method, [star.class_attractors[0, 0] for star in stars or (fixed if method.is_static else [])]
         )
         shown = f"episode {method.episode_index}"
-        panels[-1].set_title(shown if across == 2 else f"{plain_text(method.label)}: {shown}")
-    legend_below(figure, handles, names, marks)
+        panels[-1].set_title(shown if across == 2 else f"{strip_markup(method.label)}: {shown}")
+    draw_legend_below(figure, handles, names, marks)
     return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
 
 

@@ -14,11 +14,11 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.figures.style import (
     draw_grid,
-    legend_below,
+    draw_legend_below,
+    make_figure,
     names_and_styles,
-    new_figure,
-    rows_by_accuracy,
     select_rows_to_draw,
+    sort_rows_by_accuracy,
     styled,
 )
 from ifsl_bench.utils.errors import UserError
@@ -77,7 +77,7 @@ def draw_base_classes(
         UserError: no row is stored for two numbers of base classes.
     """
     chosen = {
-        count: rows_by_accuracy(select_rows_to_draw(task_results, _list_shown_rows(task_results, labels), setting))
+        count: sort_rows_by_accuracy(select_rows_to_draw(task_results, _list_shown_rows(task_results, labels), setting))
         for count, task_results in results_of_tasks.items()
         if not labels or _list_shown_rows(task_results, labels)
     }
@@ -93,7 +93,7 @@ def draw_base_classes(
         )
     firsts = [next(iter(line.values())) for line in shared]
     names, looks = names_and_styles(firsts)
-    figure = new_figure(2.0, wide)
+    figure = make_figure(2.0, wide)
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
     for name, line, look in zip(names, shared, looks, strict=True):
         counts = sorted(line)
@@ -110,7 +110,7 @@ def draw_base_classes(
         )
     axes.set_xticks(sorted(results_of_tasks))
     draw_grid(axes, "y")
-    legend_below(figure, [Line2D([], [], **look) for look in looks], names)
+    draw_legend_below(figure, [Line2D([], [], **look) for look in looks], names)
     alone = [row.name_with_origin for line in lines.values() if len(line) < 2 for row in line.values()]
     notes = [f"known for only one number of base classes: {', '.join(alone)}"] if labels and alone else []
     return figure, [*notes, *_note_uneven_seeds(names, shared)]

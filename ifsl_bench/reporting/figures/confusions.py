@@ -17,17 +17,22 @@ from ifsl_bench.experiments.workspace import Workspace, workspace
 from ifsl_bench.protocols.loader import choose_block_size
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.reporting.columns import format_plus_minus, round_or_none
-from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_model, readable_class_names
+from ifsl_bench.reporting.columns import format_plus_minus, round_unless_nan
+from ifsl_bench.reporting.figures.models import (
+    check_trained,
+    make_figure_jobs,
+    open_trained_model,
+    readable_class_names,
+)
 from ifsl_bench.reporting.figures.style import (
+    draw_legend_below,
+    estimate_text_height,
     label_rows,
-    legend_below,
     line_styles,
-    new_figure,
-    plain_text,
+    make_figure,
     short_names,
+    strip_markup,
     styled,
-    text_height,
 )
 from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.notebook import Names, as_name_tuple
@@ -39,11 +44,11 @@ Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the cla
 EPISODES = 500
 SEQUENCES = 100  # each has as many queries as a hundred episodes
 PAIRS = 12
-OF_MODELS = "models of seed 0 answer, without a bias on novel logits"
+MODELS_NOTE = "models of seed 0 answer, without a bias on novel logits"
 
 
 @dataclass(frozen=True)
-class Confusions:
+class ConfusionSums:
     """Counts how often a model answers the queries of each class with each class.
 
     A unit is a test episode; in sessions it is an order of the classes, with what is answered after the last session.
@@ -110,7 +115,7 @@ def count_confusions(
     episodes: int | None = None,
     options: Mapping[str, Any] | None = None,
     train: bool = False,
-) -> list[Confusions]:
+) -> list[ConfusionSums]:
     """Let the models of methods answer the first test episodes of a task, or sequences; nothing is stored.
 
     Args:
@@ -135,12 +140,12 @@ def count_confusions(
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
     if not train:  # what is missing is an error before anything is computed
         check_trained(jobs, work.home)
-    return [_count_confusions(job.label, open_model(job, work), count, work) for job in jobs]
+    return [_count_confusions(job.label, open_trained_model(job, work), count, work) for job in jobs]
 
 
 @torch.no_grad()
 @limit_evaluation_threads()
-def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> Confusions:
+def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> ConfusionSums:
     task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
     method, name, parts = ready.method.eval(), ready.job.name, []
@@ -148,14 +153,14 @@ def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work:
     blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
     with work.reporter.report_stage(f"confusions of {ready.job}", episodes) as stage:
         for answers in loader.predict_joint_label_batches(method, name, blocks):
-            parts.append(_joint_labels(loader.n_base_classes, *answers))
+            parts.append(_flatten_joint_labels(loader.n_base_classes, *answers))
             stage.advance(len(answers[0]))
     return sum_confusions(
         label, task.name, names, loader.n_base_classes, *map(np.concatenate, zip(*parts, strict=True))
     )
 
 
-def _joint_labels(
+def _flatten_joint_labels(
     base: int, unit: torch.Tensor, labels: torch.Tensor, answer: torch.Tensor, drawn: torch.Tensor, there: torch.Tensor
 ) -> Answered:
     """Return joint labels [E, Q], with novel classes by their number in the pool."""
@@ -167,7 +172,7 @@ def _joint_labels(
 
 def sum_confusions(
     label: str, task: str, names: Sequence[str], base: int, unit: np.ndarray, truth: np.ndarray, answered: np.ndarray
-) -> Confusions:
+) -> ConfusionSums:
     """Return the sums over units.
 
     Args:
@@ -192,7 +197,7 @@ def sum_confusions(
         return np.bincount(pairs % (classes * columns), weights, classes * columns).reshape(classes, columns)
 
     sums = by_class(np.ones(len(q))), by_class(q), by_class(q * q), by_pair(h), by_pair(h * of_pair), by_pair(h * h)
-    return Confusions(label, task, tuple(names), base, *sums)
+    return ConfusionSums(label, task, tuple(names), base, *sums)
 
 
 def class_accuracy(
@@ -236,7 +241,7 @@ def class_accuracy(
     return Frame([_class_accuracy_table(of_method) for of_method in of_methods])
 
 
-def _class_accuracy_table(of_method: Confusions) -> Table[dict[str, Any]]:
+def _class_accuracy_table(of_method: ConfusionSums) -> Table[dict[str, Any]]:
     count = len(of_method.class_names)
     names = dict(zip(of_method.class_names, readable_class_names(of_method.class_names), strict=True))
     accuracies = of_method.answer_sums.diagonal() / np.maximum(of_method.query_sums, 1)
@@ -262,7 +267,7 @@ def _class_accuracy_table(of_method: Confusions) -> Table[dict[str, Any]]:
 
     def share(name: str, heading: str) -> Column[dict[str, Any]]:
         def fields(row: dict[str, Any]) -> dict[str, float | None]:
-            return {name: round_or_none(row[name].mean), f"{name}_interval": round_or_none(row[name].interval)}
+            return {name: round_unless_nan(row[name].mean), f"{name}_interval": round_unless_nan(row[name].interval)}
 
         return Column(heading, lambda row: format_plus_minus(row[name]), fields)
 
@@ -281,7 +286,7 @@ def _class_accuracy_table(of_method: Confusions) -> Table[dict[str, Any]]:
 
 
 @styled()
-def draw_confusions(of_methods: Sequence[Confusions], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw_confusions(of_methods: Sequence[ConfusionSums], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the pairs of a novel and a base class in which the base class takes most of the novel one's queries.
 
     These are the :data:`PAIRS` with the largest shares, the mean over methods, in the episodes that are drawn.
@@ -304,7 +309,7 @@ def draw_confusions(of_methods: Sequence[Confusions], wide: bool = False) -> tup
     base, novel = short_names(names[: first.n_base_classes]), short_names(names[first.n_base_classes :])
     labels = [of_method.label for of_method in of_methods]
     looks, apart = line_styles(labels), 0.7 / len(labels)
-    figure = new_figure(text_height(len(pairs), 0.1 + 0.08 * len(labels)), wide)
+    figure = make_figure(estimate_text_height(len(pairs), 0.1 + 0.08 * len(labels)), wide)
     axes = figure.add_subplot(xlabel="queries of the novel class (%)", ylim=(len(pairs) - 0.4, -0.6))
     for row, (of_method, look) in enumerate(zip(of_methods, looks, strict=True)):
         values = [of_method.answer_share(of_method.n_base_classes + of, answer) for of, answer in pairs]
@@ -321,14 +326,14 @@ def draw_confusions(of_methods: Sequence[Confusions], wide: bool = False) -> tup
             label=of_method.label,
         )
     axes.set_xlim(left=0)
-    label_rows(axes, [plain_text(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
-    legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
+    label_rows(axes, [strip_markup(f"{novel[of]} as {base[answer]}") for of, answer in pairs])
+    draw_legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
     totals = [_describe_queries_lost_to_base_classes(of_method, pairs) for of_method in of_methods]
     head = f"queries of the novel class that the base class takes, in percent ± 95% interval, by {', '.join(labels)}:"
-    return figure, [OF_MODELS, *totals, head, *(_name_class_pair(of_methods, *at) for at in pairs)]
+    return figure, [MODELS_NOTE, *totals, head, *(_name_class_pair(of_methods, *at) for at in pairs)]
 
 
-def _name_class_pair(of_methods: Sequence[Confusions], of: int, answer: int) -> str:
+def _name_class_pair(of_methods: Sequence[ConfusionSums], of: int, answer: int) -> str:
     first = of_methods[0]
     shares = ", ".join(
         format_plus_minus(of_method.answer_share(of_method.n_base_classes + of, answer)) for of_method in of_methods
@@ -337,7 +342,7 @@ def _name_class_pair(of_methods: Sequence[Confusions], of: int, answer: int) -> 
     return escape_controls(f"  {names[first.n_base_classes + of]} as {names[answer]}: {shares}")
 
 
-def _describe_queries_lost_to_base_classes(of_method: Confusions, pairs: Sequence[tuple[int, int]]) -> str:
+def _describe_queries_lost_to_base_classes(of_method: ConfusionSums, pairs: Sequence[tuple[int, int]]) -> str:
     novel = of_method.query_sums[of_method.n_base_classes :].sum()
     drawn = sum(of_method.answer_sums[of_method.n_base_classes + of, answer] for of, answer in pairs)
     taken = of_method.answer_sums[of_method.n_base_classes :, : of_method.n_base_classes].sum()

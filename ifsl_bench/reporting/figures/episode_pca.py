@@ -15,15 +15,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ifsl_bench.experiments.evaluate_stage import EvaluationContext
-from ifsl_bench.plugin.method import Query, ask_method, masked_logits
-from ifsl_bench.reporting.figures.models import AnsweredEpisode, answer_episode
+from ifsl_bench.plugin.method import Query, masked_logits, predict_with_method
+from ifsl_bench.reporting.figures.models import PredictedEpisode, predict_episode
 from ifsl_bench.reporting.figures.style import (
     DARK,
     Mark,
-    legend_below,
+    draw_legend_below,
+    make_figure,
     marker_without_line,
-    new_figure,
-    plain_text,
+    strip_markup,
     styled,
 )
 from ifsl_bench.reporting.plot_styles import COLOURS, MARKERS
@@ -56,7 +56,7 @@ class EpisodePlane:
         answers_before, answers_after: [P, P], rows along y: the joint label among base classes alone, and among all.
     """
 
-    episode: AnsweredEpisode
+    episode: PredictedEpisode
     support_points: np.ndarray
     query_points: np.ndarray
     variance_shares: tuple[float, float]
@@ -88,7 +88,7 @@ def project_episode(context: EvaluationContext, index: int, label: str = "") -> 
         )
     if not job.task.has_base:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
-    episode = answer_episode(context, index, label)
+    episode = predict_episode(context, index, label)
     parts = [part.features[0].double().cpu().numpy() for part in (episode.batch.support, episode.batch.query)]
     centre, axes, share = fit_principal_plane(*parts)
     support, query = ((part - centre) @ axes.T for part in parts)
@@ -113,12 +113,12 @@ def fit_principal_plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
 
 
-def _answer_points(ready: EvaluationContext, episode: AnsweredEpisode, points: torch.Tensor) -> torch.Tensor:
+def _answer_points(ready: EvaluationContext, episode: PredictedEpisode, points: torch.Tensor) -> torch.Tensor:
     """Return joint logits of points [P, D] in the space of features, [P, K + N]."""
     base, logits = ready.method.base, []
     for some in points.to(base.weight).split(AT_ONCE):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
-        answer = ask_method(ready.method.eval(), ready.job.name, episode.batch.support, query)
+        answer = predict_with_method(ready.method.eval(), ready.job.name, episode.batch.support, query)
         logits.append(masked_logits(answer, episode.batch.masked_base_classes)[0].float().cpu())
     return torch.cat(logits)
 
@@ -139,16 +139,16 @@ def draw_episode_pca(planes: Sequence[EpisodePlane], wide: bool = False) -> tupl
     episode = planes[0].episode
     names, handles = class_legend(episode.novel_class_names)
     side = 3.1 if wide else 1.45
-    figure = new_figure((side + 0.25) * len(planes) + 0.1, wide)
+    figure = make_figure((side + 0.25) * len(planes) + 0.1, wide)
     for row, (before, after) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
         _draw_panel(before, row, side, after=False)
         _draw_panel(after, row, side, after=True)
-        before.set_title(f"{plain_text(row.episode.label)}, before")
+        before.set_title(f"{strip_markup(row.episode.label)}, before")
         after.set_title(f"after: {int(row.episode.is_right.sum())} of {len(row.query_points)} right")
         for axes in (before, after):
             label_plane_axes(axes, row.variance_shares)
         after.set_ylabel("")
-    legend_below(figure, handles, names, MARKS)
+    draw_legend_below(figure, handles, names, MARKS)
     return figure, []
 
 

@@ -21,8 +21,8 @@ from ifsl_bench.plugin.find_method import find_method, format_label
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.metrics import Estimate, mean_with_interval
-from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_model
-from ifsl_bench.reporting.figures.style import FAINT, draw_grid, legend_below, line_style, new_panels, styled
+from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_trained_model
+from ifsl_bench.reporting.figures.style import FAINT, draw_grid, draw_legend_below, line_style, make_panels, styled
 from ifsl_bench.reporting.plot_styles import DASHES
 from ifsl_bench.utils.errors import UserError
 
@@ -92,7 +92,7 @@ def measure_step_curves(
         check_trained([job for jobs in rows for job in jobs], work.home)
     finished = []
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
-        of_seeds = [dict(_accuracy_by_step(open_model(job, work), steps, episodes, work)) for job in jobs]
+        of_seeds = [dict(_accuracy_by_step(open_trained_model(job, work), steps, episodes, work)) for job in jobs]
         means = {n: mean_with_interval(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
         finished.append(StepCurve(_method_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
     return finished
@@ -163,7 +163,7 @@ def draw_inner_steps(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = Fa
     rows = list(next(iter(by_task.values())))
     names = [course.name for course in rows]
     across = min(len(by_task), 2) if wide else 1
-    figure, panels = new_panels(len(by_task), across, 1.75, wide)
+    figure, panels = make_panels(len(by_task), across, 1.75, wide)
     for i, (axes, (task, of_task)) in enumerate(zip(panels, by_task.items(), strict=True)):
         axes.set_title(task)
         axes.set(
@@ -171,7 +171,7 @@ def draw_inner_steps(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = Fa
         )
         _draw_panel(axes, of_task)
     handles = [Line2D([], [], **_line_style(course, i)) for i, course in enumerate(rows)]
-    legend_below(figure, handles, names)
+    draw_legend_below(figure, handles, names)
     return figure, []
 
 

@@ -70,7 +70,7 @@ def check_trained(jobs: Sequence[Job], home: Paths) -> None:
         )
 
 
-def open_model(job: Job, work: Workspace) -> EvaluationContext:
+def open_trained_model(job: Job, work: Workspace) -> EvaluationContext:
     """Return the job's method with the options and parameters that ``run`` evaluates; search and train where they lack.
 
     What is trained stays in the home folder. The ``job`` of what is returned has the options that were chosen.
@@ -130,7 +130,7 @@ def check_index(task: Task, index: int) -> None:
 
 
 @dataclass(frozen=True)
-class AnsweredEpisode:
+class PredictedEpisode:
     """One test episode, and what a method answers."""
 
     label: str  # of the method
@@ -157,7 +157,7 @@ class AnsweredEpisode:
 
 
 @torch.no_grad()
-def answer_episode(context: EvaluationContext, index: int, label: str = "") -> AnsweredEpisode:
+def predict_episode(context: EvaluationContext, index: int, label: str = "") -> PredictedEpisode:
     """Return a test episode with a method's answer.
 
     Args:
@@ -165,13 +165,13 @@ def answer_episode(context: EvaluationContext, index: int, label: str = "") -> A
         index: the number of the episode.
         label: in place of the job's label.
     """
-    loader, dataset, task = context.episode_loader(), context.prepared.dataset, context.job.task
+    loader, dataset, task = context.make_episode_loader(), context.prepared.dataset, context.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.load_batch(index, 1)
     answer = predict_batch(context.method.eval(), context.job.name, batch)
     novel = tuple(short_novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
     base = tuple(short_names(readable_class_names(dataset.pool("base/train").classes)))
     logits = masked_logits(answer, batch.masked_base_classes)[0].float().cpu()
-    return AnsweredEpisode(label or context.job.label, drawn, batch, logits, novel, base)
+    return PredictedEpisode(label or context.job.label, drawn, batch, logits, novel, base)
 
 
 def short_novel_names(dataset: Dataset, task: Task) -> list[str]:

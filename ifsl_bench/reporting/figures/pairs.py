@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from ifsl_bench.analysis.aggregate import SeedAggregate, unique_row_names
 from ifsl_bench.analysis.ranking import SEEDS, Ranking, common_setting, signs_of_significant_differences
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.style import COLUMN, PAGE, new_figure, plain_text, rows_by_accuracy, styled
+from ifsl_bench.reporting.figures.style import COLUMN, PAGE, make_figure, sort_rows_by_accuracy, strip_markup, styled
 from ifsl_bench.utils.errors import UserError
 
 # From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
@@ -40,17 +40,17 @@ def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = Fals
     Raises:
         UserError: fewer than two rows.
     """
-    rows = rows_by_accuracy(task_results)
+    rows = sort_rows_by_accuracy(task_results)
     if len(rows) < 2:
         raise UserError(f"{task_results.task_name}: pairs need at least two rows, there is {len(rows)}")
     few = [row for row in rows if len(row.seeds) < SEEDS and not row.is_seed_independent]
     out = few if not named and len(rows) - len(few) >= 2 else []
     rows = [row for row in rows if row not in out]
-    names, count = [plain_text(name) for name in unique_row_names(rows)], len(rows)
+    names, count = [strip_markup(name) for name in unique_row_names(rows)], len(rows)
     values, differs = pairwise_differences(task_results, rows)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
     cell = min(side / count, 0.45)
-    figure = new_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
+    figure = make_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
     axes = figure.add_subplot(aspect="equal")
     sizes = np.abs(values[~np.eye(count, dtype=bool)])
     most = max(1.2 * float(np.quantile(sizes, FULL)), 1e-6)

@@ -97,7 +97,7 @@ class Drawing:
         return render_figure(self.figure, "png"), {"width": width, "height": height}
 
 
-def _plot_results_function(
+def _make_results_plot_function(
     name: str,
     draw: Callable[..., tuple[Figure, Sequence[str]]],
     docstring: str,
@@ -141,7 +141,7 @@ def _plot_results_function(
     return figure
 
 
-def _plot_episode_function(name: str, view_function: str, docstring: str) -> Callable[..., Drawing]:
+def _make_episode_plot_function(name: str, view_function: str, docstring: str) -> Callable[..., Drawing]:
     """Return the function that draws, by the module of that name, what trained models make of a test episode."""
 
     def figure(
@@ -165,27 +165,27 @@ def _plot_episode_function(name: str, view_function: str, docstring: str) -> Cal
     return figure
 
 
-tradeoff = _plot_results_function(
+tradeoff = _make_results_plot_function(
     "tradeoff",
     _tradeoff.draw_tradeoff,
     "Base against novel accuracy, with the curves that one bias on all novel logits traces.",
     limits_rows=True,
 )
-seeds = _plot_results_function("seeds", _seeds.draw_seeds, "The accuracy of each training seed.")
-validation = _plot_results_function(
+seeds = _make_results_plot_function("seeds", _seeds.draw_seeds, "The accuracy of each training seed.")
+validation = _make_results_plot_function(
     "validation",
     _seeds.draw_validation,
     "Validation accuracy over the course of meta-training.",
     limits_rows=True,
     is_drawn=_seeds.is_validated,
 )
-recipes = _plot_results_function(
+recipes = _make_results_plot_function(
     "recipes", _recipes.draw_recipes, "Recipes and classifiers, each with each.", every_recipe=True
 )
-pairs = _plot_results_function(
+pairs = _make_results_plot_function(
     "pairs", _pairs.draw_pairs, "Paired differences of all rows, a heat map.", passes_named=True
 )
-sessions = _plot_results_function(
+sessions = _make_results_plot_function(
     "sessions",
     _sessions.draw_sessions,
     "The accuracy after each session, beside lazy models and published rows.",
@@ -193,24 +193,24 @@ sessions = _plot_results_function(
     passes_named=True,
     with_published=True,
 )
-forgetting = _plot_results_function(
+forgetting = _make_results_plot_function(
     "forgetting",
     _sessions.draw_forgetting,
     "The accuracy on each session's classes after each later session, a triangle for each row.",
     limits_rows=True,
 )
-variance = _plot_results_function(
+variance = _make_results_plot_function(
     "variance",
     _sessions.draw_variance,
     "What rows in sessions, and the difference of each to the next, owe to orders, supports and seeds.",
     limits_rows=True,
 )
-episode_pca = _plot_episode_function(
+episode_pca = _make_episode_plot_function(
     "episode_pca",
     "project_episode",
     "Test episode ``index`` in the plane of its first two principal components, before and after the fast weights.",
 )
-attractors = _plot_episode_function(
+attractors = _make_episode_plot_function(
     "attractors",
     "collect_attractor_weights",
     "Base weights and the attractors that they produce, of test episode ``index``.",
@@ -390,11 +390,11 @@ def _episode_jobs(
 
 def _open_models(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, EvaluationContext]]:
     """Yield labels and models; where one is not trained and is not to be, raise an error before any."""
-    from ifsl_bench.reporting.figures.models import check_trained, open_model
+    from ifsl_bench.reporting.figures.models import check_trained, open_trained_model
 
     if not train:
         check_trained(jobs, work.home)
-    yield from ((job.label, open_model(job, work)) for job in jobs)
+    yield from ((job.label, open_trained_model(job, work)) for job in jobs)
 
 
 def __dir__() -> list[str]:

@@ -14,13 +14,13 @@ from ifsl_bench.analysis.ranking import RankedRow
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
+    draw_legend_below,
+    estimate_text_height,
     label_rows,
-    legend_below,
+    make_panels,
     marker_style,
-    new_panels,
-    plain_text,
+    strip_markup,
     styled,
-    text_height,
 )
 from ifsl_bench.utils.errors import UserError
 
@@ -44,15 +44,15 @@ def draw_ranks(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> t
     """
     placed = [_rows_with_ranks(task_results) for task_results in results_of_tasks]
     across = min(len(results_of_tasks), 2) if wide else 1
-    each = text_height(max(len(ranked) for ranked in placed), more=0.6)
-    figure, panels = new_panels(len(results_of_tasks), across, each, wide)
+    each = estimate_text_height(max(len(ranked) for ranked in placed), more=0.6)
+    figure, panels = make_panels(len(results_of_tasks), across, each, wide)
     for axes, task_results, ranked in zip(panels, results_of_tasks, placed, strict=True):
         _draw_panel(axes, task_results, ranked)
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
     ]
-    legend_below(figure, keys, KEY)
+    draw_legend_below(figure, keys, KEY)
     out = {
         task_results.task_name: [place.row.display_name for place in task_results.ranked_rows if place.is_provisional]
         for task_results in results_of_tasks
@@ -88,7 +88,7 @@ def _draw_panel(axes: Axes, task_results: TaskResults, ranked: Sequence[RankedRo
             gid=f"ranks of {name}",
         )
         axes.plot(_place_by_accuracy(place, task_results), at, **look | {"markersize": 5}, gid=f"place of {name}")
-        labels.append(f"{plain_text(name)}  {place.row.summarise_metrics()['acc'].mean:.1f}")
+        labels.append(f"{strip_markup(name)}  {place.row.summarise_metrics()['acc'].mean:.1f}")
     last = max(place.n_ranked_together for place in ranked)
     axes.set(title=task_results.task_name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
     label_rows(axes, labels)

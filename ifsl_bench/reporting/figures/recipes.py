@@ -11,18 +11,18 @@ from matplotlib.patches import Rectangle
 
 from ifsl_bench.analysis.recipe_grid import make_recipe_grid
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.display_names import recipe_in_print
+from ifsl_bench.plugin.display_names import format_recipe_for_print
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.figures.style import (
     DARK,
+    draw_legend_below,
+    estimate_text_height,
     label_rows,
-    legend_below,
     line_styles,
+    make_figure,
     marker_without_line,
-    new_figure,
-    plain_text,
+    strip_markup,
     styled,
-    text_height,
 )
 
 SPREAD = 0.36  # of a line's height, that its first and last classifier are above and below its middle
@@ -48,7 +48,7 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
     looks = dict(zip(grid.classifiers, line_styles(grid.classifiers), strict=True))
     count = len(grid.classifiers)
     offsets = np.linspace(-SPREAD, SPREAD, count) if count > 1 else np.zeros(1)
-    figure = new_figure(text_height(len(grid.recipes), each=max(0.2, 0.055 * count)), wide)
+    figure = make_figure(estimate_text_height(len(grid.recipes), each=max(0.2, 0.055 * count)), wide)
     title = protocol.metric_column("acc").title
     axes = figure.add_subplot(xlabel=f"{title} (%)", ylim=(len(grid.recipes) - 0.5, -0.5))
     for at, recipe in enumerate(grid.recipes):
@@ -67,14 +67,14 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
             dots = marker_without_line("o", 1.4, look["color"]) | {"alpha": 0.4, "gid": f"seeds of {name}"}
             axes.plot(row.metric_by_seed("acc").mean(1), [y] * len(row.seeds), **dots)
         axes.plot(acc.mean, y, **look | {"markersize": 3.4, "linestyle": "none"}, gid=f"mean of {name}")
-    label_rows(axes, [plain_text(recipe_in_print(recipe)) for recipe in grid.recipes])
+    label_rows(axes, [strip_markup(format_recipe_for_print(recipe)) for recipe in grid.recipes])
     keys: list[Any] = [Line2D([], [], **look | {"markersize": 4, "linestyle": "none"}) for look in looks.values()]
     marks: list[tuple[Any, str]] = [(Rectangle((0, 0), 1, 1, color=RANGE, linewidth=0), "all classifiers of a recipe")]
     if seeds_shown:
         marks.append((Line2D([], [], **marker_without_line("o", 2, DARK), alpha=0.4), "a seed"))
     marks.append((Line2D([], [], color=DARK, linewidth=1.0), f"95% over {protocol.interval_units_noun}"))
-    legend_below(figure, keys, list(grid.classifiers), marks)
-    missing = [f"{classifier} | {recipe_in_print(recipe)}" for recipe, classifier in grid.missing_cells]
+    draw_legend_below(figure, keys, list(grid.classifiers), marks)
+    missing = [f"{classifier} | {format_recipe_for_print(recipe)}" for recipe, classifier in grid.missing_cells]
     notes = [f"not measured: {', '.join(missing)}"] if missing else []
     if grid.classifiers_with_one_recipe:
         notes.append(f"measured under one recipe alone, and left out: {', '.join(grid.classifiers_with_one_recipe)}")

@@ -14,14 +14,14 @@ from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.reporting.figures.style import (
     DARK,
     draw_grid,
+    draw_legend_below,
+    estimate_text_height,
     label_rows,
-    legend_below,
+    make_figure,
     names_and_styles,
-    new_figure,
-    plain_text,
-    rows_by_accuracy,
+    sort_rows_by_accuracy,
+    strip_markup,
     styled,
-    text_height,
 )
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -43,7 +43,7 @@ def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
     """
     rows = sorted(task_results.rows, key=lambda row: -row.summarise_metrics()["acc"].mean)
     names, looks = names_and_styles(rows)
-    figure = new_figure(text_height(len(rows), each=0.2), wide)
+    figure = make_figure(estimate_text_height(len(rows), each=0.2), wide)
     axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
     for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
         acc = row.summarise_metrics()["acc"]
@@ -61,13 +61,13 @@ def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
         means = [result.summary["acc"]["mean"] for result in row.results]
         places = at + np.linspace(-SPREAD, SPREAD, len(means)) if len(means) > 1 else [at]
         axes.plot(means, places, **look | {"markersize": 3, "linestyle": "none"}, gid=f"seeds of {name}")
-    label_rows(axes, [plain_text(name) for name in names])
+    label_rows(axes, [strip_markup(name) for name in names])
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=3, linestyle="none"),
         Line2D([], [], color=DARK, marker="|", markersize=7, markeredgewidth=1.2, linestyle="none"),
         Rectangle((0, 0), 1, 1, color=DARK, alpha=0.3, linewidth=0),
     ]
-    legend_below(figure, keys, SEED_KEY)
+    draw_legend_below(figure, keys, SEED_KEY)
     return figure, []
 
 
@@ -101,7 +101,7 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
     Raises:
         UserError: no row is meta-trained.
     """
-    rows = [row for row in rows_by_accuracy(task_results) if is_validated(row)]
+    rows = [row for row in sort_rows_by_accuracy(task_results) if is_validated(row)]
     if not rows:
         raise UserError(
             f"{task_results.task_name}: no row of these is meta-trained, so that there is no validation to draw"
@@ -111,7 +111,7 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
     if any(len(row.seeds) > 1 for row in rows):
         keys = {"a seed": {"color": DARK, "linewidth": 0.5, "alpha": 0.5}, **keys}
     legend = [*names, *keys]
-    figure = new_figure(2.0, wide)
+    figure = make_figure(2.0, wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
     for row, name, look in zip(rows, names, looks, strict=True):
         seeds = {result.seed: _validation_accuracies(result) for result in row.results}
@@ -139,7 +139,7 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
             )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     draw_grid(axes, "y")
-    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
+    draw_legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
     return figure, []
 
 

@@ -28,16 +28,16 @@ from ifsl_bench.reporting.figures.style import (
     FAINT,
     PAGE,
     draw_grid,
+    draw_legend_below,
+    estimate_text_height,
     label_rows,
-    legend_below,
     line_styles,
+    make_figure,
+    make_panels,
     names_and_styles,
-    new_figure,
-    new_panels,
-    plain_text,
-    rows_by_accuracy,
+    sort_rows_by_accuracy,
+    strip_markup,
     styled,
-    text_height,
 )
 from ifsl_bench.reporting.plot_styles import COLOURS
 
@@ -72,7 +72,10 @@ def draw_sessions(task_results: TaskResults, wide: bool = False, named: bool = F
         named: whether rows were asked for by name.
     """
     require_sessions(task_results)
-    rows, papers = rows_by_accuracy(task_results), [paper for paper in task_results.published_rows if paper.sequence]
+    rows, papers = (
+        sort_rows_by_accuracy(task_results),
+        [paper for paper in task_results.published_rows if paper.sequence],
+    )
     names, looks = names_and_styles(rows)
     of_papers = line_styles([paper.label for paper in papers]) if named else []
     lazy: list[SeedAggregate] = [row for row, _ in group_by_base_only(rows)]
@@ -88,7 +91,7 @@ def draw_sessions(task_results: TaskResults, wide: bool = False, named: bool = F
     keys |= {"lazy": {"color": DARK, "linestyle": "dotted"}} if lazy else {}
     if papers and not named:
         keys["published"] = {"color": FAINT, "linestyle": "dashed", "linewidth": 0.6}
-    figure = new_figure(2.3, wide)
+    figure = make_figure(2.3, wide)
     axes = figure.add_subplot(xlabel="session", ylabel="Acc. over all classes so far (%)")
     for paper in papers:
         look = keys[f"{paper.label}, published" if named else "published"]
@@ -110,7 +113,7 @@ def draw_sessions(task_results: TaskResults, wide: bool = False, named: bool = F
         axes.plot(sessions, means, **look | {"markersize": 2.5}, zorder=3, gid=f"mean of {name}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     draw_grid(axes, "y")
-    legend_below(figure, [Line2D([], [], **look) for look in keys.values()], list(keys))
+    draw_legend_below(figure, [Line2D([], [], **look) for look in keys.values()], list(keys))
     return figure, notes
 
 
@@ -126,17 +129,17 @@ def draw_forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figu
         wide: two columns of a paper wide.
     """
     require_sessions(task_results)
-    rows = rows_by_accuracy(task_results)
+    rows = sort_rows_by_accuracy(task_results)
     # As many next to each other as fill the last line best: no panel stands alone where that can be helped.
     across = max((3, 4, 2) if wide else (2, 3), key=lambda n: (len(rows) - 1) % n / n)
     across = min(len(rows), across)
     triangles = [row.accuracy_triangle() for row in rows]
     count, most = len(triangles[0]), max(float(np.nanmax(triangle)) for triangle in triangles)
     each = 0.25 + 0.85 * (PAGE if wide else COLUMN) / across
-    figure, panels = new_panels(len(rows), across, each, wide, more=0.5)
+    figure, panels = make_panels(len(rows), across, each, wide, more=0.5)
     for place, (axes, triangle, name) in enumerate(zip(panels, triangles, unique_row_names(rows), strict=True)):
         mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
-        axes.set(title=plain_text(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
+        axes.set(title=strip_markup(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
         every = list(range(0, count, 1 + count // 8))
         axes.set_xticks([n + 0.5 for n in every], [str(n) for n in every])
         axes.set_yticks([n + 0.5 for n in every], [str(n) for n in every])
@@ -183,7 +186,7 @@ def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure
     of_images = all(IMAGES in split.variances for split in splits)  # or bars would not be of the same variance
     parts = [part for part in SOURCES if of_images or part != IMAGES]
     parts = [part for part in parts if any(part in split.variances for split in splits)]
-    figure = new_figure(text_height(len(splits) + bool(differences), each=0.17), wide)
+    figure = make_figure(estimate_text_height(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
     places = [at + (at >= len(rows)) for at in range(len(splits))]
     for at, split in zip(places, splits, strict=True):
@@ -198,8 +201,8 @@ def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure
             one = max(0.0, one - split.variances[IMAGES].value)
         text = f"sd {one**0.5:.2f}{wrong}"
         axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
-    label_rows(axes, [plain_text(label) for label in labels])
-    axes.set_yticks(places, [plain_text(label) for label in labels])
+    label_rows(axes, [strip_markup(label) for label in labels])
+    axes.set_yticks(places, [strip_markup(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
-    legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
+    draw_legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
     return figure, [SAID] if of_images else [SAID, HELD]

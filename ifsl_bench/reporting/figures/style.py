@@ -80,7 +80,7 @@ Mark = tuple[Any, str]  # what stands in a legend, and what it means
 styled = functools.partial(matplotlib.style.context, RULES, after_reset=True)
 
 
-def new_figure(height: float, wide: bool = False) -> Figure:
+def make_figure(height: float, wide: bool = False) -> Figure:
     """Return an empty figure of one column's width, or of two.
 
     Args:
@@ -90,7 +90,7 @@ def new_figure(height: float, wide: bool = False) -> Figure:
     return Figure(figsize=(PAGE if wide else COLUMN, height), layout="constrained")
 
 
-def new_panels(count: int, across: int, each: float, wide: bool, more: float = 0.0) -> tuple[Figure, list[Axes]]:
+def make_panels(count: int, across: int, each: float, wide: bool, more: float = 0.0) -> tuple[Figure, list[Axes]]:
     """Return a figure of several panels, and its panels.
 
     Args:
@@ -101,7 +101,7 @@ def new_panels(count: int, across: int, each: float, wide: bool, more: float = 0
         more: inches for all panels together.
     """
     down = -(-count // across)
-    figure = new_figure(down * each + more, wide)
+    figure = make_figure(down * each + more, wide)
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     for axes in panels[count:]:
         axes.remove()
@@ -149,7 +149,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_bytes(path, content, "--out")
 
 
-def plain_text(label: str) -> str:
+def strip_markup(label: str) -> str:
     """Return a label of unknown origin as text. Matplotlib would leave one out that begins with _."""
     label = escape_controls(label)
     return f" {label}" if label.startswith("_") else label
@@ -207,7 +207,9 @@ def _make_line_style(look: PlotStyle) -> dict[str, Any]:
     return {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
 
 
-def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], marks: Sequence[Mark] = ()) -> None:
+def draw_legend_below(
+    figure: Figure, handles: Iterable[Any], labels: Sequence[str], marks: Sequence[Mark] = ()
+) -> None:
     """Add a legend under everything, in as many columns as fit; and below it another, with the meaning of marks.
 
     The figure grows by as much as these are high.
@@ -218,7 +220,7 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], 
         labels: of the handles.
         marks: what other things in the figure stand for, whatever their method or class.
     """
-    texts = [plain_text(label) for label in labels]
+    texts = [strip_markup(label) for label in labels]
     width, height = figure.get_size_inches()
     entry = 0.42 + 0.06 * max(map(len, labels), default=0)  # inches of an entry; a letter takes a little less
     columns = min(max(1, int(width / entry)), max(1, len(labels)))
@@ -260,7 +262,7 @@ def _mark_columns(marks: Sequence[Mark], width: float) -> int:
     return max((n for n in range(1, len(marks) + 1) if needed(n) <= width), default=1)
 
 
-def text_height(rows: int, each: float = 0.165, more: float = 0.5) -> float:
+def estimate_text_height(rows: int, each: float = 0.165, more: float = 0.5) -> float:
     """Return the height of lines of text, in inches.
 
     Args:
@@ -335,7 +337,7 @@ def select_rows_to_draw(
     return view
 
 
-def rows_by_accuracy(task_results: TaskResults) -> list[SeedAggregate]:
+def sort_rows_by_accuracy(task_results: TaskResults) -> list[SeedAggregate]:
     """Return the rows of a task, the best first, in the order of ``table --rank``."""
     return [place.row for place in task_results.ranked_rows]
 
@@ -351,7 +353,7 @@ def limit_rows(
         task_results: the results of a task.
         is_drawn: whether the figure has a place for a row; others are not counted, nor noted.
     """
-    rows = [row for row in rows_by_accuracy(task_results) if is_drawn(row)]
+    rows = [row for row in sort_rows_by_accuracy(task_results) if is_drawn(row)]
     own = [row for row in rows if row.origin != STORED]
     own_labels = {row.label for row in own}
     stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
@@ -380,7 +382,9 @@ def short_names(names: Sequence[str]) -> list[str]:
     words = [escape_controls(name).split() or [escape_controls(name)] for name in names]
     beginnings = Counter(tuple(w[:n]) for w in words for n in range(1, len(w)))
     beginnings = Counter({start: n for start, n in beginnings.items() if len(start) > 1 or n == len(names)})
-    candidates = [_shortened_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
+    candidates = [
+        _list_shortened_forms(w, beginnings) for w in words
+    ]  # what each name may be called, the shortest first
     while True:
         often = Counter(forms[0] for forms in candidates)
         again = [forms for forms in candidates if often[forms[0]] > 1 and len(forms) > 1]
@@ -390,7 +394,7 @@ def short_names(names: Sequence[str]) -> list[str]:
             del forms[0]
 
 
-def _shortened_forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[str]:
+def _list_shortened_forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[str]:
     plain = words[:-1] if len(words) > 1 and re.fullmatch(r"\(.*\)", words[-1]) else words
     shared = max((n for n in range(1, len(plain)) if beginnings[tuple(plain[:n])] > 1), default=0)
     suffixes = [" ".join(form[start:]) for form in (plain, words) for start in range(shared, -1, -1)]

@@ -15,11 +15,11 @@ from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.reporting.figures.style import (
     DARK,
     FAINT,
-    legend_below,
+    draw_legend_below,
+    make_figure,
     names_and_styles,
-    new_figure,
-    plain_text,
-    rows_by_accuracy,
+    sort_rows_by_accuracy,
+    strip_markup,
     styled,
 )
 from ifsl_bench.utils.errors import UserError
@@ -47,7 +47,7 @@ def draw_tradeoff(task_results: TaskResults, wide: bool = False) -> tuple[Figure
         raise UserError(f"task {task_results.task_name} has no base classes, so there is no trade-off with novel ones")
     why = "which have no base-novel curve; take a task in episodes"
     protocol_of_task(task_results.task).require_feature("tradeoff", task_results.task_name, why, ", ")
-    rows = rows_by_accuracy(task_results)
+    rows = sort_rows_by_accuracy(task_results)
     names, looks = names_and_styles(rows)
     curves = [curve for row in rows if (curve := mean_bias_curve(row)) is not None]
     if len(curves) < len(rows):
@@ -63,10 +63,10 @@ def draw_tradeoff(task_results: TaskResults, wide: bool = False) -> tuple[Figure
         "equal harmonic mean": {"color": FAINT, "linewidth": 0.8, "linestyle": "dashed"},
     }
     legend = [*names, *keys]
-    figure = new_figure(2.9 if wide else 2.4, wide)
+    figure = make_figure(2.9 if wide else 2.4, wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
     for look, name, curve in zip(looks, names, curves, strict=True):
-        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=plain_text(name), zorder=2)
+        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=strip_markup(name), zorder=2)
     for row, look, point, biased in zip(rows, looks, points, calibrated, strict=True):
         here = look | {"linestyle": "none", "markersize": 5}
         axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")
@@ -74,7 +74,7 @@ def draw_tradeoff(task_results: TaskResults, wide: bool = False) -> tuple[Figure
     _set_axis_limits(axes, np.concatenate([points, calibrated]))
     _draw_equal_accuracy_lines(axes, rows[0])
     _draw_equal_harmonic_mean_lines(axes)
-    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
+    draw_legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend)
     return figure, []
 
 

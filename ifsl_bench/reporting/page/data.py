@@ -39,11 +39,11 @@ from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS
 from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task import Task
-from ifsl_bench.reporting.columns import TableRow, list_table_rows, published_table_rows, round_or_none
-from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, task_table
+from ifsl_bench.reporting.columns import TableRow, list_table_rows, published_table_rows, round_unless_nan
+from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, make_task_table
 from ifsl_bench.reporting.page.references import Citation, cite_measured_row, cite_paper, cite_published_method
 from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, distinct_styles, style_of_label
-from ifsl_bench.reporting.recipe_tables import grid_tables
+from ifsl_bench.reporting.recipe_tables import make_grid_tables
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.store.published import FLAG_LETTERS
 from ifsl_bench.store.schema import Result, result_path
@@ -196,7 +196,7 @@ def collect_page(results_of_tasks: Iterable[TaskResults]) -> Page:
             view = replace(
                 task_results.select_setting(setting), remarks=task_results.remarks
             )  # the page has a menu of settings
-            table = task_table(view, full=True, ranked=True)
+            table = make_task_table(view, full=True, ranked=True)
             if protocol_of_task(task_results.task).has_separate_published_table and setting == PAPER:
                 papers = sorted(published_table_rows(task_results), key=lambda entry: entry.label.lower())
                 legend = "; ".join(f"{letter}: {meaning}" for letter, meaning in FLAG_LETTERS.items())
@@ -217,7 +217,7 @@ def _recipe_grids(results_of_tasks: Sequence[TaskResults]) -> list[tuple[Task, l
         every = task_results.select_recipes(task_results.recipes or [ALL_RECIPES])
         if len({row.recipe for row in every.rows if row.recipe}) > 1:
             with suppress(UserError):  # no classifier is measured under two of them
-                grids.append((task_results.task, grid_tables(every)))
+                grids.append((task_results.task, make_grid_tables(every)))
     return sorted(grids, key=lambda grid: not protocol_of_task(grid[0]).learns_sessions)
 
 
@@ -255,7 +255,7 @@ def _page_row(
     cited = of_method if row else computed or cite_paper(entry.source)
     cites_method = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {
-        name: (round_or_none(v.mean, count_digits(v.mean)), round_or_none(v.interval, count_digits(v.interval)))
+        name: (round_unless_nan(v.mean, count_digits(v.mean)), round_unless_nan(v.interval, count_digits(v.interval)))
         for name, v in entry.values.items()
         if name in title_by_metric()
     }

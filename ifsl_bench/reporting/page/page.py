@@ -74,7 +74,7 @@ def render_page(page: Page) -> str:
         grids=page.grids,
         settings={name: _describe_setting(name) for name in list_settings(page)},
         version=__version__,
-        counts=_count_rows(page),
+        counts=_count_rows_by_task(page),
         rule=rule.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_read_asset("style.css"),
         data=escape_script_json(_script_data(page)),
@@ -148,7 +148,7 @@ def _content_security_policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _count_rows(page: Page) -> dict[str, int]:
+def _count_rows_by_task(page: Page) -> dict[str, int]:
     measured = [row for row in page.rows if row.origin]
     return {
         "results": sum(len(row.seeds) for row in measured),

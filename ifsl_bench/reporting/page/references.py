@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method
 from ifsl_bench.plugin.display_names import display_names_by_row, read_papers
-from ifsl_bench.reporting.plot_styles import method_part
+from ifsl_bench.reporting.plot_styles import method_name_of_label
 from ifsl_bench.store.published import read_bibtex_by_source, read_paper_titles_by_source
 from ifsl_bench.utils.errors import UserError
 
@@ -31,19 +31,21 @@ def cite_measured_row(method: str, label: str) -> Citation:
         method: the method's name in its results.
         label: the row's; ``lr+a`` of it tells papers apart where a method is of several.
     """
-    name = method_part(label)
+    name = method_name_of_label(label)
     return Citation(_first_paragraph(method), _method_bibtex(name) or _method_bibtex(method))
 
 
 def cite_published_method(label: str) -> Citation:
     """Return the citation of a published row's method, as far as it is installed or known."""
-    return Citation("", _method_bibtex(method_part(label)))
+    return Citation("", _method_bibtex(method_name_of_label(label)))
 
 
 def cite_paper(source: str) -> Citation:
     """Return the citation of a paper, by the name of the file with its rows."""
     text = read_paper_titles_by_source().get(source, source)
-    of_methods = [p.bibtex for p in read_papers("methods") if text.lower().startswith(p.field("title").lower())]
+    of_methods = [
+        p.bibtex for p in read_papers("methods") if text.lower().startswith(p.read_bibtex_field("title").lower())
+    ]
     return Citation(text, "\n\n".join(of_methods) or read_bibtex_by_source().get(source, ""))
 
 
@@ -52,7 +54,7 @@ def _method_bibtex(name: str) -> str:
 
     Results may name any file as their method's; none is run for a page.
     """
-    if name not in display_names_by_row() and not registry.owning_entry_points(registry.METHOD_GROUP, name):
+    if name not in display_names_by_row() and not registry.find_owning_entry_points(registry.METHOD_GROUP, name):
         return ""
     try:
         return cite_method(name)
@@ -66,7 +68,7 @@ def _first_paragraph(method: str) -> str:
 
     Runs no code of the module.
     """
-    points = registry.owning_entry_points(registry.METHOD_GROUP, method)
+    points = registry.find_owning_entry_points(registry.METHOD_GROUP, method)
     if len(points) != 1:
         return ""
     try:
