@@ -253,9 +253,9 @@ class WorkerRequirements:
     """The folders, versions and code that every worker must have.
 
     Attributes:
-        tokens: files in the home and results folders, and their contents.
+        home_tokens: files in the home and results folders, and their contents.
         versions: of Python, packages and this package's code.
-        methods: name, pickled description and identity of the code of each method.
+        method_files: name, pickled description and identity of the code of each method.
     """
 
     home_tokens: Mapping[str, str]

@@ -53,13 +53,13 @@ class Images:
         starts = np.arange(0, len(labels) + 1, each)
         self._pool = SimpleNamespace(images=colours.clip(0, 255).astype(np.uint8), labels=labels, starts=starts)
 
-    def has(self, name):
+    def has_pool(self, name):
         return name.startswith("base/")
 
-    def check_images(self, name):
+    def check_image_checksum(self, name):
         pass
 
-    def fingerprint_prefix(self, name):
+    def fingerprint_prefix_of_pool(self, name):
         return ""
 
     def pool(self, name):
