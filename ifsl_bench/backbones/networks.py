@@ -448,6 +448,30 @@ class LaterStages(Backbone):
         return x
 
 
+class CentredNetwork(Backbone):
+    """A network whose features have a mean subtracted.
+
+    Args:
+        whole: the network.
+        mean: [D].
+    """
+
+    mean: Tensor
+
+    def __init__(self, whole: Backbone, mean: Tensor) -> None:
+        super().__init__()
+        self.whole, self.features = whole, whole.features
+        self.register_buffer("mean", mean)
+
+    @property
+    def stages(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        *first, last = self.whole.stages
+        return [*first, lambda x: last(x) - self.mean]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole(x) - self.mean
+
+
 class FrozenNetwork(Backbone):
     """A network from elsewhere, in evaluation mode; float32 features, in bf16 on an accelerator that has it.
 

@@ -26,7 +26,7 @@ from ifsl_bench.backbones.features import (
     read_feature_record,
     subtract_feature_mean,
 )
-from ifsl_bench.backbones.networks import LaterStages, PrecomputedFeatures
+from ifsl_bench.backbones.networks import CentredNetwork, LaterStages, PrecomputedFeatures
 from ifsl_bench.backbones.pretrained import (
     HeadKind,
     PretrainedBackbone,
@@ -238,6 +238,8 @@ class PreparedTask:
             return None
         pretrained, labels = self.pretrained, self.dataset.pool("base/train").labels.astype(np.int64)
         device, network, shape = next(pretrained.network.parameters()).device, pretrained.network, self.dataset.shape
+        if pretrained.mean is not None:
+            network = CentredNetwork(network, torch.from_numpy(pretrained.mean).float().to(device))
         if stage := parse_seen_stage(self.sees):
             network, shape = LaterStages(network, stage), self.features("base/train", 1, stage).shape[1:]
 

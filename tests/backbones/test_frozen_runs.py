@@ -66,3 +66,35 @@ def test_sessions_on_a_backbone_from_elsewhere_have_one_for_both_heads(hues, cal
     assert [result["episodes"]["sessions"] for result in results] == [2, 2]
     assert len({result["pretraining"]["key"] for result in results}) == 2, "a head each"
     assert len(list((hues / "home" / "features").iterdir())) == 1, "on the same features"
+
+
+BY_IMAGES = """
+import torch
+from torch.nn.functional import normalize
+from ifsl_bench import Adapting
+
+class ByImages(Adapting):
+    changes = "nothing"
+
+    def start(self):
+        return normalize(self.base.prototypes, dim=-1)
+
+    def adapt(self, state, images, labels, session):
+        features = self.network()(images)
+        means = [features[labels == label].mean(0) for label in range(self.ways)]
+        return torch.cat([state, normalize(torch.stack(means), dim=-1)])
+
+    def classify(self, state, images):
+        return normalize(self.network()(images), dim=-1) @ state.mT
+"""
+
+
+@pytest.mark.slow("a whole run")
+def test_methods_that_see_images_have_the_same_centred_features(hues, call):
+    (hues / "m.py").write_text(BY_IMAGES)
+    options = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors")
+    status, _, err = call("run", "--method", "m.py,ncm", "--task", "hues.toml", *options, "-q")
+    assert status == 0, err
+    images, features = (json.loads(file.read_text()) for file in sorted((hues / "home" / "results").rglob("*.json")))
+    assert (images["label"], features["label"]) == ("ByImages", "ncm")
+    assert images["episodes"] == features["episodes"]
