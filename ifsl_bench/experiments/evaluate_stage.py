@@ -281,7 +281,7 @@ def collect_provenance(command: str, device: str, requires: Iterable[str]) -> di
     return {
         "command": escape_controls(command),  # a name of a file that is no text could not be written
         "version": __version__,
-        "commit": git_commit(),
+        "commit": read_git_commit(),
         "device": device,
         "python": platform.python_version(),
         "libraries": libraries,
@@ -289,7 +289,7 @@ def collect_provenance(command: str, device: str, requires: Iterable[str]) -> di
     }
 
 
-def git_commit() -> str:
+def read_git_commit() -> str:
     """Return the commit of the checkout this package runs from, with "+changes" where its files differ; "" outside one.
 
     Stored results are left out: they differ after a run that replaces one.

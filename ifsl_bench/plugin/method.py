@@ -519,7 +519,7 @@ def format_failure(error: BaseException, method: type[Method], base: Base) -> st
     """Return place, class and message of an exception from a method's code, and what may explain it.
 
     Args:
-        error: the exception.
+        error: what the method raised.
         method: the class of the method; a place in the folder of its file is preferred to one in a library.
         base: the base classifier that the method was made with.
     """

@@ -287,7 +287,7 @@ def round_unless_nan(value: float, digits: int = 4) -> float | None:
     """Return a number for programs, None for NaN.
 
     Args:
-        value: the number.
+        value: a number; NaN where there is none.
         digits: after the decimal point.
     """
     return None if math.isnan(value) else round(value, digits)

@@ -93,7 +93,7 @@ def print_text(text: str, console: Console, style: str = "") -> None:
     Lines but the first have the indentation of the text; of a name, two spaces and a text, that of the latter.
 
     Args:
-        text: the paragraph.
+        text: a paragraph without line breaks, which is wrapped to the width.
         console: the terminal.
         style: of rich.
     """

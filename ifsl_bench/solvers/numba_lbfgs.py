@@ -22,7 +22,7 @@ def first_step_length(value: float, square: float) -> tuple[float, float]:
     """Return the first step and its unit, by the rules of `ifsl_bench.solvers.lbfgs.choose_first_step_length`.
 
     Args:
-        value: the objective.
+        value: the objective at the start, of one episode.
         square: the squared length of the gradient in the metric.
     """
     t = 1 / max(math.sqrt(max(square, 0.0)), 1.0)

@@ -135,7 +135,7 @@ def format_error_location(error: BaseException, file: str = "", among: str = "")
     """Return the place of an exception: "line 3: " in ``file``, or "x.py line 3: " in the innermost file.
 
     Args:
-        error: the exception.
+        error: an exception with a traceback.
         file: whose line is sought; "" for any.
         among: a file; where the exception went through its folder, the innermost place there is returned, not one in a
             library that was called.

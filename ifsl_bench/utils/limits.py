@@ -25,7 +25,7 @@ class Limit:
         """Raise an error if a value is beyond the limit.
 
         Args:
-            value: the value.
+            value: what was counted or measured, in the unit of the limit.
             where: the name of the thing in the error.
             kind: the class of the error.
         """

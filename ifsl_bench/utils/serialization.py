@@ -65,7 +65,7 @@ def check_value_types(path: Path, value: Mapping[str, Any], kinds: Mapping[str, 
 
     Args:
         path: the file, for the error.
-        value: the object.
+        value: the object as JSON gave it, key -> value.
         kinds: key -> type, or a tuple of types.
 
     Raises:

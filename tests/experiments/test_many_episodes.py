@@ -108,7 +108,7 @@ def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, 
 
 def test_a_result_of_many_episodes_is_reproduced(task, work, monkeypatch):
     monkeypatch.setattr("ifsl_bench.protocols.protocol.MOST_READABLE_NUMBERS", 100)
-    monkeypatch.setattr("ifsl_bench.experiments.evaluate_stage.git_commit", lambda: "")
+    monkeypatch.setattr("ifsl_bench.experiments.evaluate_stage.read_git_commit", lambda: "")
     result = api.run("imprint", task, episodes=100, work=work)
     assert result.label.endswith(".episodes=100")
     assert len(result.episodes) == 100

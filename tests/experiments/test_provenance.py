@@ -17,7 +17,7 @@ def test_the_commit_says_whether_code_differs_and_leaves_results_out(tmp_path, m
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(evaluating, "__file__", str(tmp_path / "ifsl_bench/experiments/evaluate_stage.py"))
-    assert evaluating.git_commit() == ""
+    assert evaluating.read_git_commit() == ""
 
     def git(*arguments: str) -> str:
         names = ("-c", "user.name=n", "-c", "user.email=e@example.org")
@@ -29,11 +29,11 @@ def test_the_commit_says_whether_code_differs_and_leaves_results_out(tmp_path, m
     git("add", ".")
     git("commit", "-q", "-m", "first")
     head = git("rev-parse", "HEAD").strip()
-    assert evaluating.git_commit() == head
+    assert evaluating.read_git_commit() == head
     (tmp_path / "results/t-1shot/lr.seed-0.json").write_text("2")
     (tmp_path / "results/t-1shot/lr.seed-1.json").write_text("1")
-    assert evaluating.git_commit() == head
+    assert evaluating.read_git_commit() == head
     for name in ("results/claims.toml", "ifsl_bench/experiments/evaluate_stage.py"):
         (tmp_path / name).write_text("2")
-        assert evaluating.git_commit() == f"{head}+changes", name
+        assert evaluating.read_git_commit() == f"{head}+changes", name
         git("checkout", name)

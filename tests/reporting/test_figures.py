@@ -143,8 +143,8 @@ def test_bars_are_the_rank_intervals(board):
     coordinates = lines(figure)
     for at, place in enumerate(board.ranking.ranked_rows):
         assert coordinates[f"ranks of {place.row.label}"][:, 0].tolist() == [
-            place.rank_interval.first,
-            place.rank_interval.last,
+            place.rank_interval.best_rank,
+            place.rank_interval.worst_rank,
         ]
         assert coordinates[f"place of {place.row.label}"][0].tolist() == [at + 1, at]
     assert [text.get_text().split()[0] for text in figure.axes[0].get_yticklabels()] == [
@@ -176,7 +176,10 @@ def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ran
         columns = [j for j in range(len(names)) if j != i and f"not significant {i} {j}" not in hatched]
         better = sum(values[i, j] < 0 for j in columns)
         worse = sum(values[i, j] > 0 for j in columns)
-        assert (1 + better, len(names) - worse) == (places[a].rank_interval.first, places[a].rank_interval.last)
+        assert (1 + better, len(names) - worse) == (
+            places[a].rank_interval.best_rank,
+            places[a].rank_interval.worst_rank,
+        )
 
 
 def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):

@@ -70,7 +70,7 @@ def draw_base_classes(
     Args:
         results_of_tasks: number of base classes -> the results of the task with as many.
         labels: of the only rows to draw.
-        setting: see :func:`ifsl_bench.reporting.figures.style.shown`.
+        setting: see :func:`ifsl_bench.reporting.figures.style.select_rows_to_draw`.
         wide: two columns of a paper wide.
 
     Raises:

@@ -128,7 +128,7 @@ def render_figure(figure: Figure, kind: str) -> bytes:
     """Return a figure as the content of a file.
 
     Args:
-        figure: the figure.
+        figure: a figure of :func:`make_figure` or :func:`make_panels`.
         kind: one of :data:`FORMATS`.
     """
     out = io.BytesIO()
@@ -142,7 +142,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure, whole or not at all; raise as :func:`figure_format`, and where the file cannot be written.
 
     Args:
-        figure: the figure.
+        figure: a figure of :func:`make_figure` or :func:`make_panels`.
         path: the file.
     """
     content = render_figure(figure, figure_format(path))
@@ -215,7 +215,7 @@ def draw_legend_below(
     The figure grows by as much as these are high.
 
     Args:
-        figure: the figure.
+        figure: a figure of :func:`make_figure` or :func:`make_panels`.
         handles: of methods or classes, each of which has a look; none for the marks alone.
         labels: of the handles.
         marks: what other things in the figure stand for, whatever their method or class.
