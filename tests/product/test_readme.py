@@ -40,8 +40,8 @@ def test_own_method_and_own_data(features_folder, tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(text.replace("steps = 2000", "steps = 50"))
     work = api.workspace(tmp_path / "home", device="cpu")
     prepare_dataset(Paths.locate(tmp_path / "home"), "mine", features_folder, False, Reporter())
-    result = api.run("nearest-mean", str(tmp_path / "mine.toml"), options={"bias": "-0.1"}, work=work)
-    assert result.label == "nearest-mean.bias=-0.1"
+    result = api.run("nearest-mean", str(tmp_path / "mine.toml"), work=work)
+    assert result.label == "nearest-mean"
     assert result.summary["novel_alone"]["mean"] > 50
     sys.modules.pop("my_package", None)
 
