@@ -97,9 +97,9 @@ def test_entries_are_whole(paper):
     assert max(map(len, paper.bibtex.splitlines())) <= 80
     assert "keywords" not in paper.bibtex
     for field in ("title", "author", "year"):
-        assert paper.field(field), field
-    assert re.fullmatch(r"(19|20)\d\d", paper.field("year"))
-    assert paper.field("year") in paper.key
+        assert paper.read_bibtex_field(field), field
+    assert re.fullmatch(r"(19|20)\d\d", paper.read_bibtex_field("year"))
+    assert paper.read_bibtex_field("year") in paper.key
     assert [entry.key for entry in ENTRIES].count(paper.key) == 1
 
 
