@@ -26,7 +26,7 @@ from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import estimate_overall_difference
 from ifsl_bench.analysis.grid_variance import TAILS
 from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting, holm_rejections
-from ifsl_bench.analysis.recipe_grid import GridSplit, make_recipe_grid
+from ifsl_bench.analysis.recipe_grid import GridVariance, make_recipe_grid
 from ifsl_bench.analysis.task_results import (
     ALL_RECIPES,
     TaskResults,
@@ -120,7 +120,7 @@ class Source:
     """A source of variance in a grid, in the place of a row; or a number of percent."""
 
     label: str
-    grid: GridSplit
+    grid: GridVariance
     options_at_edge: tuple[str, ...] = ()  # at the edge of what was tried
 
     @property

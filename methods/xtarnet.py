@@ -100,10 +100,10 @@ class TapNet(Method):
         shares = relations.masked_fill(hidden, -torch.inf).softmax(-1)  # [E, N, K]
         novel = self.phi - shares @ base.masked_fill(hidden.mT, 0.0)  # phi', [E, N, D]
         span, _ = torch.linalg.qr((normalise_exactly(novel) - normalise_exactly(means)).mT)  # V, [E, D, N]
-        return Prediction(-projected_distances(queries, torch.cat([base, novel], 1), span))
+        return Prediction(-squared_distances_outside(queries, torch.cat([base, novel], 1), span))
 
 
-def projected_distances(z: Tensor, w: Tensor, span: Tensor) -> Tensor:
+def squared_distances_outside(z: Tensor, w: Tensor, span: Tensor) -> Tensor:
     """Return the squared distances of all pairs, without their parts in a subspace, [E, Q, C].
 
     Args:

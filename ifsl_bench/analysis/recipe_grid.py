@@ -54,7 +54,7 @@ class CellOrder:
 
 
 @dataclass(frozen=True, eq=False)
-class GridSplit:
+class GridVariance:
     """What explains the variance of the cells of a complete part of the grid.
 
     Attributes:
@@ -109,7 +109,7 @@ class RecipeGrid:
         return [_make_cell_order(of, under, rows, self.metric) for of, under, rows in lists if len(rows) > 1]
 
     @cached_property
-    def variance_splits(self) -> list[GridSplit]:
+    def variance_splits(self) -> list[GridVariance]:
         """The split of the largest complete part of the grid; and of the largest one with several seeds, if another.
 
         Complete parts have two recipes at least. Of parts with as many cells, the one with more seeds counts, or else
@@ -136,7 +136,7 @@ class RecipeGrid:
 
     def _split_variance(
         self, recipes: tuple[str, ...], classifiers: tuple[str, ...], seeds: tuple[int, ...]
-    ) -> GridSplit:
+    ) -> GridVariance:
         rows = [self.cells[cell] for cell in itertools.product(recipes, classifiers)]
         fixed = all(row.is_seed_independent for row in rows)
         used = seeds[:1] if fixed else seeds
@@ -145,7 +145,7 @@ class RecipeGrid:
         shares = split_grid(x.reshape(len(recipes), len(classifiers), *x.shape[1:]), images)
         total = sum(share.variance.value for share in shares.values())
         one_pretraining = any(row.has_one_pretraining for row in rows)
-        return GridSplit(recipes, classifiers, used, shares, total, rows[0].protocol, one_pretraining)
+        return GridVariance(recipes, classifiers, used, shares, total, rows[0].protocol, one_pretraining)
 
 
 def make_recipe_grid(task_results: TaskResults, metric: str = "acc") -> RecipeGrid:

@@ -17,7 +17,7 @@ from ifsl_bench.backbones.recipe import Recipe
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_off_recipe
 from ifsl_bench.plugin.find_method import load_class_from_file
-from ifsl_bench.plugin.method_source import hash_class_source
+from ifsl_bench.plugin.method_source import hash_source_of_class
 from ifsl_bench.plugin.options import Option, declared_options, parse_value
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, format_class_and_message, format_error_location, unknown_name_error
@@ -89,7 +89,7 @@ class RecipeChoice:
         plugin: Any = self.recipe_class  # for mypy, which takes no class of modules for hashable
         code = {
             "revision": self.recipe_class.revision,
-            **({} if own else {"source": hash_class_source(plugin, (Recipe,))}),
+            **({} if own else {"source": hash_source_of_class(plugin, (Recipe,))}),
         }
         known = {"novel_classes": count_novel_classes_of_task(task)} if self.knows_classes else {}
         taken = {SELECT_OPTION: "best"} if self.selects_best else {}

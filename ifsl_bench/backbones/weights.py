@@ -67,7 +67,7 @@ WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files of weight
 ShortText = Annotated[str, Meta(max_length=300)]
 
 
-class TensorsChecksum(msgspec.Struct):
+class TensorsFileRecord(msgspec.Struct):
     """Checksum of the cache's file of tensors."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -87,7 +87,7 @@ class CheckpointRecord(msgspec.Struct):
     processes: Annotated[list[Annotated[int, Meta(ge=1, lt=1 << 31)]], Meta(max_length=1000)]
     accuracy: dict[Literal["base/val", "base/test"], Annotated[float, Meta(ge=0, le=1)]]
     rounded: Literal["float16"]
-    tensors: TensorsChecksum
+    tensors: TensorsFileRecord
     recipe: ShortText = ""  # of a backbone that one trained
 
 

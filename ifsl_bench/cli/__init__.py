@@ -1,1 +1,1 @@
-"""The command line: parses and prints; each command is one call of the library."""
+"""The command line: it parses arguments, calls the library and prints."""

@@ -219,7 +219,7 @@ class EvaluationStage(Stage):
         sampler, backbone = prepared.sampler("test", context.device_choice.device), prepared.pretrained
         libraries = *job.method.requires, *required_libraries(job.task.pretraining)
         device = describe_device(context.device_choice.device)
-        drawn = sampler.novel_class_draws(job.episodes)
+        drawn = sampler.describe_novel_class_draws(job.episodes)
         return Result(
             schema=SCHEMA_VERSION,
             method=job.name,

@@ -44,15 +44,15 @@ def _method_identity_key(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def hash_method_source(method: type[Method]) -> str:
-    """Return :func:`hash_class_source` of a method."""
+    """Return :func:`hash_source_of_class` of a method."""
     from ifsl_bench.plugin.adapting import Adapting
     from ifsl_bench.plugin.method import AdditiveClassifier, Method
 
-    return hash_class_source(method, (Method, AdditiveClassifier, Adapting))
+    return hash_source_of_class(method, (Method, AdditiveClassifier, Adapting))
 
 
 @lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
-def hash_class_source(plugin: type, contract: tuple[type, ...]) -> str:
+def hash_source_of_class(plugin: type, contract: tuple[type, ...]) -> str:
     """Return 16 hex digits that change with the syntax of a class's own package or file, comments aside.
 
     Base classes from elsewhere count with theirs. A file counts with the modules next to it that it imports. A class

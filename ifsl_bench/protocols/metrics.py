@@ -108,7 +108,7 @@ class HitCounts(ABC):
         """
         return {}
 
-    def to_table_columns(self) -> dict[str, Any]:
+    def metrics_to_columns(self) -> dict[str, Any]:
         """Return columns with a value for each episode, or for each sequence and session, for data frames."""
         return {"episode": np.arange(len(self)), **self.count_arrays(), "acc": self.metric_by_unit("acc")}
 
@@ -255,7 +255,7 @@ class Counts(HitCounts):
                 totals[pool] = {"asked": len(self) * queries, **sums}
         return totals
 
-    def to_table_columns(self) -> dict[str, Any]:
+    def metrics_to_columns(self) -> dict[str, Any]:
         """Return a row for each episode: counts of right queries, and ``acc``, percent of all queries.
 
         ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the

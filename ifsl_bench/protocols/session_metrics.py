@@ -228,7 +228,7 @@ class SessionCounts(HitCounts):
             "novel": {"asked": int(queries[1:].sum()), "last": novel, **more},
         }
 
-    def to_table_columns(self) -> dict[str, Any]:
+    def metrics_to_columns(self) -> dict[str, Any]:
         """Return a row for each sequence and session t, with all that is measured after it, in percent.
 
         ``of_0`` to ``of_T`` are the accuracy on the classes of each session so far, NaN for later ones.

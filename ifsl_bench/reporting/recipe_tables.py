@@ -11,7 +11,7 @@ from typing import Any
 
 from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, describe_fixed_factors
 from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, FIXED, GRID_SOURCES, RECIPE
-from ifsl_bench.analysis.recipe_grid import RECIPES, CellOrder, GridSplit, RecipeGrid, make_recipe_grid
+from ifsl_bench.analysis.recipe_grid import RECIPES, CellOrder, GridVariance, RecipeGrid, make_recipe_grid
 from ifsl_bench.analysis.session_variance import IMAGES, VarianceEstimate
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import format_recipe_for_print
@@ -51,7 +51,7 @@ class GridCell:
 class SourceRow:
     """A source in the split of a grid; the last one is of all together."""
 
-    split: GridSplit
+    split: GridVariance
     source: str
 
 
@@ -273,7 +273,7 @@ def make_share_tables(grid: RecipeGrid) -> list[Table[SourceRow]]:
     return [_share_table(grid, split) for split in splits]
 
 
-def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
+def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
     protocol = protocol_of_task(grid.task_results.task)
     unit = protocol.interval_units_noun.removesuffix("s")
     total = "a single one"
@@ -343,7 +343,7 @@ def _share_table(grid: RecipeGrid, split: GridSplit) -> Table[SourceRow]:
     return Table(columns, rows, title, _share_notes(grid, split, protocol))
 
 
-def _share_notes(grid: RecipeGrid, split: GridSplit, protocol: Protocol) -> list[str]:
+def _share_notes(grid: RecipeGrid, split: GridVariance, protocol: Protocol) -> list[str]:
     drawn = "one order of the classes, one support set and one seed"
     if "sessions" not in protocol.figures_and_tables:
         drawn = "one episode and one seed, which varies more than a mean over episodes"

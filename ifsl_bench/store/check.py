@@ -209,7 +209,7 @@ def _novel_class_faults(result: Result, task: Task, home: Paths) -> Iterator[str
     if find_results_of_other_episodes(task, [result]):
         return
     with unverified_on_error("classes"):
-        draws = _make_sampler_of_result(result, task, home).novel_class_draws(count)
+        draws = _make_sampler_of_result(result, task, home).describe_novel_class_draws(count)
         drawn = draws.to_array() if isinstance(draws, ClassDraws) else draws
     if not np.array_equal(result.episodes.read_column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"

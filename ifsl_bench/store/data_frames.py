@@ -151,7 +151,7 @@ def make_episodes_frame(result: Result) -> pandas.DataFrame:
         "task": result.task,
         "method": result.label,
         "seed": result.seed,
-        **result.to_hit_counts().to_table_columns(),
+        **result.to_hit_counts().metrics_to_columns(),
     }
     return import_pandas_or_explain().DataFrame(columns)
 

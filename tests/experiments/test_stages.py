@@ -17,7 +17,7 @@ from ifsl_bench.experiments.runner import list_stages
 from ifsl_bench.experiments.stages import MetaTrainStage, PretrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.method_source import hash_class_source, hash_method_source
+from ifsl_bench.plugin.method_source import hash_method_source, hash_source_of_class
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
@@ -161,7 +161,7 @@ def test_a_class_with_the_name_of_another_method_is_refused():
 
 
 def sourced(method) -> str:
-    hash_class_source.cache_clear()
+    hash_source_of_class.cache_clear()
     return hash_method_source(method)
 
 

@@ -137,5 +137,5 @@ def test_classes_follow_from_a_line_of_text(ways, classes):
     assert draws.to_array().tolist() == [shuffle_head(words(key, i, 1, ways), classes) for i in range(100)]
     spec, rows = EpisodeSpec(ways=ways, novel_queries=1, base_queries=5), np.arange(classes + 1) * 2
     sampler = EpisodeSampler(stream, spec, 1, rows, SIZES_BASE)
-    assert sampler.novel_class_draws(100) == draws
+    assert sampler.describe_novel_class_draws(100) == draws
     assert np.array_equal(sampler.sample(0, 100).classes.numpy(), draws.to_array())

@@ -91,7 +91,7 @@ def test_an_order_comes_with_several_support_sets():
     assert (orders == orders[:, :1]).all()
     assert len(orders[:, 0].unique(dim=0)) == SPEC.orders
     assert len(drawn.support.flatten(1).unique(dim=0)) == SPEC.sequences
-    assert (orders[:, 0].numpy() == sampler.novel_class_draws(SPEC.sequences).to_array()).all(), (
+    assert (orders[:, 0].numpy() == sampler.describe_novel_class_draws(SPEC.sequences).to_array()).all(), (
         "the NumPy version of the draws"
     )
     for e in range(SPEC.sequences):

@@ -178,7 +178,7 @@ class EpisodeSampler:
         query, labels = query.gather(1, order), labels.gather(1, order)
         return EpisodeIndices(classes, support, query, labels >= self.base_classes, labels, hidden, index)
 
-    def novel_class_draws(self, count: int) -> ClassDraws:
+    def describe_novel_class_draws(self, count: int) -> ClassDraws:
         """Return the draws of novel classes for the first ``count`` episodes."""
         return ClassDraws(count, self.shape.ways, len(self.novel_counts), self.key)
 

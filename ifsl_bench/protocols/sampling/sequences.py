@@ -222,7 +222,7 @@ class SequenceSampler:
         rows = self.novel_starts[classes].unsqueeze(-1) + place
         return torch.where(place < self.novel_counts[classes].unsqueeze(-1), rows, -1)
 
-    def novel_class_draws(self, count: int) -> ClassDraws | np.ndarray:
+    def describe_novel_class_draws(self, count: int) -> ClassDraws | np.ndarray:
         """Return the draws of novel classes for the orders of the first ``count`` sequences.
 
         A published list has one order: then these are its classes, [1, C].

@@ -129,7 +129,7 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
     fast = tensor_leaves(seen[-1])[part][0, :, :size]
     ids = drawn.classes[0].tolist()
     by_way = [[row] for row in centres(batch)[0]]
-    classes = loader.sampler.novel_class_draws(min(LOOKED, job.task.evaluation.episodes)).to_array()
+    classes = loader.sampler.describe_novel_class_draws(min(LOOKED, job.task.evaluation.episodes)).to_array()
     for episode in np.flatnonzero(np.isin(classes, ids).any(1)):
         if int(episode) == index or min(map(len, by_way)) >= EPISODES:
             continue
