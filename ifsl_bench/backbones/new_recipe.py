@@ -14,7 +14,7 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import translate_disk_errors
 
 RECIPE_TEMPLATE = '''\
-"""$name: supervised contrastive learning, to be changed. How such a file works: docs/recipes.md of ifsl_bench."""
+"""$name: supervised contrastive learning, to be changed. How such a file works: docs/backbones.md of ifsl_bench."""
 
 import torch
 from torch import nn

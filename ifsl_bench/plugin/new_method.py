@@ -49,7 +49,7 @@ class $kind(Method):
         novel = 10 * normalize(query.features, dim=-1) @ state.mT + self.bias
         return Prediction(torch.cat([self.base_logits(query), novel], -1))
 '''
-IMAGES_TEMPLATE = '''"""$kind, a method that sees images; see docs/adapting-methods.md of ifsl_bench."""
+IMAGES_TEMPLATE = '''"""$kind, a method that sees images; see docs/writing-a-method.md of ifsl_bench."""
 
 import torch
 import torch.nn.functional as F

@@ -34,7 +34,7 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from tests.small_run import TASKS, make_data
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adapting-methods.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text(encoding="utf-8")
 (SHOWN,) = re.findall(r"```python\n# tune_last_block.py\n(.*?)```", PAGE, re.DOTALL)
 CODE = SHOWN.replace("steps: int = 20", "steps: int = 2")  # which takes a tenth of the time
 SESSIONS = """

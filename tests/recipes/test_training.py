@@ -480,7 +480,7 @@ def test_the_epoch_that_is_best_on_base_val_is_taken(hue_task, tmp_path, monkeyp
 
 
 def test_the_recipe_of_the_manual_is_the_one_that_new_writes(hues, call):
-    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "backbones.md").read_text(encoding="utf-8")
     program = page.partition("```python\n")[2].partition("```")[0]
     assert call("recipes", "new", "my-recipe")[0] == 0
 
