@@ -388,8 +388,8 @@ def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path, tmp_pat
     weights, content = read_metadata_and_tensors(path)
     assert weights.key == path.stem
     assert find_packaged_file(Paths.locate(tmp_path), path.stem) == path
-    # Statistics stay in single precision: of batch norm, and of features that come with the package.
-    whole = ("running", "network.scale", "network.offset", "network.means", "network.covariance")
+    # Buffers stay in single precision: statistics of batch norm and of features, and the corners of a simplex.
+    whole = ("running", "network.scale", "network.offset", "network.means", "network.covariance", "recipe.corners")
     kinds = {str(value.dtype) for name, value in load(content).items() if not any(part in name for part in whole)}
     assert kinds <= {"torch.float16", "torch.int64"}
 
