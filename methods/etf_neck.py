@@ -48,6 +48,7 @@ class EtfNeck(Method):
     display: ClassVar = {"etf-neck": ("NC-FSCIL", "a neck tuned to a fixed simplex")}
     needs: ClassVar = ("corners", "neck")
     parallel_copies: ClassVar[bool] = True
+    label_slots: ClassVar[bool] = True  # a class's corner is that of its label
     space: ClassVar[Space] = {"rate": Range(1e-3, 1.0, log=True)}
 
     def __init__(self, base: Base, ways: int, *, steps: int = 100, rate: float = 0.05) -> None:

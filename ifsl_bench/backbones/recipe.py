@@ -85,6 +85,12 @@ class ParameterGroup:
         parameters: of the network or the recipe.
         rate: a factor of the schedule's learning rate.
         decay: the weight decay; None for the task's, of parameters with two dimensions or more.
+
+    Example:
+        >>> import torch
+        >>> from ifsl_bench import ParameterGroup
+        >>> ParameterGroup(list(torch.nn.Linear(2, 3).parameters()), rate=0.1).decay is None
+        True
     """
 
     parameters: Sequence[nn.Parameter]

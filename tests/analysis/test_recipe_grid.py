@@ -6,12 +6,14 @@ import csv
 import io
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.text import Text
 
+from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import estimate_overall_difference
 from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, RECIPE, split_grid
 from ifsl_bench.analysis.image_variance import ImageEffects, estimate_image_effects, estimate_image_variance
@@ -56,6 +58,22 @@ def relabelled(root: Path, task: str, stand_ins: dict[tuple[str, str], str], see
 @pytest.fixture(scope="module")
 def results(made_once) -> Path:
     return made_once("results-of-recipes", lambda root: relabelled(root, TASK, STAND_INS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stored_rows_of_one_recipe(tmp_path_factory):
+    """The stored rows without those of other recipes, which stand-ins replace here."""
+    folder, stored = tmp_path_factory.mktemp("stored"), packaged_results_folder()
+    for task in stored.iterdir():
+        if task.name != TASK:
+            (folder / task.name).symlink_to(task)
+    (folder / TASK).mkdir()
+    for path in (stored / TASK).glob("*.json"):
+        if ".recipe=" not in path.name:
+            shutil.copy(path, folder / TASK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_results, "packaged_results_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="module")

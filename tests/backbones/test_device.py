@@ -13,7 +13,7 @@ BLOCK = 64  # MiB, as the activations of a batch of images
 CODE = f"""
 import json, resource
 import torch
-from ifsl_bench.backbones.device import release_freed_memory, keep_freed_memory
+from ifsl_bench.backbones.device import release_freed_memory, keep_freed_memory_in_allocator
 
 def faults(after_each=lambda: None):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -23,7 +23,7 @@ def faults(after_each=lambda: None):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 faults()
-left, is_kept = faults(), keep_freed_memory()
+left, is_kept = faults(), keep_freed_memory_in_allocator()
 faults()
 print(json.dumps([is_kept, left, faults(), faults(release_freed_memory)]))
 """

@@ -324,7 +324,7 @@ MANY = b"".join(head(b"%d.png" % i) for i in range(51)) + END
 )  # fmt: skip
 def test_what_is_more_than_any_data_set_has_is_refused(kind, limit, most, content, message, tmp_path, monkeypatch):
     module = pickles if kind == "pickle" else archive
-    monkeypatch.setattr(module, limit, dataclasses.replace(getattr(limits, limit), most=most))
+    monkeypatch.setattr(module, limit, dataclasses.replace(getattr(limits, limit), maximum=most))
     monkeypatch.setattr(zipfile, "ZipInfo", None)  # zipfile makes one for each member
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(UserError, match=message):

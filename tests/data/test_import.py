@@ -333,7 +333,7 @@ import numpy as np
 from pathlib import Path
 from PIL import Image
 from ifsl_bench.data.read.images import ImageSpec, decode_into
-from ifsl_bench.data.writer import Writer
+from ifsl_bench.data.writer import DatasetWriter
 out = io.BytesIO()
 Image.fromarray(np.arange(12288, dtype=np.uint8).reshape(64, 64, 3)).save(out, "PNG", compress_level=0)
 content, count = out.getvalue(), 16_000
@@ -341,7 +341,8 @@ content, count = out.getvalue(), 16_000
 def peak():  # getrusage would count the one that started it
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 before = peak()
-with Writer(Path({str(tmp_path)!r})).pool("base/train", np.zeros(count, np.int64), ("a",), (64, 64, 3)) as images:
+writer, labels = DatasetWriter(Path({str(tmp_path)!r})), np.zeros(count, np.int64)
+with writer.write_pool("base/train", labels, ("a",), (64, 64, 3)) as images:
     decode_into(images, ((i, "", lambda: content) for i in range(count)), ImageSpec(64))
 print(peak() - before)
 """

@@ -97,7 +97,7 @@ def seeded_method(name: str, base: Base, ways: int = 2) -> Method:
 
 
 # Of those that learn session by session; anil needs learn2learn.
-METHODS = [name for name in methods_on_features() if name not in ("anil", "upper-bound")] + [FECAM]
+METHODS = [name for name in methods_on_features() if name not in ("anil", "tapnet", "upper-bound")] + [FECAM]
 
 
 @pytest.mark.slow("every method is asked query by query")

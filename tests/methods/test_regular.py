@@ -121,7 +121,7 @@ def test_episodes_have_no_base_images(clusters, task, name, side):
     loader = bench.loader(side)
     batch = loader.load_batch(3, 9)
     assert batch.labels.shape == (9, 25)
-    assert batch.novel.all()
+    assert batch.query_is_novel.all()
     assert (torch.bincount(batch.labels[0], minlength=13)[8:] == 5).all()
     assert (batch.support.base_logits == -torch.inf).all()
     assert (batch.query.base_logits == -torch.inf).all()

@@ -122,7 +122,7 @@ def test_columns_of_frames_do_not_depend_on_what_the_results_have(pandas, tmp_pa
     for frame in (ifsl_bench.table, ifsl_bench.leaderboard):
         assert set(frame(TASK).to_pandas()) == set(frame(printed_only, TASK).to_pandas())
     raw = json.loads((packaged_results_folder() / TASK / "lr.seed-0.json").read_text())
-    raw |= {"calibration": None, "choice": None}
+    raw |= {"calibration": None, "choice": None, "images": None}
     for part, names in (("summary", ("acc", "delta")), ("episodes", ("base", "novel"))):
         for name in names:
             del raw[part][f"calibrated_{name}"]

@@ -144,7 +144,7 @@ def check_batches(batch, same) -> None:
         for key, value in vars(getattr(same, part)).items():
             torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
     assert torch.equal(batch.labels.cpu(), same.labels)
-    assert torch.equal(batch.novel.cpu(), same.novel)
+    assert torch.equal(batch.query_is_novel.cpu(), same.query_is_novel)
 
 
 def compared(folder: Path, count: int) -> Iterator[result_file.Result]:
@@ -499,8 +499,8 @@ def pretraining(backbone: str, batch: int, steps: int, folder: Path) -> None:
     pool = Pool("base/train", images, g.integers(0, 64, len(images)), (), np.array([0, len(images)]))
     described = {"classes": list(range(64)), "shape": list(images.shape)}
     dataset = SimpleNamespace(
-        shape=(84, 84, 3), fingerprint="0", manifest={"pools": {"base/train": described}}, has=lambda name: False,
-        check_images=lambda name: None, pool=lambda name: pool,
+        shape=(84, 84, 3), fingerprint="0", manifest={"pools": {"base/train": described}}, has_pool=lambda name: False,
+        check_image_checksum=lambda name: None, pool=lambda name: pool,
     )  # fmt: skip
     task = load_tasks("mini-5shot")[0]
     spec = msgspec.structs.replace(task.pretraining, backbone=backbone, batch=batch, steps=steps)

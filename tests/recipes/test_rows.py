@@ -285,7 +285,7 @@ def test_a_pretraining_is_named_by_its_recipe(hues, call):
     assert planned not in missing()
     listed = json.loads(call("weights", "list", "--format", "json")[1])
     assert [row["recipe"] for row in listed if row["pretraining"] == key] == ["closer.beta=1"]
-    assert not any(row["recipe"] for row in listed if row["where"] == "package")
+    assert not any("+" not in row["pretraining"] and row["recipe"] for row in listed)
 
 
 def test_weights_of_a_recipe_are_of_no_use_to_another(hues, call, monkeypatch):

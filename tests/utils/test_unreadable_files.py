@@ -59,7 +59,7 @@ def test_a_lack_of_open_files_or_memory_is_no_damage(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     Image.new("L", (4, 4)).save(png := BytesIO(), "png")
     with pytest.raises(MemoryError):  # at once: a line would have more bytes than Pillow counts
-        decode_image(png.getvalue(), ImageSpec(1 << 30, fit="stretch"))
+        decode_image(png.getvalue(), ImageSpec(1 << 30, fit_mode="stretch"))
     for library in (np, torch):
         with (
             pytest.raises((MemoryError, RuntimeError), match="allocate") as error,
