@@ -114,7 +114,7 @@ class EpisodeTasks(Taskset):
         support = self.places < self.sampler.shape.ways * self.sampler.shots
         return X[support], y[support], X[~support], y[~support]
 
-    def hidden_classes_of_episode(self, i: int) -> Tensor:
+    def hidden(self, i: int) -> Tensor:
         """Return the labels of the base classes that are out of play in task i."""
         drawn, e = self._draw_episode(i)
         return drawn.hidden_classes[e].nonzero().flatten() + drawn.classes.shape[1]

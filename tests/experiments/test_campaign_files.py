@@ -11,7 +11,7 @@ import pytest
 
 from ifsl_bench.experiments import campaign_file
 from ifsl_bench.experiments.campaign_file import load_configs, parse_campaign
-from ifsl_bench.experiments.job import expand_configs
+from ifsl_bench.experiments.job import expand_configs, with_recipe
 from ifsl_bench.experiments.run_config import RunConfig, expand_method_names, expand_task_names, find_tasks
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import load_tasks as task_of
@@ -231,7 +231,8 @@ def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     paths = set()
     jobs, lacking = expand_configs(configs, Strict())
     for job in jobs:
-        assert job.task == task_of(job.task.name)[0]
+        task = task_of(job.task.name)[0]
+        assert job.task == (task if job.task.recipe is None else with_recipe(task, job.task.recipe))
         paths.add(job.result_path(home))
     assert len(paths) == len(jobs)
     assert paths <= stored_paths

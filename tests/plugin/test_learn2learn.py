@@ -76,7 +76,7 @@ def test_tasks_are_our_episodes(learn2learn, clusters, work, name, order):
             assert torch.equal(x, expected.support.features[i])
             assert torch.equal(support, expected.support.labels[i])
             assert torch.equal(q, expected.query.features[i])
-            novel = expected.novel[i]
+            novel = expected.query_is_novel[i]
             assert torch.equal(query[novel], expected.labels[i][novel] - K)
             assert torch.equal(query[~novel], expected.labels[i][~novel] + 5)
             assert y.dtype == torch.int64
