@@ -7,6 +7,8 @@ import io
 import itertools
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +62,10 @@ def results(made_once) -> Path:
     return made_once("results-of-recipes", lambda root: relabelled(root, TASK, STAND_INS))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def stored_rows_of_one_recipe(tmp_path_factory):
-    """The stored rows without those of other recipes, which stand-ins replace here."""
-    folder, stored = tmp_path_factory.mktemp("stored"), packaged_results_folder()
+@contextmanager
+def without_stored_recipes(folder: Path) -> Iterator[None]:
+    """Leave out the stored rows of other recipes, which stand-ins replace; `folder` is an empty one."""
+    stored = packaged_results_folder()
     for task in stored.iterdir():
         if task.name != TASK:
             (folder / task.name).symlink_to(task)
@@ -73,6 +75,12 @@ def stored_rows_of_one_recipe(tmp_path_factory):
             shutil.copy(path, folder / TASK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task_results, "packaged_results_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stored_rows_of_one_recipe(tmp_path_factory):
+    with without_stored_recipes(tmp_path_factory.mktemp("stored")):
         yield
 
 

@@ -24,7 +24,7 @@ from ifsl_bench.store.result_folder import CLAIMS_FILE, packaged_results_folder
 from ifsl_bench.store.schema import write_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
-from tests.analysis.test_recipe_grid import relabelled
+from tests.analysis.test_recipe_grid import relabelled, without_stored_recipes
 from tests.store.result_fields import row
 
 ROOT = Path(__file__).parents[2]
@@ -245,8 +245,14 @@ def test_the_lazy_model_of_another_row_never_answers_with_a_novel_class():
     assert evidence.difference.mean == pytest.approx(np.mean(gaps), abs=1e-5)  # summaries have six digits
 
 
+@pytest.fixture
+def no_stored_recipes(tmp_path_factory):
+    with without_stored_recipes(tmp_path_factory.mktemp("stored")):
+        yield
+
+
 @pytest.mark.slow("rows of recipes are made")
-def test_claims_on_recipes_and_on_shares_of_variance(tmp_path):
+def test_claims_on_recipes_and_on_shares_of_variance(no_stored_recipes, tmp_path):
     """A recipe minus another under a classifier is the row minus the row; a share is that of the command `grid`."""
     stand_ins = {("closer", "ncm"): "protonet", ("closer", "teen"): "imprint"}
     relabelled(tmp_path, "glyphs-sessions", stand_ins, range(3))
