@@ -24,8 +24,8 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.comparison import estimate_overall_difference
-from ifsl_bench.analysis.grid_variance import TAILS
-from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting, holm_rejections
+from ifsl_bench.analysis.grid_variance import INTERVAL_PERCENTILES
+from ifsl_bench.analysis.ranking import RANK_ERROR_RATE, Ranking, RowDifference, common_setting, holm_rejections
 from ifsl_bench.analysis.recipe_grid import GridVariance, make_recipe_grid
 from ifsl_bench.analysis.task_results import (
     ALL_RECIPES,
@@ -45,7 +45,7 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import join_or
 from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
 
-OPPOSED = LEVEL / 10  # the part of the chance of a wrong verdict that statements against the claims have
+OPPOSED = RANK_ERROR_RATE / 10  # the part of the chance of a wrong verdict that statements against the claims have
 ANY = "*"  # in place of B: every other row that is ranked with A
 Statement = tuple[str, str, float]  # A, B, c: A - B > c
 Key = tuple[str, str, str, str, float]  # task, metric, and such a statement
@@ -166,7 +166,7 @@ class ShareEvidence:
     def difference(self) -> Estimate:
         """A - B in percent, and how far from it the farther end of the 95% interval is."""
         gap = self.a.percent - self.b.percent
-        low, high = np.percentile(self.a.draws - self.b.draws, TAILS)
+        low, high = np.percentile(self.a.draws - self.b.draws, INTERVAL_PERCENTILES)
         return Estimate(gap, float(max(high - gap, gap - low)))
 
     def p_beyond(self, beyond: float, reverse: bool) -> float:
@@ -238,7 +238,7 @@ def evaluate(claims: Mapping[str, Claim], folders: Paths) -> list[EvaluatedClaim
             # "Not told apart" needs nothing, and asserts that neither direction can be shown.
             asserted |= {key: _p(compared, key) for key in assertions or refutations}
             opposed |= {key: _p(compared, key) for key in refutations if assertions}
-    families = (asserted, LEVEL - OPPOSED), (opposed, OPPOSED)
+    families = (asserted, RANK_ERROR_RATE - OPPOSED), (opposed, OPPOSED)
     shown = set()
     for p_values, level in families:
         rejected = holm_rejections(np.array(list(p_values.values())), level)
@@ -354,7 +354,7 @@ def summary(claims: Collection[EvaluatedClaim]) -> str:
     units = join_or(evidence.a.interval_units_noun for claim in claims for evidence in claim.evidence)
     return (
         f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over {units} and seeds. Verdicts: "
-        f"all claims at once, by Holm's procedure at {LEVEL:.0%}."
+        f"all claims at once, by Holm's procedure at {RANK_ERROR_RATE:.0%}."
     )
 
 

@@ -15,7 +15,7 @@ import argparse
 import numpy as np
 
 from ifsl_bench.analysis.grid_variance import BOTH, CLASSIFIER, RECIPE, split_grid
-from ifsl_bench.analysis.session_variance import PARTS
+from ifsl_bench.analysis.session_variance import DESIGN_VARIANCE_SOURCES
 
 RECIPES, CLASSIFIERS, ORDERS, SUPPORTS = 5, 4, 100, 4
 DESIGNS = {  # deviations of recipe, classifier, both, and of PARTS: order, support, seed, seed by order, rest
@@ -50,7 +50,7 @@ def case(rng: np.random.Generator, seeds: int, design: str, effects: str) -> tup
     shapes = [(1, ORDERS, 1), (1, ORDERS, SUPPORTS), (seeds, 1, 1), (seeds, ORDERS, 1), (seeds, ORDERS, SUPPORTS)]
     of_cells = [(1, 1), (RECIPES, 1), (1, CLASSIFIERS), (RECIPES, CLASSIFIERS)]
     of_one_seed = cells[:, :, 0, 0, 0].copy()
-    for part, deviation, shape in zip(PARTS, deviations[3:], shapes, strict=True):
+    for part, deviation, shape in zip(DESIGN_VARIANCE_SOURCES, deviations[3:], shapes, strict=True):
         truth[part] = deviation**2
         for share, of_cell in zip(PARTS_OF, of_cells, strict=True):
             effect = deviation * share**0.5 * draw(rng, (*of_cell, *shape))

@@ -19,7 +19,7 @@ import numpy as np
 
 from ifsl_bench.analysis.ranking import rank_intervals
 from ifsl_bench.analysis.session_variance import (
-    PARTS,
+    DESIGN_VARIANCE_SOURCES,
     estimate_mean_difference,
     estimate_wrong_sign_chance,
     split_variance,
@@ -35,7 +35,7 @@ EFFECTS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]
     "normal": lambda rng, shape: rng.normal(size=shape),
     "skewed": lambda rng, shape: rng.exponential(size=shape) - 1,
 }
-ONE_SEED = (*PARTS[:2], "one")
+ONE_SEED = (*DESIGN_VARIANCE_SOURCES[:2], "one")
 
 
 def case(
@@ -52,7 +52,7 @@ def case(
 def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int) -> dict[str, float]:
     """How often each interval holds the truth; "sign" is that of the chance of a wrong sign."""
     rng, held = np.random.default_rng(0), dict[str, int]()
-    truth = {part: deviation**2 for part, deviation in zip(PARTS, deviations, strict=True)}
+    truth = {part: deviation**2 for part, deviation in zip(DESIGN_VARIANCE_SOURCES, deviations, strict=True)}
     if seeds == 1:  # what a seed does is the same in every value of one row
         truth = {"order": truth["order"] + truth["seed by order"], "support": truth["support"] + truth["rest"]}
     truth["one"] = sum(truth.values())

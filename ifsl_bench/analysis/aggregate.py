@@ -21,9 +21,9 @@ from ifsl_bench.store.result_folder import LEFT_OUT, reason_not_to_pair
 from ifsl_bench.store.schema import SOLVES_OF, Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
-COMPUTED = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
+COMPUTED_ORIGIN = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
 STORED, FILE = "stored", "file"  # origins: rows that come with the package, and a result file by itself
-PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
+PARTIAL_DATA_NOTE = "the data set was made from less than its source should hold, and is marked partial"
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,7 +388,7 @@ def unique_row_names(rows: Sequence[SeedAggregate]) -> list[str]:
 
 def base_only_aggregate(row: SeedAggregate) -> BaseOnlyAggregate:
     """Return the lazy row of a row in sessions."""
-    return BaseOnlyAggregate(LAZY, COMPUTED, row.results)
+    return BaseOnlyAggregate(LAZY, COMPUTED_ORIGIN, row.results)
 
 
 def group_by_base_only(rows: Iterable[SeedAggregate]) -> list[tuple[BaseOnlyAggregate, list[SeedAggregate]]]:
@@ -540,13 +540,13 @@ def _bias_curve_of_seed(result: Result) -> np.ndarray:
 
 # -- inner solves
 
-EVALUATION = "evaluation"
-EVENTS = {  # failures of inner solves in words; all but the last are in meta-training
+EVALUATION_STAGE_NAME = "evaluation"
+SOLVE_FAILURE_DESCRIPTIONS = {  # failures of inner solves in words; all but the last are in meta-training
     "adjoint_diverged": "the series for the gradient grew, and what it tends to took its place",
     "adjoint_indefinite": "the solve stopped at a saddle, where the gradient is no minimum's",
     "adjoint_failed": "the linear solve for the gradient missed its tolerance",
     "unconverged": "the inner solve did not converge",
-    EVALUATION: "the inner solve did not converge",
+    EVALUATION_STAGE_NAME: "the inner solve did not converge",
 }
 SolveFailures = Mapping[str, tuple[int, int]]  # kind of event -> in how many episodes, of how many
 
@@ -558,7 +558,7 @@ def count_solve_failures(result: Result) -> SolveFailures:
     if statistic := result.solver.get("solver_unconverged"):
         episodes = len(result.episodes)
         failed = statistic.get("total", 0.0) + statistic.get("not_finite", 0.0)
-        counts[EVALUATION] = int(min(max(failed, 0), episodes)), episodes
+        counts[EVALUATION_STAGE_NAME] = int(min(max(failed, 0), episodes)), episodes
     return counts
 
 
@@ -569,10 +569,10 @@ def list_notes_on_solve_failures(failures_by_row: Mapping[str, SolveFailures]) -
         failures_by_row: name of a row -> its counts over seeds.
     """
     notes = []
-    for kind, event in EVENTS.items():
+    for kind, event in SOLVE_FAILURE_DESCRIPTIONS.items():
         counts = [(name, *solves[kind]) for name, solves in failures_by_row.items() if solves.get(kind, (0, 0))[0]]
         if counts:
             which = ", ".join(f"{name} in {count:,} of {total:,}" for name, count, total in counts)
-            stage = "test episodes" if kind == EVALUATION else "episodes of meta-training, over all seeds"
+            stage = "test episodes" if kind == EVALUATION_STAGE_NAME else "episodes of meta-training, over all seeds"
             notes.append(f"{event[0].upper()}{event[1:]}: {which} {stage}.")
     return notes

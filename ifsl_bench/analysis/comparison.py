@@ -11,7 +11,7 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import (
     FILE,
-    PARTIAL,
+    PARTIAL_DATA_NOTE,
     SeedAggregate,
     describe_fixed_factors,
     list_notes_on_solve_failures,
@@ -20,7 +20,7 @@ from ifsl_bench.analysis.aggregate import (
     variance_from_choices,
 )
 from ifsl_bench.analysis.image_variance import estimate_image_variance
-from ifsl_bench.analysis.ranking import LEVEL, Ranking, RowDifference, common_setting
+from ifsl_bench.analysis.ranking import RANK_ERROR_RATE, Ranking, RowDifference, common_setting
 from ifsl_bench.plugin.display_names import display_name_of_label
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.metrics import Estimate, PairedDifference, mean_with_interval, paired_difference
@@ -29,7 +29,7 @@ from ifsl_bench.store.result_folder import reason_not_to_pair
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_p_value, format_seeds
 
-NONE = Estimate(math.nan, math.nan)
+UNKNOWN_ESTIMATE = Estimate(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def compare_rows(
         seeds=common,
         seed_differences=by_seed,
         mean_seed_differences={
-            name: mean_with_interval(v, quantile=student) if common else NONE for name, v in by_seed.items()
+            name: mean_with_interval(v, quantile=student) if common else UNKNOWN_ESTIMATE for name, v in by_seed.items()
         },
         overall_differences={name: estimate_overall_difference(a, b, comparable_rows, name) for name in names},
         image_intervals={
@@ -162,7 +162,7 @@ def _list_comparison_notes(
 ) -> Iterator[str]:
     first, second = _row_name_in_text(a), _row_name_in_text(b)
     if a.is_partial or b.is_partial:
-        yield PARTIAL
+        yield PARTIAL_DATA_NOTE
     if common != a.seeds or common != b.seeds:
         used = f"only those in common, {format_seeds(common)}"
         used = used if common else "they have none in common, so all are averaged"
@@ -251,7 +251,7 @@ def describe_verdict(comparison: Comparison) -> str:
         return f"{a} and {b} have the same accuracy in every {units.removesuffix('s')}."
     if math.isnan(gap.p_value):
         return f"The difference is that of one {units.removesuffix('s')}: nothing says how much others would differ."
-    if gap.p_value > LEVEL:
+    if gap.p_value > RANK_ERROR_RATE:
         sentence = f"{acc} does not tell {a} and {b} apart"
     else:
         better, worse = (a, b) if gap.mean > 0 else (b, a)
@@ -267,8 +267,8 @@ def describe_verdict(comparison: Comparison) -> str:
     return f"{sentence}, over {units}{images} and {len(comparison.seeds)} seeds)."
 
 
-FEWEST = 3.0  # degrees of freedom
-MANY = 5000  # episodes; tables then say what more of them do not do
+MIN_DEGREES_OF_FREEDOM = 3.0  # degrees of freedom
+MANY_EPISODES_THRESHOLD = 5000  # episodes; tables then say what more of them do not do
 
 
 @dataclass(frozen=True)
@@ -331,6 +331,6 @@ def estimate_class_intervals(
     variance = parts.sum(0) + choice_variances
     spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count) + choice_variances**2 / (RESAMPLE_COUNT - 1)
     degrees = np.divide(variance**2, spread, out=np.full_like(variance, float(n - count)), where=spread > 0)
-    degrees = np.maximum(degrees, FEWEST)
+    degrees = np.maximum(degrees, MIN_DEGREES_OF_FREEDOM)
     effects = np.sqrt(np.maximum(0.0, between - mean_square) / k)
     return ClassIntervals(means, stdtrit(degrees, 0.975) * np.sqrt(variance), degrees, effects, count)

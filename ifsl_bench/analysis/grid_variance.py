@@ -30,8 +30,8 @@ import numpy as np
 
 from ifsl_bench.analysis.image_variance import ImageEffects
 from ifsl_bench.analysis.session_variance import (
-    IMAGES,
-    PARTS,
+    DESIGN_VARIANCE_SOURCES,
+    IMAGE_SOURCE_NAME,
     MeanSquare,
     VarianceEstimate,
     compute_mean_squares,
@@ -39,12 +39,12 @@ from ifsl_bench.analysis.session_variance import (
 )
 
 RECIPE, CLASSIFIER, BOTH = "recipe", "classifier", "recipe by classifier"
-FIXED = (RECIPE, CLASSIFIER, BOTH)
-GRID_SOURCES = (*FIXED, *PARTS, IMAGES)
-ALIKE = "alike"  # the part of the grid that is the same in all cells
-GRID_PARTS = (ALIKE, *FIXED)
-DRAWS = 10_000
-TAILS = (2.5, 97.5)  # percent
+FIXED_EFFECT_SOURCES = (RECIPE, CLASSIFIER, BOTH)
+GRID_VARIANCE_SOURCES = (*FIXED_EFFECT_SOURCES, *DESIGN_VARIANCE_SOURCES, IMAGE_SOURCE_NAME)
+COMMON_GRID_PART = "alike"  # the part of the grid that is the same in all cells
+GRID_PART_NAMES = (COMMON_GRID_PART, *FIXED_EFFECT_SOURCES)
+N_INTERVAL_DRAWS = 10_000
+INTERVAL_PERCENTILES = (2.5, 97.5)  # percent
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class SourceShare:
         percent: of the total variance, with its 95% interval.
         percent_by_grid_part: of a random effect, the percent of the total that are alike in all cells, and that differ
             by recipe, by classifier and by both.
-        percent_draws: of the percent, [DRAWS], from which intervals and p-values are taken.
+        percent_draws: of the percent, [N_INTERVAL_DRAWS], from which intervals and p-values are taken.
     """
 
     variance: VarianceEstimate
@@ -82,8 +82,10 @@ class _GridPart:
     images: tuple[np.ndarray, float] | None
 
 
-def split_grid(x: np.ndarray, images: ImageEffects | None = None, draws: int = DRAWS) -> dict[str, SourceShare]:
-    """Return the share of each source in the variance of a single value, by :data:`GRID_SOURCES`.
+def split_grid(
+    x: np.ndarray, images: ImageEffects | None = None, draws: int = N_INTERVAL_DRAWS
+) -> dict[str, SourceShare]:
+    """Return the share of each source in the variance of a single value, by :data:`GRID_VARIANCE_SOURCES`.
 
     A source that the design cannot tell from others is left out, as in
     :func:`ifsl_bench.analysis.session_variance.split_variance`; with one recipe, or one classifier, so are those of it.
@@ -101,9 +103,9 @@ def split_grid(x: np.ndarray, images: ImageEffects | None = None, draws: int = D
     weights = weights_of_mean_squares(*design)
     weights.pop("one")
     rng = np.random.default_rng(0)
-    values = dict.fromkeys(GRID_SOURCES, 0.0)
-    drawn = {name: np.zeros(draws) for name in GRID_SOURCES}
-    by_part: dict[str, dict[str, float]] = {name: {} for name in GRID_SOURCES}
+    values = dict.fromkeys(GRID_VARIANCE_SOURCES, 0.0)
+    drawn = {name: np.zeros(draws) for name in GRID_VARIANCE_SOURCES}
+    by_part: dict[str, dict[str, float]] = {name: {} for name in GRID_VARIANCE_SOURCES}
     there = set(weights)
     for name, (levels, free) in _levels_and_degrees_of_freedom(recipes, classifiers).items():
         part = _make_grid_part(
@@ -123,18 +125,18 @@ def split_grid(x: np.ndarray, images: ImageEffects | None = None, draws: int = D
         scale = np.ones(draws)
         if part.images:
             covariance, degrees = part.images
-            there.add(IMAGES)
+            there.add(IMAGE_SOURCE_NAME)
             value = float(np.trace(covariance)) / len(levels)
             if value > 0:
                 scale = degrees / rng.chisquare(degrees, draws)
-            values[IMAGES] += value
-            drawn[IMAGES] += max(0.0, value) * scale
-            by_part[IMAGES][name] = value
-        if name != ALIKE:
+            values[IMAGE_SOURCE_NAME] += value
+            drawn[IMAGE_SOURCE_NAME] += max(0.0, value) * scale
+            by_part[IMAGE_SOURCE_NAME][name] = value
+        if name != COMMON_GRID_PART:
             there.add(name)
             values[name], drawn[name] = _mean_square_of_fixed_effects(rng, part, design, factors, scale)
     return _shares_of_total_variance(
-        {name: (values[name], drawn[name], by_part[name]) for name in GRID_SOURCES if name in there}
+        {name: (values[name], drawn[name], by_part[name]) for name in GRID_VARIANCE_SOURCES if name in there}
     )
 
 
@@ -149,8 +151,8 @@ def _shares_of_total_variance(
         kept, of_total = np.maximum(0.0, draws), max(0.0, value) / total if total else 0.0
         percent = 100 * np.divide(kept, all_draws, out=np.zeros_like(kept), where=all_draws > 0)
         shares[name] = SourceShare(
-            VarianceEstimate(max(0.0, value), *map(float, np.percentile(kept, TAILS))),
-            VarianceEstimate(100 * of_total, *map(float, np.percentile(percent, TAILS))),
+            VarianceEstimate(max(0.0, value), *map(float, np.percentile(kept, INTERVAL_PERCENTILES))),
+            VarianceEstimate(100 * of_total, *map(float, np.percentile(percent, INTERVAL_PERCENTILES))),
             {part: 100 * max(0.0, of_part) / total if total else 0.0 for part, of_part in by_part.items()},
             percent,
         )
@@ -165,7 +167,7 @@ def _levels_and_degrees_of_freedom(recipes: int, classifiers: int) -> dict[str, 
     of_classifier = np.kron(np.full((1, recipes), 1 / recipes), np.eye(classifiers))
     both = np.eye(count) - np.repeat(of_recipe, classifiers, 0) - np.tile(of_classifier, (recipes, 1)) + mean
     parts = {
-        ALIKE: (mean, 1),
+        COMMON_GRID_PART: (mean, 1),
         RECIPE: (of_recipe - mean, recipes - 1),
         CLASSIFIER: (of_classifier - mean, classifiers - 1),
         BOTH: (both, (recipes - 1) * (classifiers - 1)),

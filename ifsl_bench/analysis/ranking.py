@@ -32,8 +32,8 @@ from ifsl_bench.analysis.image_variance import IMAGES_HELD_FIXED, ImageVariance,
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.utils.text_format import format_count
 
-TURNS = 12  # in which weights and variances are found; they have then settled to a few percent
-LEVEL = 0.05  # chance that any of the intervals misses its rank
+VARIANCE_ITERATIONS = 12  # in which weights and variances are found; they have then settled to a few percent
+RANK_ERROR_RATE = 0.05  # chance that any of the intervals misses its rank
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _seed_variance_of_rows(x: np.ndarray) -> np.ndarray:
     """
     rows, seeds = x.shape
     centred, weights = x - x.mean(1, keepdims=True), np.full(rows, 1 / rows)
-    for _ in range(TURNS):
+    for _ in range(VARIANCE_ITERATIONS):
         variances = ((centred - weights @ centred) ** 2).sum(1) / ((seeds - 1) * (1 - weights))
         steady = (seeds - 1) * variances + np.median(variances)
         if not steady.all():
@@ -196,7 +196,7 @@ def estimate_difference(
     return RowDifference(float(d.mean()), math.sqrt(variance), degrees, models_fixed, image_variance is None)
 
 
-def holm_rejections(p_values: np.ndarray, level: float = LEVEL) -> np.ndarray:
+def holm_rejections(p_values: np.ndarray, level: float = RANK_ERROR_RATE) -> np.ndarray:
     """Return the hypotheses that Holm's procedure rejects, [n] bool.
 
     Args:
@@ -282,7 +282,7 @@ def find_significantly_better(
     return better
 
 
-SEEDS = 3  # what a rank needs
+MIN_SEEDS_FOR_RANK = 3  # what a rank needs
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,9 @@ class Ranking:
         able = [
             row
             for row in able
-            if len(row.seeds) >= SEEDS and not row.has_replaced_gradient and not row.has_single_interval_unit
+            if len(row.seeds) >= MIN_SEEDS_FOR_RANK
+            and not row.has_replaced_gradient
+            and not row.has_single_interval_unit
         ]
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _seeds_of_three_quarters_of_rows(able) or _most_widely_shared_seeds(able)
@@ -507,11 +509,11 @@ class Ranking:
             return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
         if row.has_single_interval_unit:
             return f"one {row.interval_units_noun.removesuffix('s')}"
-        if len(row.seeds) < SEEDS:
+        if len(row.seeds) < MIN_SEEDS_FOR_RANK:
             return format_count(len(row.seeds), "seed")
         if row.has_changed_options:
             return "options of its own"
-        if sum(seed in row.seeds for seed in self.seeds) < SEEDS:
+        if sum(seed in row.seeds for seed in self.seeds) < MIN_SEEDS_FOR_RANK:
             lacking = [str(seed) for seed in self.seeds if seed not in row.seeds]
             return f"it lacks {'seed' if len(lacking) == 1 else 'seeds'} {', '.join(lacking)}"
         return None
@@ -580,12 +582,12 @@ def _seeds_of_three_quarters_of_rows(rows: Sequence[SeedAggregate]) -> tuple[int
     holders = Counter(seed for row in rows for seed in row.seeds)
     seeds = {seed for seed, count in holders.items() if 4 * count >= 3 * len(rows)}
     together = sum(seeds <= set(row.seeds) for row in rows)
-    return tuple(sorted(seeds)) if len(seeds) >= SEEDS and 4 * together >= 3 * len(rows) else ()
+    return tuple(sorted(seeds)) if len(seeds) >= MIN_SEEDS_FOR_RANK and 4 * together >= 3 * len(rows) else ()
 
 
 def _most_widely_shared_seeds(rows: Sequence[SeedAggregate]) -> tuple[int, ...]:
     """Return three seeds or more that all rows have, or two rows, as most rows have them; the lowest of several."""
     each = [frozenset(row.seeds) for row in rows]
     shared = {a & b for a in each for b in each} | ({frozenset.intersection(*each)} if each else set())
-    candidates = sorted(tuple(sorted(seeds)) for seeds in shared if len(seeds) >= SEEDS)
+    candidates = sorted(tuple(sorted(seeds)) for seeds in shared if len(seeds) >= MIN_SEEDS_FOR_RANK)
     return max(candidates, key=lambda seeds: (sum(own.issuperset(seeds) for own in each), len(seeds)), default=())

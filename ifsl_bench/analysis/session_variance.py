@@ -29,12 +29,12 @@ from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
-TAIL = 0.025  # of a 95% interval, on each side
-NO_DIFFERENCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
-IMAGES = "test images"
-ONE = "one"  # a single value: one order, support set and seed
-PARTS = ("order", "support", "seed", "seed by order", "rest")  # that the design tells apart
-SOURCES = (*PARTS, IMAGES)
+INTERVAL_TAIL_PROBABILITY = 0.025  # of a 95% interval, on each side
+ZERO_DIFFERENCE_TOLERANCE = 1e-9  # points; a mean of differences that cancel is only that close to 0
+IMAGE_SOURCE_NAME = "test images"
+SINGLE_VALUE_VARIANCE_KEY = "one"  # a single value: one order, support set and seed
+DESIGN_VARIANCE_SOURCES = ("order", "support", "seed", "seed by order", "rest")  # that the design tells apart
+ALL_VARIANCE_SOURCES = (*DESIGN_VARIANCE_SOURCES, IMAGE_SOURCE_NAME)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +125,7 @@ def _mean_of_each_order(x: np.ndarray) -> np.ndarray:
 
 
 def split_variance(values: np.ndarray) -> dict[str, VarianceEstimate]:
-    """Return the variances of the effects in [seeds, orders, supports], by :data:`PARTS`, and of all as "one".
+    """Return the variances of the effects in [seeds, orders, supports], by :data:`DESIGN_VARIANCE_SOURCES` and "one".
 
     A part that the design cannot tell from others is left out: with one seed (pass one where all are the same by
     construction) those with seeds, with one support set for each order "support", which is then in "order", or "rest",
@@ -147,7 +147,7 @@ def add_image_variance(
     """Add the variance of test images to :func:`split_variance`'s, and to the variance of a single value.
 
     Args:
-        variances: by :data:`PARTS`, and of all as "one".
+        variances: by :data:`DESIGN_VARIANCE_SOURCES`, and of all as "one".
         image_variance: None where they are held fixed.
     """
     if image_variance is None:
@@ -158,15 +158,15 @@ def add_image_variance(
     if value:
         low, high = (
             value * image_variance.degrees_of_freedom / float(chdtri(image_variance.degrees_of_freedom, tail))
-            for tail in (TAIL, 1 - TAIL)
+            for tail in (INTERVAL_TAIL_PROBABILITY, 1 - INTERVAL_TAIL_PROBABILITY)
         )
-    one = variances[ONE]
+    one = variances[SINGLE_VALUE_VARIANCE_KEY]
     both = VarianceEstimate(
         one.value + value,
         max(0.0, one.value + value - math.hypot(one.value - one.low, value - low)),
         one.value + value + math.hypot(one.high - one.value, high - value),
     )
-    return {**variances, IMAGES: VarianceEstimate(value, low, high), ONE: both}
+    return {**variances, IMAGE_SOURCE_NAME: VarianceEstimate(value, low, high), SINGLE_VALUE_VARIANCE_KEY: both}
 
 
 def compute_mean_squares(x: np.ndarray) -> dict[str, MeanSquare]:
@@ -250,9 +250,9 @@ def _variance_interval(terms: Sequence[tuple[float, MeanSquare]]) -> tuple[float
     value = sum(w * square.value for w, square in terms)
     positive = [(w * square.value, square.effective_degrees_of_freedom) for w, square in terms if w > 0]
     negative = [(-w * square.value, square.effective_degrees_of_freedom) for w, square in terms if w < 0]
-    below = _squared_distance_to_lower_limit(positive, negative, TAIL)
+    below = _squared_distance_to_lower_limit(positive, negative, INTERVAL_TAIL_PROBABILITY)
     above = _squared_distance_to_lower_limit(
-        negative, positive, TAIL
+        negative, positive, INTERVAL_TAIL_PROBABILITY
     )  # the upper limit is minus the lower one of minus the sum
     return value - math.sqrt(max(0.0, below)), value + math.sqrt(max(0.0, above))
 
@@ -303,7 +303,7 @@ def estimate_wrong_sign_chance(
     from scipy.special import ndtr, stdtrit
 
     mean, squares = estimate_mean_difference(differences, image_variance), compute_mean_squares(differences)
-    if abs(mean.mean) < NO_DIFFERENCE:
+    if abs(mean.mean) < ZERO_DIFFERENCE_TOLERANCE:
         return None
     merged = _merge_order_terms(
         [(w, squares[name]) for name, w in weights_of_mean_squares(*differences.shape)["one"].items()]
@@ -318,7 +318,7 @@ def estimate_wrong_sign_chance(
     ratio = abs(mean.mean) / deviation
     of_variance = sum(2 * value**2 / degrees for value, degrees in terms)
     error = math.sqrt((mean.standard_error / deviation) ** 2 + ratio**2 * of_variance / (4 * variance**2))
-    half = float(stdtrit(min(mean.degrees_of_freedom, 1e9), 1 - TAIL)) * error
+    half = float(stdtrit(min(mean.degrees_of_freedom, 1e9), 1 - INTERVAL_TAIL_PROBABILITY)) * error
     return WrongSignChance(
         float(ndtr(-ratio)), float(ndtr(-(ratio + half))), float(ndtr(-max(0.0, ratio - half))), observed
     )
@@ -333,7 +333,7 @@ class VarianceSplit:
     mean_with_interval: (
         Estimate | RowDifference
     )  # with its 95% interval: of a row over orders, of a difference over orders and seeds
-    variances: Mapping[str, VarianceEstimate]  # by SOURCES and "one"; what the design cannot tell is left out
+    variances: Mapping[str, VarianceEstimate]  # by source and "one"; what the design cannot tell is left out
     n_seeds: int  # how many it is over; 1 where all are the same by construction
     wrong_sign_chance: WrongSignChance | None = None  # of a difference that is not 0
 

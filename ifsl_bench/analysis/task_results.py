@@ -15,7 +15,7 @@ from ifsl_bench.analysis.aggregate import (
     EVERY,
     FILE,
     PAPER,
-    PARTIAL,
+    PARTIAL_DATA_NOTE,
     STORED,
     SeedAggregate,
     aggregate_seeds,
@@ -221,7 +221,7 @@ class TaskResults:
     def incompatibility_reason(self, row: SeedAggregate) -> str | None:
         """Return why a row is one of ``others``; None where there is no row to compare it with."""
         if row.is_partial and not self.task.dataset.partial:
-            return PARTIAL
+            return PARTIAL_DATA_NOTE
         return reason_not_to_pair(self.rows[0].results[0], row.results[0]) if self.rows else None
 
 

@@ -17,7 +17,7 @@ from ifsl_bench.cli.options import (
     locate_folders,
     style_option,
 )
-from ifsl_bench.cli.output import TEXT, print_lines, print_tables_in_format
+from ifsl_bench.cli.output import TEXT_FORMAT, print_lines, print_tables_in_format
 
 if TYPE_CHECKING:
     from ifsl_bench.reporting.table import Table
@@ -38,7 +38,7 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     folders = locate_folders(home)
     items = list_items(folders)
     print_tables_in_format([_cache_table(items, str(folders.cache))], style)
-    if style == TEXT:
+    if style == TEXT_FORMAT:
         print_lines(f"\nresults, which `ifsl-bench results` lists and removes: {folders.results}", style)
         if items:
             print_lines("to remove all of a kind: ifsl-bench cache prune KIND", style)
@@ -59,22 +59,22 @@ def cache_prune(
     A KIND is one of those that 'ifsl-bench cache' lists. Without any, removes what is left over. Lists what would be
     removed, and asks first.
     """
-    from ifsl_bench.reporting.table import PROGRAMS
+    from ifsl_bench.reporting.table import RECORD_FORMATTERS
     from ifsl_bench.store.cache import divide_into_removable_and_kept, remove_items
 
     going, staying = divide_into_removable_and_kept(locate_folders(home or outer), kinds)
-    tell = partial(click.echo, err=style in PROGRAMS)
+    tell = partial(click.echo, err=style in RECORD_FORMATTERS)
     reasons: dict[str, list[CacheItem]] = {}
     for item, why in staying:
         reasons.setdefault(why, []).append(item)
     stay = "; ".join(f"{_format_total_size(items)} stay: {why}" for why, items in reasons.items())
-    if going or style in PROGRAMS:
+    if going or style in RECORD_FORMATTERS:
         print_tables_in_format([_cache_table(going, "goes")], style)
     if not going:
         tell("; ".join(filter(None, ("nothing to remove", stay))))
         return
     if stay:
-        tell(f"\n{stay}") if style in PROGRAMS else print_lines(f"\n{stay}", style)
+        tell(f"\n{stay}") if style in RECORD_FORMATTERS else print_lines(f"\n{stay}", style)
     if dry_run or not confirm_removal(f"Remove these, {_format_total_size(going)}?", yes, ", --dry-run only lists it"):
         return
     tell(f"removed {_format_bytes(remove_items(going, tell))}")

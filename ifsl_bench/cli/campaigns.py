@@ -107,11 +107,11 @@ def status(campaign: str | None, config: RunConfig, style: str) -> None:
 
 
 def _print_status(rows: Sequence[Mapping[str, str]], notes: Sequence[str], style: str) -> None:
-    from ifsl_bench.reporting.table import READERS, table_from_dicts
+    from ifsl_bench.reporting.table import TABLE_FORMATTERS, table_from_dicts
 
     fold = {"job": 32, "missing": 20, "stored row took": 20, "on": 12, "where": 8, "how far": 16}
     print_tables_in_format(
         [table_from_dicts(rows, min_fold_widths=fold, dropped_first=("on", "since", "where"))], style
     )
-    if style in READERS:
+    if style in TABLE_FORMATTERS:
         print_lines("\n" + "\n".join(notes), style)

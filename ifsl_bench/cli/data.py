@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ifsl_bench.utils.files import Paths
     from ifsl_bench.utils.progress import Reporter
 
-REHEARSAL = 20  # seconds of pretraining in a rehearsal
+SPEED_MEASUREMENT_SECONDS = 20  # seconds of pretraining in a rehearsal
 
 
 @click.group(
@@ -151,7 +151,7 @@ def _print_pretraining_estimate(folders: Paths, dataset: Dataset, reporter: Repo
         f"a run on {task.name} first pretrains {task.pretraining.backbone}: about {_format_duration(steps * pace)} on "
         f"{describe_device(device)} ({steps:,} steps of {pace:.2g} s, as just measured)"
     )
-    few = max(1, round(REHEARSAL / pace))
+    few = max(1, round(SPEED_MEASUREMENT_SECONDS / pace))
     if few < steps // 2:
         line += (
             f"; to rehearse a run in {_format_duration(few * pace)} of pretraining: ifsl-bench run --method imprint "

@@ -28,7 +28,7 @@ from ifsl_bench.utils.errors import UserError, format_error, lacks_memory
 from ifsl_bench.utils.progress import ConsumerDisconnected
 
 # The commands by what they are for, each with its module, which is imported when it is called for.
-SECTIONS = {
+COMMAND_MODULES_BY_SECTION = {
     "Run": {
         "run": "running",
         "plan": "campaigns",
@@ -51,22 +51,24 @@ SECTIONS = {
     "What there is": {"methods": "methods", "recipes": "recipes", "tasks": "tasks", "data": "data", "cite": "methods"},
     "Folders": {"cache": "cache", "weights": "weights"},
 }
-MODULES = {name: module for commands in SECTIONS.values() for name, module in commands.items()}
+MODULE_OF_COMMAND = {
+    name: module for commands in COMMAND_MODULES_BY_SECTION.values() for name, module in commands.items()
+}
 
 
 class CommandGroup(SuggestingGroup):
     """The commands by what they are for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(MODULES)
+        return list(MODULE_OF_COMMAND)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in MODULES and cmd_name not in self.commands:
-            self.add_command(getattr(import_module(f"ifsl_bench.cli.{MODULES[cmd_name]}"), cmd_name))
+        if cmd_name in MODULE_OF_COMMAND and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(f"ifsl_bench.cli.{MODULE_OF_COMMAND[cmd_name]}"), cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in SECTIONS.items():
+        for title, names in COMMAND_MODULES_BY_SECTION.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
                 formatter.write_dl([(name, command.get_short_help_str(80)) for name, command in commands if command])

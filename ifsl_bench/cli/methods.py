@@ -9,11 +9,11 @@ from ifsl_bench.cli.options import format_examples, home_option, locate_folders,
 from ifsl_bench.cli.output import print_lines, print_paragraphs, print_tables_in_format
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
-MEANT = {
+OPTION_NOTE_MEANINGS = {
     "tried": "'tried': the values to choose from on validation episodes, without --tune",
     "--tune": "'--tune': what a search tries",
 }
-SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more
+PRINTED_METHOD_FIELDS = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more
 
 
 @click.command(epilog=format_examples("methods lr+a", "methods new my-method", "methods --check my_method.py:MyMethod"))
@@ -61,16 +61,18 @@ def _create_method_file(name: str, package: bool, images: bool) -> None:
 
 def _print_methods(style: str) -> None:
     from ifsl_bench.plugin.listing import method_rows, methods_listed_by_shorthand
-    from ifsl_bench.reporting.table import READERS, table_from_dicts
+    from ifsl_bench.reporting.table import TABLE_FORMATTERS, table_from_dicts
 
     rows = method_rows()
-    if style in READERS:
-        shown = [name for name in SHOWN if name != "package" or len({row["package"] for row in rows}) > 1]
+    if style in TABLE_FORMATTERS:
+        shown = [
+            name for name in PRINTED_METHOD_FIELDS if name != "package" or len({row["package"] for row in rows}) > 1
+        ]
         rows = [{name: row[name] for name in shown} for row in rows]
     print_tables_in_format(
         [table_from_dicts(rows, min_fold_widths={"what": 48}, dropped_first=("paper", "package", "trained"))], style
     )
-    if style in READERS:
+    if style in TABLE_FORMATTERS:
         named = "; ".join(f"{name} is {' or '.join(also)}" for name, also in methods_listed_by_shorthand().items())
         print_lines(f"\nBy options: {named}", style)
         print_lines(
@@ -80,7 +82,7 @@ def _print_methods(style: str) -> None:
 
 def _print_method(name: str, style: str) -> None:
     from ifsl_bench.plugin.listing import describe_method
-    from ifsl_bench.reporting.table import READERS, table_from_dicts
+    from ifsl_bench.reporting.table import TABLE_FORMATTERS, table_from_dicts
 
     description = describe_method(name)
     table = table_from_dicts(
@@ -88,14 +90,18 @@ def _print_method(name: str, style: str) -> None:
         min_fold_widths={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
         dropped_first=("tried",),
     )
-    if style not in READERS:
+    if style not in TABLE_FORMATTERS:
         print_tables_in_format([table], style)
         return
     print_lines(description.title, style)
     print_lines("\n" + "\n".join(f"{key:13}{text}" for key, text in description.facts) + "\n", style)
     if description.options:
         print_tables_in_format([table], style)
-        meant = {key: text for key, text in MEANT.items() if any(option[key] for option in description.options)}
+        meant = {
+            key: text
+            for key, text in OPTION_NOTE_MEANINGS.items()
+            if any(option[key] for option in description.options)
+        }
         print_lines("\n" + (f"{'; '.join(meant.values())}.\n" if meant else ""), style)
     print_paragraphs(description.text, style)
 

@@ -89,10 +89,10 @@ def parse_output_format(_: click.Context, __: click.Parameter, value: str) -> st
     Raises:
         UserError: there is no such format.
     """
-    from ifsl_bench.reporting.table import FORMATS
+    from ifsl_bench.reporting.table import OUTPUT_FORMATS
 
-    if value not in FORMATS:
-        raise unknown_name_error("format", value, FORMATS)
+    if value not in OUTPUT_FORMATS:
+        raise unknown_name_error("format", value, OUTPUT_FORMATS)
     return value
 
 
@@ -169,7 +169,7 @@ def _is_method(name: str) -> bool:
     return name in display_names_by_row() or name in registered(METHOD_GROUP)
 
 
-CHANGES = {  # of tasks: option -> what it takes, and its help
+TASK_CHANGE_OPTIONS = {  # of tasks: option -> what it takes, and its help
     "base-classes": ("N", "Use only N of the base classes; the backbone is trained on them."),
     "base-order": ("N", "Draw base and novel classes of a published list of sessions anew, by the number N."),
     "ways": ("N", "Novel classes of an episode."),
@@ -260,7 +260,7 @@ def add_config_options(*more_options: Any) -> Callable[[Any], Any]:
         ),
         *(
             click.option(f"--{key}", type=int if metavar == "N" else str, metavar=metavar, help=text)
-            for key, (metavar, text) in CHANGES.items()
+            for key, (metavar, text) in TASK_CHANGE_OPTIONS.items()
         ),
         *more_options,
     ]
@@ -271,7 +271,7 @@ def add_config_options(*more_options: Any) -> Callable[[Any], Any]:
             from ifsl_bench.experiments.run_config import RunConfig
             from ifsl_bench.protocols.tasks.variants import make_change
 
-            changes = {key: arguments.pop(key.replace("-", "_")) for key in CHANGES}
+            changes = {key: arguments.pop(key.replace("-", "_")) for key in TASK_CHANGE_OPTIONS}
             if changes["weights"] is not None:
                 from ifsl_bench.backbones.frozen import copy_weights_to_home
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from ifsl_bench.reporting.table import Table
 
-TEXT = "text"
+TEXT_FORMAT = "text"
 
 
-def is_at_terminal(table_format: str = TEXT) -> bool:
+def is_at_terminal(table_format: str = TEXT_FORMAT) -> bool:
     """Return whether a person at a terminal reads this; other formats are the same everywhere."""
-    return table_format == TEXT and sys.stdout.isatty()
+    return table_format == TEXT_FORMAT and sys.stdout.isatty()
 
 
-def print_tables_in_format(tables: Iterable[Table[Any]], table_format: str = TEXT, closing: str = "") -> None:
+def print_tables_in_format(tables: Iterable[Table[Any]], table_format: str = TEXT_FORMAT, closing: str = "") -> None:
     """Print tables in a format; at a terminal, text is laid out for its width.
 
     Args:
@@ -33,13 +33,13 @@ def print_tables_in_format(tables: Iterable[Table[Any]], table_format: str = TEX
         table_format: one of :data:`ifsl_bench.reporting.table.FORMATS`.
         closing: a line for readers below all tables.
     """
-    from ifsl_bench.reporting.table import PROGRAMS, render_tables
+    from ifsl_bench.reporting.table import RECORD_FORMATTERS, render_tables
     from ifsl_bench.store.result_folder import LEFT_OUT
 
     if not is_at_terminal(table_format):
         tables = list(tables)
         click.echo(render_tables(tables, table_format, closing))
-        if table_format in PROGRAMS:  # which get no notes
+        if table_format in RECORD_FORMATTERS:  # which get no notes
             print_warnings(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
         return
     from ifsl_bench.reporting.terminal import print_tables
@@ -50,9 +50,9 @@ def print_tables_in_format(tables: Iterable[Table[Any]], table_format: str = TEX
 @contextmanager
 def redirect_prints_to_stderr(table_format: str) -> Iterator[None]:
     """Send what methods print to standard error, where a program reads standard output."""
-    from ifsl_bench.reporting.table import PROGRAMS
+    from ifsl_bench.reporting.table import RECORD_FORMATTERS
 
-    with redirect_stdout(sys.stderr) if table_format in PROGRAMS else nullcontext():
+    with redirect_stdout(sys.stderr) if table_format in RECORD_FORMATTERS else nullcontext():
         yield
 
 
@@ -62,7 +62,7 @@ def print_warnings(notes: Iterable[str]) -> None:
         click.echo(escape_controls(f"warning: {note}"), err=True)
 
 
-def print_lines(text: str = "", table_format: str = TEXT) -> None:
+def print_lines(text: str = "", table_format: str = TEXT_FORMAT) -> None:
     """Print lines of text next to tables for readers; at a terminal, each is folded at its width.
 
     Args:
@@ -83,14 +83,14 @@ def print_lines(text: str = "", table_format: str = TEXT) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    from ifsl_bench.reporting.terminal import LEAST
+    from ifsl_bench.reporting.terminal import MIN_TERMINAL_WIDTH
 
     console = Console()
-    console.width = max(LEAST, console.width)
+    console.width = max(MIN_TERMINAL_WIDTH, console.width)
     return console
 
 
-def print_paragraphs(text: str, table_format: str = TEXT) -> None:
+def print_paragraphs(text: str, table_format: str = TEXT_FORMAT) -> None:
     """Print paragraphs; at a terminal, those without indented lines are folded at its width.
 
     Args:

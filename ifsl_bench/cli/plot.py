@@ -63,12 +63,14 @@ def _parse_whole_numbers(_: click.Context, parameter: click.Parameter, value: st
     return tuple(sorted({int(word) for word in words}))
 
 
-OUT = click.option("--out", required=True, callback=_parse_output_path, metavar="FILE", help="x.pdf, x.svg or x.png.")
-WIDE = click.option("--wide", is_flag=True, help="Two columns wide.")
-FIRST = click.option("--episodes", type=IntegerRange(), help="Use only the first N test episodes [500].")
-INDEX = click.option("--index", type=IntegerRange(), default=0, help="Which test episode [0].")
-OF_RESULTS = (
-    OUT,
+output_file_option = click.option(
+    "--out", required=True, callback=_parse_output_path, metavar="FILE", help="x.pdf, x.svg or x.png."
+)
+wide_option = click.option("--wide", is_flag=True, help="Two columns wide.")
+episode_count_option = click.option("--episodes", type=IntegerRange(), help="Use only the first N test episodes [500].")
+episode_index_option = click.option("--index", type=IntegerRange(), default=0, help="Which test episode [0].")
+results_figure_options = (
+    output_file_option,
     click.option(
         "--method",
         "methods",
@@ -80,11 +82,11 @@ OF_RESULTS = (
     ),
     click.option("--setting", metavar="NAME", help="Rows that are not tuned (paper), or tuned ones (tuned-12)."),
     recipe_option,
-    WIDE,
+    wide_option,
     home_option,
     results_option,
 )
-OF_STEPS = (
+step_curve_options = (
     click.option(
         "--steps",
         default="1,2,5,10,20,50,100,200,500",
@@ -102,7 +104,7 @@ OF_STEPS = (
     click.option(
         "--seeds", type=IntegerRange(1, MOST_SEEDS), default=1, help="How many training seeds to average over [1]."
     ),
-    FIRST,
+    episode_count_option,
 )
 
 
@@ -113,7 +115,7 @@ def _model_options(default_method: str = "") -> tuple[Callable[..., Any], ...]:
         default_method: of a figure for which the user names none.
     """
     return (
-        OUT,
+        output_file_option,
         click.option(
             "--method",
             "methods",
@@ -134,7 +136,7 @@ def _model_options(default_method: str = "") -> tuple[Callable[..., Any], ...]:
             help="An option of the methods.",
         ),
         click.option("--train", is_flag=True, help="Train what is not trained yet, as 'run' does."),
-        WIDE,
+        wide_option,
         device_option,
         home_option,
         quiet_option,
@@ -148,12 +150,12 @@ class FigureKind(NamedTuple):
     help_text: str  # of its command
     examples: tuple[str, str]  # arguments of two commands
     # those of its command, by the names of its function's arguments
-    options: tuple[Callable[..., Any], ...] = OF_RESULTS
+    options: tuple[Callable[..., Any], ...] = results_figure_options
     takes_several_tasks: bool = False  # whether it takes several tasks
 
 
 # The functions of these names in ifsl_bench.reporting.figures.plot draw them.
-KINDS: Mapping[str, FigureKind] = {
+FIGURE_KINDS: Mapping[str, FigureKind] = {
     "tradeoff": FigureKind(
         """Base against novel accuracy, with bias curves.
 
@@ -229,7 +231,7 @@ KINDS: Mapping[str, FigureKind] = {
         convergence.
         """,
         ("glyphs-5shot --train --out steps.pdf", "glyphs-5shot --unrolled 5,20 --out x.pdf"),
-        (*OF_STEPS, *_model_options("lr+a")),
+        (*step_curve_options, *_model_options("lr+a")),
         takes_several_tasks=True,
     ),
     "episode-pca": FigureKind(
@@ -238,12 +240,12 @@ KINDS: Mapping[str, FigureKind] = {
         In the plane of its first two principal components, with the regions where the method answers with each class.
         """,
         ("glyphs-5shot --train --out pca.pdf", "glyphs-5shot --index 3 --out pca.pdf"),
-        (INDEX, *_model_options("lr+a")),
+        (episode_index_option, *_model_options("lr+a")),
     ),
     "attractors": FigureKind(
         "Base weights and the attractors they produce.",
         ("glyphs-5shot --train --out x.pdf", "glyphs-5shot --index 3 --out x.pdf"),
-        (INDEX, *_model_options("lr+a")),
+        (episode_index_option, *_model_options("lr+a")),
     ),
     "confusions": FigureKind(
         """Which base classes take novel queries.
@@ -252,7 +254,7 @@ KINDS: Mapping[str, FigureKind] = {
         last one, of 100 sequences.
         """,
         ("tiny-features-5shot --method imprint --out x.pdf", "glyphs-5shot --method lr,lr+a --train --out x.pdf"),
-        (FIRST, *_model_options()),
+        (episode_count_option, *_model_options()),
     ),
 }
 
@@ -271,7 +273,7 @@ def _draw_and_save(name: str, out: Path, **arguments: Any) -> None:
         reporter = make_reporter(arguments.pop("quiet"), arguments.pop("verbose"))
         arguments["work"] = api.workspace(arguments.pop("home"), None, arguments.pop("device"), reporter)
         arguments["methods"] = arguments["methods"] or ("lr+a",)
-    tasks = arguments.pop("tasks") if KINDS[name].takes_several_tasks else [arguments.pop("task")]
+    tasks = arguments.pop("tasks") if FIGURE_KINDS[name].takes_several_tasks else [arguments.pop("task")]
     drawing = getattr(figures, name.replace("-", "_"))(*tasks, **arguments)
     drawing.save(out)
     click.echo(f"wrote {out}")
@@ -295,5 +297,5 @@ def _make_command(name: str, kind: FigureKind) -> click.Command:
     return click.command(name, epilog=format_examples(*commands))(draw)
 
 
-for _name, _kind in KINDS.items():
+for _name, _kind in FIGURE_KINDS.items():
     plot.add_command(_make_command(_name, _kind))

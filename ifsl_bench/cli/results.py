@@ -28,7 +28,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import TEXT, print_lines, print_tables_in_format, print_warnings
+from ifsl_bench.cli.output import TEXT_FORMAT, print_lines, print_tables_in_format, print_warnings
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
 from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.text_format import format_seeds
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ifsl_bench.analysis.task_results import TaskResults
     from ifsl_bench.utils.files import Paths
 
-FULL = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
+FULL_OPTION_HELP = "The joint and alone accuracies too; in sessions the accuracy after each, and every metric."
 
 
 def _print_task_tables(
@@ -84,7 +84,7 @@ def _print_task_tables(
     metavar="NAME",
     help="Only rows that are not tuned (paper, what --rank ranks), or tuned ones (tuned-12 for the best of 12 trials).",
 )
-@click.option("--full", is_flag=True, help=FULL)
+@click.option("--full", is_flag=True, help=FULL_OPTION_HELP)
 @click.option(
     "--beside", is_flag=True, help="Show measured rows beside printed ones, and whether they are within the band."
 )
@@ -142,7 +142,7 @@ def table(
 @click.option(
     "--setting", metavar="NAME", help="Rows that are not tuned (paper, the default), or tuned ones (tuned-12)."
 )
-@click.option("--full", is_flag=True, help=FULL)
+@click.option("--full", is_flag=True, help=FULL_OPTION_HELP)
 @label_option
 @recipe_option
 @add_folders_options
@@ -181,7 +181,7 @@ def leaderboard(
     from ifsl_bench.analysis.task_results import load_measured_tasks, select_setting
 
     results_of_tasks = select_setting(load_measured_tasks(tasks, labels, folders, recipes), setting)
-    if style == TEXT and not (tasks or labels or setting or full or recipes):
+    if style == TEXT_FORMAT and not (tasks or labels or setting or full or recipes):
         from ifsl_bench.reporting.leaderboard import make_short_task_tables
 
         tables, closing = make_short_task_tables(results_of_tasks)
@@ -210,11 +210,11 @@ def compare(a: str, b: str, task: str | None, recipe: str | None, folders: Paths
     from ifsl_bench.analysis.comparison import compare_rows as compare_rows
     from ifsl_bench.analysis.task_results import find_rows_to_compare
     from ifsl_bench.reporting.comparison_tables import comparison_table
-    from ifsl_bench.reporting.table import PROGRAMS
+    from ifsl_bench.reporting.table import RECORD_FORMATTERS
 
     comparison = compare_rows(*find_rows_to_compare(a, b, task, folders, recipe))
     print_tables_in_format([comparison_table(comparison)], style)
-    if style in PROGRAMS:  # which get no notes
+    if style in RECORD_FORMATTERS:  # which get no notes
         print_warnings(comparison.same_label_notes)
 
 
@@ -284,7 +284,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     from ifsl_bench.analysis.task_results import find_row_or_raise, load_results_by_name
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_task
     from ifsl_bench.reporting.detail_tables import describe_facts, describe_validation_pools, seed_table, session_tables
-    from ifsl_bench.reporting.table import READERS
+    from ifsl_bench.reporting.table import TABLE_FORMATTERS
     from ifsl_bench.store.schema import read_result
 
     more: list[str] = []
@@ -308,7 +308,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         raise _no_file_or_row_error("show", what)
     whole = seed_table(row)
     print_tables_in_format([replace(whole, notes=[*whole.notes, *more]), *session_tables(row)], style)
-    if style in READERS:
+    if style in TABLE_FORMATTERS:
         validated = describe_validation_pools(task) if task and task.hash == row.results[0].task_hash else ""
         print_lines("\n" + describe_facts(row.results, {"validated on": validated, "again": again}), style)
 

@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from ifsl_bench.experiments.workspace import Workspace
     from ifsl_bench.protocols.tasks.task import Task
 
-FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options that name what is on this machine
+MACHINE_SPECIFIC_OPTIONS = (
+    "--home",
+    "--results",
+    "--data",
+    "--cluster",
+    "--log-dir",
+)  # options that name what is on this machine
 
 
 def parse_cluster(config: RunConfig) -> ClusterSpec | None:
@@ -226,7 +232,7 @@ def _print_new_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace,
     """Print the rows of the tasks: for readers the new ones among the rows of usual settings, and where they stand."""
     from ifsl_bench.analysis.task_results import load_task_results
     from ifsl_bench.reporting.leaderboard import make_task_table
-    from ifsl_bench.reporting.table import PROGRAMS
+    from ifsl_bench.reporting.table import RECORD_FORMATTERS
 
     results_of_tasks, labels_of = [], dict[str, list[str]]()
     for task in tasks:
@@ -237,7 +243,7 @@ def _print_new_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace,
             task_results = task_results.select_recipes([row.recipe for row in new if row.recipe])
         labels_of[task_results.task_name] = labels
         results_of_tasks.append(task_results)
-    if style in PROGRAMS:
+    if style in RECORD_FORMATTERS:
         print_tables_in_format(
             [make_task_table(task_results, full) for task_results in results_of_tasks if not task_results.is_empty],
             style,
@@ -297,9 +303,9 @@ def _command_line_to_record(arguments: list[str]) -> str:
     words: list[str] = []
     skip = False
     for word in arguments:
-        folder = word.partition("=")[0] in FOLDERS
+        folder = word.partition("=")[0] in MACHINE_SPECIFIC_OPTIONS
         if not skip and not folder:
             whole = Path(word).name if Path(word).is_absolute() and "," not in word else word.rstrip("/")
             words.append(re.sub(r"(^|[=,]\s*)[~/][^,]*/(?=[^,/])", r"\1", whole))
-        skip = word in FOLDERS
+        skip = word in MACHINE_SPECIFIC_OPTIONS
     return shlex.join(["ifsl-bench", *words])

@@ -51,10 +51,10 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
         return
     from ifsl_bench.data.preparing.catalogue import make_task_rows
     from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-    from ifsl_bench.reporting.table import READERS, table_from_dicts
+    from ifsl_bench.reporting.table import TABLE_FORMATTERS, table_from_dicts
 
     rows = make_task_rows(locate_folders(home))
-    if style not in READERS:
+    if style not in TABLE_FORMATTERS:
         print_tables_in_format([table_from_dicts(rows)], style)
         return
     drop = ("backbone", "episodes", "protocol")
@@ -81,7 +81,7 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     NAME is what --task takes; 'show' may be left out.
     """
     from ifsl_bench.protocols.tasks.task_files import load_tasks
-    from ifsl_bench.reporting.table import READERS, table_from_dicts
+    from ifsl_bench.reporting.table import TABLE_FORMATTERS, table_from_dicts
     from ifsl_bench.reporting.task_sheet import describe_task
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
@@ -89,7 +89,7 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     sheets = [describe_task(task, folders) for task in load_tasks(name, home=folders)]
     if style == "text" and above.get("style"):
         style = above["style"]
-    if style not in READERS:
+    if style not in TABLE_FORMATTERS:
         print_tables_in_format([table_from_dicts(sheets)], style)
         return
     for i, facts in enumerate(sheets):

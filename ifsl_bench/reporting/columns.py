@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ifsl_bench.analysis.aggregate import COMPUTED, SeedAggregate, group_by_base_only
+from ifsl_bench.analysis.aggregate import COMPUTED_ORIGIN, SeedAggregate, group_by_base_only
 from ifsl_bench.analysis.ranking import RankedRow, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY, display_name_of_label
@@ -58,7 +58,7 @@ class TableRow:
     @property
     def kind(self) -> str:
         """Return "measured", "computed" or "published"."""
-        return "measured" if self.measured_row else COMPUTED if self.source == COMPUTED else "published"
+        return "measured" if self.measured_row else COMPUTED_ORIGIN if self.source == COMPUTED_ORIGIN else "published"
 
 
 def list_table_rows(task_results: TaskResults, in_rank_order: bool = False) -> list[TableRow]:
@@ -122,7 +122,7 @@ def _base_only_table_rows(task_results: TaskResults) -> list[TableRow]:
             True,
             name,
             lazy.summarise_metrics(),
-            COMPUTED,
+            COMPUTED_ORIGIN,
             n_seeds=len(lazy.seeds),
             note=note,
             accuracy_after_sessions=after,
@@ -153,9 +153,12 @@ def published_table_rows(task_results: TaskResults) -> list[TableRow]:
     return entries
 
 
-ENDS = ("first", "last")  # A_0 and A_T, which tables with the accuracy after each session need not have
-FEW_SEEDS = " *"
-UNKNOWN = Estimate(math.nan, math.nan)
+FIRST_AND_LAST_METRICS = (
+    "first",
+    "last",
+)  # A_0 and A_T, which tables with the accuracy after each session need not have
+FEW_SEEDS_MARK = " *"
+UNKNOWN_ESTIMATE = Estimate(math.nan, math.nan)
 
 
 def task_columns(
@@ -183,17 +186,17 @@ def task_columns(
     )
     hidden = [name for name in protocol.data_only_metrics if name not in shown]
     if full:
-        hidden += [name for name in shown if name in ENDS]
+        hidden += [name for name in shown if name in FIRST_AND_LAST_METRICS]
     metrics = [
         _metric_column(name, task, protocol.shows_metric(name, row_metrics), ranked)
         for name in shown
-        if not (full and name in ENDS)
+        if not (full and name in FIRST_AND_LAST_METRICS)
     ]
     metrics[2:2] = [_session_accuracy_column(t, full) for t in protocol.sessions_in_tables(task)]
     metrics += [_metric_column(name, task, False) for name in hidden]
     return [
         Column(fields=lambda entry: {"task": entry.task.name}),
-        *([Column(fields=_comparable_fields), RANK] if ranked else []),
+        *([Column(fields=_comparable_fields), rank_column] if ranked else []),
         Column(
             "method",
             lambda entry: display_name_of_label(entry.label),
@@ -220,7 +223,7 @@ def fact_columns(task: Task, full: bool, recipes: bool = False) -> list[Column[T
         recipes: whether some row is of another recipe than the task's own.
     """
     return [
-        *([STATE] if protocol_of_task(task).learns_sessions else []),
+        *([state_size_column] if protocol_of_task(task).learns_sessions else []),
         Column("seeds", lambda entry: str(entry.n_seeds or ""), lambda entry: {"seeds": entry.n_seeds}),
         Column(
             "sd of seeds",
@@ -229,7 +232,7 @@ def fact_columns(task: Task, full: bool, recipes: bool = False) -> list[Column[T
             drop_priority=7,
         ),
         Column("trials" if full else None, _format_trials, _trials_fields, min_fold_width=8),
-        *([TRAINED] if full and recipes else []),
+        *([training_cost_column] if full and recipes else []),
     ]
 
 
@@ -258,13 +261,13 @@ def paper_columns(
         and protocol.shows_metric(column.name, row_metrics)
     ]
     curve = protocol.sessions_in_tables(task)
-    columns = [_metric_column(name, task, True) for name in names if not (curve and name in ENDS)]
+    columns = [_metric_column(name, task, True) for name in names if not (curve and name in FIRST_AND_LAST_METRICS)]
     if curve:
         columns.sort(key=lambda column: column.name == "calibrated_acc")
         between = [_session_accuracy_column(t, True) for t in curve[1:-1]]
         columns = [_metric_column("first", task, True), *between, _metric_column("last", task, True), *columns]
     facts = [column for column in fact_columns(task, full, recipes) if full and column.latex_heading]
-    return [*columns, *facts, *([RANK] if ranked else [])]
+    return [*columns, *facts, *([rank_column] if ranked else [])]
 
 
 def metric_name_column(protocol: Protocol) -> Column[str]:
@@ -304,7 +307,7 @@ def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> 
         return format_plus_minus(entry.values[name]) + printed
 
     def fields(entry: TableRow) -> dict[str, float | None]:
-        value = entry.values.get(name, UNKNOWN)
+        value = entry.values.get(name, UNKNOWN_ESTIMATE)
         return {name: round_unless_nan(value.mean), f"{name}_interval": round_unless_nan(value.interval)}
 
     def bold(entry: TableRow) -> bool:
@@ -337,7 +340,7 @@ def _session_accuracy_column(t: int, shown: bool) -> Column[TableRow]:
     """Return the column of the accuracy after session t; for programs alone unless ``shown``."""
 
     def fields(entry: TableRow) -> dict[str, float | None]:
-        value = entry.accuracy_after_sessions[t] if entry.accuracy_after_sessions else UNKNOWN
+        value = entry.accuracy_after_sessions[t] if entry.accuracy_after_sessions else UNKNOWN_ESTIMATE
         return {f"a_{t}": round_unless_nan(value.mean), f"a_{t}_interval": round_unless_nan(value.interval)}
 
     return Column(
@@ -372,7 +375,7 @@ def _rank_fields(entry: TableRow) -> dict[str, int | bool | None]:
 def _state_bytes(entry: TableRow) -> float:
     """Return the bytes that a row carries on for each novel class; NaN where that is not known."""
     if entry.measured_row is None:
-        return 0.0 if entry.kind == COMPUTED else math.nan
+        return 0.0 if entry.kind == COMPUTED_ORIGIN else math.nan
     size = entry.measured_row.state_bytes_per_class
     return math.nan if size is None else size
 
@@ -381,14 +384,14 @@ def _format_state_bytes(entry: TableRow) -> str:
     return "" if math.isnan(_state_bytes(entry)) else f"{_state_bytes(entry):,.0f}"
 
 
-RANK = Column[TableRow](
+rank_column = Column[TableRow](
     "rank",
     _format_ranks,
     _rank_fields,
     latex_heading="rank",
     latex=lambda entry, _: _format_ranks(entry).replace("-", "--"),  # an en dash
 )
-STATE = Column[TableRow](
+state_size_column = Column[TableRow](
     "bytes/class",
     _format_state_bytes,
     lambda entry: {"state_bytes_per_class": round_unless_nan(_state_bytes(entry))},
@@ -423,7 +426,7 @@ def recipe_facts(row: SeedAggregate | None, task: Task) -> dict[str, Any]:
     }
 
 
-TRAINED = Column[TableRow](
+training_cost_column = Column[TableRow](
     "steps x passes",
     _format_training,
     drop_priority=6,
@@ -492,7 +495,7 @@ def _format_difference_to_best(entry: TableRow) -> str:
     if not (entry.ranked_row and entry.ranked_row.difference_to_best):
         return ""
     few = entry.ranked_row.n_common_seeds < 2 and not entry.ranked_row.row.has_single_interval_unit
-    return format_plus_minus(entry.ranked_row.difference_to_best, "+") + (FEW_SEEDS if few else "")
+    return format_plus_minus(entry.ranked_row.difference_to_best, "+") + (FEW_SEEDS_MARK if few else "")
 
 
 def _difference_to_best_fields(entry: TableRow) -> dict[str, float | str | None]:

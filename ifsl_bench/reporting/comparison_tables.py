@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, unique_row_names
-from ifsl_bench.analysis.comparison import MANY, NONE, Comparison, describe_verdict
+from ifsl_bench.analysis.comparison import MANY_EPISODES_THRESHOLD, UNKNOWN_ESTIMATE, Comparison, describe_verdict
 from ifsl_bench.analysis.published_comparison import (
     OUTSIDE,
     PublishedPair,
@@ -16,9 +16,9 @@ from ifsl_bench.analysis.published_comparison import (
 )
 from ifsl_bench.analysis.ranking import RowDifference
 from ifsl_bench.analysis.session_variance import (
-    IMAGES,
-    ONE,
-    PARTS,
+    DESIGN_VARIANCE_SOURCES,
+    IMAGE_SOURCE_NAME,
+    SINGLE_VALUE_VARIANCE_KEY,
     VarianceEstimate,
     VarianceSplit,
     WrongSignChance,
@@ -44,7 +44,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
             comparison.mean_seed_differences[name],
             comparison.overall_differences[name],
         )
-        classes = comparison.class_intervals.get(name, NONE).interval
+        classes = comparison.class_intervals.get(name, UNKNOWN_ESTIMATE).interval
         return {
             "difference": round_unless_nan(over.mean, 6),
             "interval": round_unless_nan(over.interval, 6),
@@ -53,7 +53,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
             "interval_of_seeds": round_unless_nan(seeds.interval, 6),
             "interval_overall": round_unless_nan(both.interval, 6) if several or images else None,
             "p_overall": both.p_value if (several or images) and not math.isnan(both.p_value) else None,
-            "interval_of_images": round_unless_nan(comparison.image_intervals.get(name, NONE).interval, 6),
+            "interval_of_images": round_unless_nan(comparison.image_intervals.get(name, UNKNOWN_ESTIMATE).interval, 6),
             "images_fixed": both.images_fixed,
             "interval_of_classes": round_unless_nan(classes, 6),
             "sd_of_classes": round_unless_nan(comparison.class_effect_sds.get(name, math.nan), 6),
@@ -69,7 +69,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         return comparison.overall_differences[name] if several or images else comparison.episode_differences[name]
 
     def half(values: Mapping[str, PairedDifference | Estimate], name: str) -> str:
-        interval = values.get(name, NONE).interval
+        interval = values.get(name, UNKNOWN_ESTIMATE).interval
         return "" if math.isnan(interval) else f"± {interval:.2f}"
 
     columns: list[Column[str]] = [
@@ -157,7 +157,7 @@ def _explain_class_interval(comparison: Comparison) -> list[str]:
     if none:
         metrics = ", ".join(title_by_metric()[name] for name in none)
         note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
-    if comparison.n_interval_units > MANY:
+    if comparison.n_interval_units > MANY_EPISODES_THRESHOLD:
         note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
     return [note]
 
@@ -271,15 +271,15 @@ VARIANCE_NOTES = [
     "Standard deviations in points, with 95% intervals: of a single value (one order of the classes, one support set, "
     "one seed), and of what it is made of. docs/statistics.md has the model."
 ]
-SIGN = (
+WRONG_SIGN_NOTE = (
     "wrong sign: how likely a comparison on one order, one support set and one seed has another sign than the mean of "
     "A - B, with its 95% interval; made here: the share of such comparisons among these results whose sign differs."
 )
-EMPTY = (
+EMPTY_CELLS_NOTE = (
     "Empty: not known, or nothing varies over seeds. With one seed, a single one leaves out how much seeds vary; with "
     "one support set an order, that of supports is counted in that of orders."
 )
-NO_SIGN = "No wrong sign is given where the mean of A - B is 0, as of equal rows: it has no sign."
+MISSING_SIGN_NOTE = "No wrong sign is given where the mean of A - B is 0, as of equal rows: it has no sign."
 
 
 def variance_tables(task_results: TaskResults, metric: str = "acc") -> list[Table[VarianceSplit]]:
@@ -306,18 +306,26 @@ def variance_tables(task_results: TaskResults, metric: str = "acc") -> list[Tabl
         columns = [*_name_columns(names, "A", "a"), *_name_columns(names, "B", "b")]
         columns += [*_variance_columns(task_results, f"A - B, {heading}", differences), *_wrong_sign_columns()]
         signs = [
-            SIGN,
+            WRONG_SIGN_NOTE,
             *_explain_empty_cells(differences),
-            *([NO_SIGN] if any(entry.wrong_sign_chance is None for entry in differences) else []),
+            *([MISSING_SIGN_NOTE] if any(entry.wrong_sign_chance is None for entry in differences) else []),
         ]
         tables.append(Table(columns, differences, f"{task_results.task_name}, differences of two rows", signs))
     return tables
 
 
 def _explain_empty_cells(splits: Sequence[VarianceSplit]) -> list[str]:
-    empty = [EMPTY] if any(part not in entry.variances for entry in splits for part in PARTS) else []
-    if any(IMAGES not in entry.variances for entry in splits):
-        which = "all" if all(IMAGES not in entry.variances for entry in splits) else "those without a number for them"
+    empty = (
+        [EMPTY_CELLS_NOTE]
+        if any(part not in entry.variances for entry in splits for part in DESIGN_VARIANCE_SOURCES)
+        else []
+    )
+    if any(IMAGE_SOURCE_NAME not in entry.variances for entry in splits):
+        which = (
+            "all"
+            if all(IMAGE_SOURCE_NAME not in entry.variances for entry in splits)
+            else "those without a number for them"
+        )
         return [*empty, f"Test images are held fixed in {which}: not all results record the hits of single images."]
     return empty
 
@@ -337,8 +345,8 @@ def _name_columns(names: Mapping[SeedAggregate, str], heading: str, which: str) 
 def _variance_columns(
     task_results: TaskResults, heading: str, splits: Sequence[VarianceSplit]
 ) -> list[Column[VarianceSplit]]:
-    with_images = any(IMAGES in entry.variances for entry in splits)
-    sources = (*PARTS, *((IMAGES,) if with_images else ()), ONE)
+    with_images = any(IMAGE_SOURCE_NAME in entry.variances for entry in splits)
+    sources = (*DESIGN_VARIANCE_SOURCES, *((IMAGE_SOURCE_NAME,) if with_images else ()), SINGLE_VALUE_VARIANCE_KEY)
 
     def deviation(part: str) -> Column[VarianceSplit]:
         def text(entry: VarianceSplit) -> str:
@@ -348,11 +356,16 @@ def _variance_columns(
             return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
         def fields(entry: VarianceSplit) -> dict[str, float | None]:
-            name = f"sd_{'single' if part == ONE else part.replace(' ', '_')}"
+            name = f"sd_{'single' if part == SINGLE_VALUE_VARIANCE_KEY else part.replace(' ', '_')}"
             values = _standard_deviations(entry.variances[part]) if part in entry.variances else (math.nan,) * 3
             return {name + end: round_unless_nan(v) for end, v in zip(("", "_low", "_high"), values, strict=True)}
 
-        return Column("a single one" if part == ONE else part, text, fields, drop_priority=sources[::-1].index(part))
+        return Column(
+            "a single one" if part == SINGLE_VALUE_VARIANCE_KEY else part,
+            text,
+            fields,
+            drop_priority=sources[::-1].index(part),
+        )
 
     def mean(entry: VarianceSplit) -> dict[str, float | int | str | None]:
         return {
@@ -365,7 +378,7 @@ def _variance_columns(
     sign = "+" if " - " in heading else ""
     return [
         Column(heading, lambda entry: format_plus_minus(entry.mean_with_interval, sign), mean),
-        *map(deviation, (ONE, *sources[:-1])),
+        *map(deviation, (SINGLE_VALUE_VARIANCE_KEY, *sources[:-1])),
         Column("seeds", lambda entry: str(entry.n_seeds)),
     ]
 

@@ -8,7 +8,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ifsl_bench.analysis.aggregate import FILE, PARTIAL, NovelBiasAggregate, SeedAggregate, list_notes_on_solve_failures
+from ifsl_bench.analysis.aggregate import (
+    FILE,
+    PARTIAL_DATA_NOTE,
+    NovelBiasAggregate,
+    SeedAggregate,
+    list_notes_on_solve_failures,
+)
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
@@ -18,16 +24,16 @@ from ifsl_bench.store.schema import Result, StoredCalibration
 from ifsl_bench.utils.errors import escape_controls
 from ifsl_bench.utils.text_format import format_count, format_options
 
-TRIED = "tried, best first"
-PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
-PERCENT = "In percent; intervals are over {}, trained models held fixed."
+TRIED_SETTINGS_HEADING = "tried, best first"
+PROVENANCE_FIELD_TITLES = {"method_source": "code of method"}  # what `show` calls it
+PERCENT_NOTE_TEMPLATE = "In percent; intervals are over {}, trained models held fixed."
 
 
 def _fixed_factor_notes(row: SeedAggregate) -> list[str]:
     """Return what the intervals of a row hold fixed."""
     if row.has_single_interval_unit:
         return [f"In percent; of one {row.interval_units_noun.removesuffix('s')}, so there are no intervals."]
-    notes = [PERCENT.format(row.interval_units_noun)]
+    notes = [PERCENT_NOTE_TEMPLATE.format(row.interval_units_noun)]
     if "sessions" in row.protocol.figures_and_tables and any(map(row.includes_bias, row.results)):
         unmoved = [
             name for name in METRICS_AFTER_SESSION if row.protocol.metric_of_resampled_counts(name, biased=True) is None
@@ -147,7 +153,7 @@ def _collect_facts(result: Result) -> dict[str, list[str]]:
         "task": f"{result.task}, definition {result.task_hash}",
         result.protocol.drawn_items_noun: f"{len(result.episodes):,}",
         "digest": result.digest,
-        "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
+        "data": f"{result.fingerprint}{f'; {PARTIAL_DATA_NOTE}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {accuracies or 'no accuracy'}",
         "training": ", ".join(filter(None, [format_options(result.train), _format_fact_in_words(training)])) or "none",
     }
@@ -167,7 +173,9 @@ def _collect_facts(result: Result) -> dict[str, list[str]]:
     lines = {key: [text] for key, text in facts.items()}
     for tried in result.tuned.values():
         best_first = sorted(tried, key=tried.__getitem__, reverse=True)
-        lines.setdefault(TRIED, []).extend(f"{setting}: {_format_percent(tried[setting])}" for setting in best_first)
+        lines.setdefault(TRIED_SETTINGS_HEADING, []).extend(
+            f"{setting}: {_format_percent(tried[setting])}" for setting in best_first
+        )
     facts = {}
     if result.edge:
         facts["chosen at an end"] = f"{', '.join(result.edge)}: better values may lie beyond what was tried"
@@ -175,7 +183,8 @@ def _collect_facts(result: Result) -> dict[str, list[str]]:
     facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
     facts["cost"] = _format_fact_in_words(result.cost)
     facts |= {
-        PROVENANCE.get(str(key), str(key)): _format_fact_in_words(value) for key, value in result.provenance.items()
+        PROVENANCE_FIELD_TITLES.get(str(key), str(key)): _format_fact_in_words(value)
+        for key, value in result.provenance.items()
     }
     return lines | {key: [text] for key, text in facts.items()}
 

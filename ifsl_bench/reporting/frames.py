@@ -30,10 +30,10 @@ from ifsl_bench.utils.text_format import format_count
 if TYPE_CHECKING:
     import pandas
 
-ONE_LINE = ' style="white-space: nowrap"'  # a number and its interval
-OWN = ' style="font-weight: bold"'  # a row of the user's own
-MOST = 30  # rows that a notebook shows as text
-MOST_HTML = 200  # and as HTML: a page of all tasks, not all results of a user
+NO_WRAP_HTML_ATTRIBUTE = ' style="white-space: nowrap"'  # a number and its interval
+OWN_ROW_HTML_ATTRIBUTE = ' style="font-weight: bold"'  # a row of the user's own
+MAX_TEXT_ROWS = 30  # rows that a notebook shows as text
+MAX_HTML_ROWS = 200  # and as HTML: a page of all tasks, not all results of a user
 
 
 class Frame:
@@ -65,7 +65,7 @@ class Frame:
 
     def __repr__(self) -> str:
         lines: list[str] = []
-        room = MOST
+        room = MAX_TEXT_ROWS
         for table in self._tables:
             if room <= 0:
                 break
@@ -73,15 +73,15 @@ class Frame:
             above = [escape_controls(text) for text in (table.title, table.lead_sentence) if text]
             lines += ["", *above, *([""] if above else []), *grid[: 2 + room]]
             room -= len(table.rows)
-        return "\n".join([*lines[1:], *self._note_hidden_rows(MOST)])
+        return "\n".join([*lines[1:], *self._note_hidden_rows(MAX_TEXT_ROWS)])
 
     def _repr_html_(self) -> str:
-        shown, room = list[str](), MOST_HTML
+        shown, room = list[str](), MAX_HTML_ROWS
         for table in self._tables:
             if room > 0:
                 shown.append(_html_table(table, room))
             room -= len(table.rows)
-        closing = [*self._note_hidden_rows(MOST_HTML), *([self._closing] if self._closing else [])]
+        closing = [*self._note_hidden_rows(MAX_HTML_ROWS), *([self._closing] if self._closing else [])]
         return "".join([*shown, *(f"<p>{escape(escape_controls(text))}</p>" for text in closing)])
 
 
@@ -91,8 +91,8 @@ def _html_table(table: Table[Any], most: int) -> str:
     cells = [[escape_controls(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
     mine = iter([table.is_own_row(row) for row in table.rows])
-    grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid)
-    grid = grid.replace("<td>", f"<td{ONE_LINE}>")
+    grid = re.sub("<tr><td>", lambda _: f"<tr{OWN_ROW_HTML_ATTRIBUTE if next(mine) else ''}><td>", grid)
+    grid = grid.replace("<td>", f"<td{NO_WRAP_HTML_ATTRIBUTE}>")
     notes = "<br>".join(escape(escape_controls(note)) for note in table.notes)
     lead = f"<p>{escape(escape_controls(table.lead_sentence))}</p>" if table.lead_sentence else ""
     title = f"<p><b>{escape(escape_controls(table.title))}</b></p>" if table.title else ""
@@ -123,8 +123,8 @@ class Results(UserList[Result]):
         )
 
     def __repr__(self) -> str:
-        shown = [f"  {format_result_line(result)}" for result in self[:MOST]]
-        more = [f"  ... and {len(self) - MOST} more"] if len(self) > MOST else []
+        shown = [f"  {format_result_line(result)}" for result in self[:MAX_TEXT_ROWS]]
+        more = [f"  ... and {len(self) - MAX_TEXT_ROWS} more"] if len(self) > MAX_TEXT_ROWS else []
         return "\n".join([format_count(len(self), "result"), *shown, *more])
 
     def _repr_html_(self) -> str:
@@ -136,5 +136,9 @@ class Results(UserList[Result]):
             row = {"task": result.task, "method": result.label, "seed": str(result.seed)}
             row |= {title_by_metric()[name]: format_metric(result.summary[name]) for name in names}
             rows.append(row | {"episodes": f"{len(result.episodes):,}"})
-        more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
-        return _html_table(table_from_dicts(rows), MOST_HTML) + more
+        more = (
+            f"<p>... and {len(self) - MAX_HTML_ROWS} more; to_pandas() has them all</p>"
+            if len(self) > MAX_HTML_ROWS
+            else ""
+        )
+        return _html_table(table_from_dicts(rows), MAX_HTML_ROWS) + more

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED, select_rows_with_metric
+from ifsl_bench.analysis.aggregate import COMPUTED_ORIGIN, STORED, select_rows_with_metric
 from ifsl_bench.analysis.ranking import Ranking, common_setting
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.bibliography import display_label_in_paper
@@ -15,24 +15,26 @@ from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.columns import TableRow, list_remarks, list_table_rows, paper_columns, published_table_rows
-from ifsl_bench.reporting.leaderboard import WARNING
+from ifsl_bench.reporting.leaderboard import DIFFERENT_BACKBONES_NOTE
 from ifsl_bench.reporting.notes import explain_calibration, rank_notes, table_notes
 from ifsl_bench.reporting.table import Column, escape_latex
 from ifsl_bench.store.published import FLAG_LETTERS, read_bibtex_by_source
 from ifsl_bench.utils.errors import escape_controls
 
-BOLD = (
+BOLD_CELLS_NOTE = (
     "Bold: among ranked rows, those that may be the best in the column, with 95% confidence for all rows at once, over "
     "{} and training seeds; for each paper, its highest number, without a test."
 )
-ARROWS = (
+DELTA_ARROWS_NOTE = (
     "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
     "Ren et al. (2019) print the same numbers as decreases, with a down arrow."
 )
-RANKS = "rank: the places by {} that a row can have, with 95% confidence for all rows at once; --: provisional, none."
-NOT_COMPARABLE = (3, "Measured, not comparable")  # a block of a table: its place and title
+RANKS_NOTE_TEMPLATE = (
+    "rank: the places by {} that a row can have, with 95% confidence for all rows at once; --: provisional, none."
+)
+INCOMPARABLE_BLOCK = (3, "Measured, not comparable")  # a block of a table: its place and title
 
-Bold = set[tuple[TableRow, str]]  # entries, each with a metric
+BoldCells = set[tuple[TableRow, str]]  # entries, each with a metric
 
 
 def make_latex_tables(results_of_tasks: Sequence[TaskResults], full: bool = False, rank: bool = False) -> str:
@@ -79,7 +81,7 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     stored, own = ({row.label for row in measured if (row.origin == STORED) is here} for here in (True, False))
     blocks: dict[tuple[int, str], dict[str, dict[str, TableRow]]] = {}
-    bold: Bold = set()
+    bold: BoldCells = set()
     for task_results in results_of_tasks:
         entries = [
             *list_table_rows(task_results, rank),
@@ -92,7 +94,7 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
     body: list[str] = []
     for block in sorted(blocks):
         body.append(r"\midrule")
-        if len(blocks) > 1 or block == NOT_COMPARABLE:
+        if len(blocks) > 1 or block == INCOMPARABLE_BLOCK:
             width = 1 + len(results_of_tasks) * len(columns)
             body.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escape_latex(block[1])}}}}} \\")
         for label, by_task in sorted(
@@ -135,7 +137,9 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
     )
 
 
-def _table_comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str], bold: Bold, rank: bool) -> list[str]:
+def _table_comments(
+    results_of_tasks: Sequence[TaskResults], names: Sequence[str], bold: BoldCells, rank: bool
+) -> list[str]:
     """Return the comments below the table: what is bold, then the notes on all tasks, then those on some tasks."""
     task = results_of_tasks[0].task
     protocol = protocol_of_task(task)
@@ -148,14 +152,18 @@ def _table_comments(results_of_tasks: Sequence[TaskResults], names: Sequence[str
         for task_results, own in zip(results_of_tasks, of_each, strict=True)
         for note in own
     ]
-    notes += [WARNING] if protocol.has_separate_published_table and results_of_tasks[0].published_rows else []
-    notes += [RANKS.format(protocol.metric_column("acc").title)] if rank else []
+    notes += (
+        [DIFFERENT_BACKBONES_NOTE]
+        if protocol.has_separate_published_table and results_of_tasks[0].published_rows
+        else []
+    )
+    notes += [RANKS_NOTE_TEMPLATE.format(protocol.metric_column("acc").title)] if rank else []
     return [
-        (BOLD.partition(";")[0] + "." if protocol.has_separate_published_table else BOLD).format(
+        (BOLD_CELLS_NOTE.partition(";")[0] + "." if protocol.has_separate_published_table else BOLD_CELLS_NOTE).format(
             protocol.interval_units_noun
         ),
         *_note_hidden_best_rows(results_of_tasks, bold),
-        *([ARROWS] if {"delta", "delta_a", "delta_b"}.intersection(names) else []),
+        *([DELTA_ARROWS_NOTE] if {"delta", "delta_a", "delta_b"}.intersection(names) else []),
         *map(escape_controls, dict.fromkeys(notes)),
         *([explain_calibration(task)] if "calibrated_acc" in names else []),
     ]
@@ -204,10 +212,10 @@ def _latex_row_sort_key(entries: Mapping[str, TableRow]) -> tuple[int, float]:
 
 def _block_place_and_title(entry: TableRow) -> tuple[int, str]:
     """Return the place and the title of the block that an entry is in."""
-    if entry.kind == COMPUTED or (entry.measured_row and entry.is_comparable):
+    if entry.kind == COMPUTED_ORIGIN or (entry.measured_row and entry.is_comparable):
         return 2, "Measured"
     if entry.measured_row:
-        return NOT_COMPARABLE
+        return INCOMPARABLE_BLOCK
     paper = next(
         (paper.author_year for paper in read_papers("methods") if paper.key.startswith(entry.source)), entry.source
     )
@@ -224,11 +232,11 @@ def _line_label(entry: TableRow, twice: Collection[str]) -> str:
     return ", ".join([*parts, *(["partial data"] if entry.is_partial and not entry.is_comparable else [])])
 
 
-def _format_cell(entry: TableRow | None, column: Column[TableRow], bold: Bold) -> str:
+def _format_cell(entry: TableRow | None, column: Column[TableRow], bold: BoldCells) -> str:
     return "" if entry is None else column.latex(entry, (entry, column.name) in bold)
 
 
-def _find_bold_cells(task_results: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> Bold:
+def _find_bold_cells(task_results: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> BoldCells:
     """Return the entries and metrics that may be the best of the ranked ones, or the highest of several of a paper."""
     bold = set()
     for name in set(names) - {"pd"}:  # of which the least is the best, where A_0 are alike
@@ -244,7 +252,7 @@ def _find_bold_cells(task_results: TaskResults, entries: Sequence[TableRow], nam
     return bold
 
 
-def _note_hidden_best_rows(results_of_tasks: Sequence[TaskResults], bold: Bold) -> list[str]:
+def _note_hidden_best_rows(results_of_tasks: Sequence[TaskResults], bold: BoldCells) -> list[str]:
     """Return a comment on each task of whose measured accuracies none is bold, as what may be the best is not shown."""
     shown = {entry.measured_row for entry, name in bold if name == "acc"}
     lines = []

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.analysis.aggregate import COMPUTED, STORED, list_notes_on_solve_failures
+from ifsl_bench.analysis.aggregate import COMPUTED_ORIGIN, STORED, list_notes_on_solve_failures
 from ifsl_bench.analysis.task_results import (
     TaskResults,
     append_remarks_of_hidden_tasks,
@@ -22,10 +22,21 @@ from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.store.published import SOURCE_KINDS, PublishedRow, PublishedSequence, published_task_names
 from ifsl_bench.utils.text_format import format_count, join_or
 
-OF_SESSIONS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
-OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", *OF_SESSIONS, "seeds", "source")  # headings
-SHARED = "Rows of other seeds stand where their difference to the best row, on the seeds that both have, puts them."
-RULE = (
+SESSION_COLUMN_HEADINGS = ("Avg.", "gain", "base", "novel", "harmonic", "gAcc")
+OVERVIEW_COLUMN_HEADINGS = (
+    "rank",
+    "method",
+    "Acc.",
+    "cal. Acc.",
+    "Delta",
+    *SESSION_COLUMN_HEADINGS,
+    "seeds",
+    "source",
+)  # headings
+COMMON_SEEDS_NOTE = (
+    "Rows of other seeds stand where their difference to the best row, on the seeds that both have, puts them."
+)
+RANK_NOTE_TEMPLATE = (
     "Rank: the places by {} that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
     "vary over {} and over training seeds, and over test images where results record these; novel classes are held "
@@ -35,16 +46,16 @@ RULE = (
     "your rows, and each row of fewer seeds than three in four others have, is ranked with the others, "
     "without its like."
 )
-PUBLISHED = ("acc", "first", "last", "pd", "gain", "base", "novel")  # metrics of published rows in sessions
-PUBLISHED_DROP = {"pd": 2, "first": 3, "base": 5, "novel": 4}
-WARNING = (
+PUBLISHED_METRICS = ("acc", "first", "last", "pd", "gain", "base", "novel")  # metrics of published rows in sessions
+DROP_PRIORITY_OF_PUBLISHED_METRIC = {"pd": 2, "first": 3, "base": 5, "novel": 4}
+DIFFERENT_BACKBONES_NOTE = (
     "Published rows use other backbones than measured ones, or do not say which: do not compare their accuracies, and "
     "compare gains with care."
 )
 PUBLISHED_NOTES = [
     "Published: as printed, without intervals; means of several runs where a note says so. Ranked nowhere, in no "
     "significance test. Sources that contradict each other stand side by side.",
-    WARNING,
+    DIFFERENT_BACKBONES_NOTE,
     "gain: how far Avg. is above that of a model with the same A_0 which never answers with a novel class.",
     "kind: who prints the numbers; cited: another paper repeats them; rerun: another paper ran the method itself.",
 ]
@@ -97,10 +108,10 @@ def make_task_table(task_results: TaskResults, full: bool = False, ranked: bool 
 
     entries = sorted(list_table_rows(task_results, ranked), key=order)
     metrics = {name for entry in entries for name in entry.values}
-    shared = [entry for entry in entries if entry.kind == COMPUTED and "," in entry.note]
+    shared = [entry for entry in entries if entry.kind == COMPUTED_ORIGIN and "," in entry.note]
     notes = [*table_notes(task_results), *(f"{display_name_of_label(entry.label)}: {entry.note}." for entry in shared)]
     notes += [explain_calibration(task_results.task)] if "calibrated_acc" in metrics else []
-    means = [entry.values["acc"].mean for entry in entries if entry.is_comparable and entry.kind != COMPUTED]
+    means = [entry.values["acc"].mean for entry in entries if entry.is_comparable and entry.kind != COMPUTED_ORIGIN]
     title = task_results.task_name
     if ranked:
         title += (
@@ -110,7 +121,7 @@ def make_task_table(task_results: TaskResults, full: bool = False, ranked: bool 
         )
         notes += rank_notes(task_results)
     elif any(above < below for above, below in itertools.pairwise(means)):
-        notes.append(SHARED)
+        notes.append(COMMON_SEEDS_NOTE)
     recipes = any(row.has_other_recipe for row in task_results.measured_rows)
     columns = task_columns(task_results.task, full, ranked, metrics, recipes)
     return Table(columns, entries, title, notes, is_own_row=_is_own_row, keeps_all_columns=full)
@@ -131,7 +142,9 @@ def make_leaderboard_tables(
     ranked = [task_results.task for task_results in shown if len(task_results.comparable_rows) > 1]
     names = join_or(protocol_of_task(task).metric_column("acc").title for task in ranked)
     closing = (
-        RULE.format(names, join_or(protocol_of_task(task).interval_units_noun for task in ranked)) if ranked else ""
+        RANK_NOTE_TEMPLATE.format(names, join_or(protocol_of_task(task).interval_units_noun for task in ranked))
+        if ranked
+        else ""
     )
     return [table for task_results in shown for table in make_task_tables(task_results, full, ranked=True)], closing
 
@@ -155,9 +168,9 @@ def make_short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[lis
         shown = [
             e
             for e in whole.rows
-            if e in own or (e.kind == COMPUTED and f"{e.accuracy_after_sessions[0].mean:.2f}" in firsts)
+            if e in own or (e.kind == COMPUTED_ORIGIN and f"{e.accuracy_after_sessions[0].mean:.2f}" in firsts)
         ]
-        columns = [column for column in whole.columns if column.heading in OVERVIEW]
+        columns = [column for column in whole.columns if column.heading in OVERVIEW_COLUMN_HEADINGS]
         count = len(whole.rows) - len(shown)
         notes = [f"{format_count(count, 'more row')}: ifsl-bench leaderboard {task_results.task_name}"] if count else []
         notes += list_notes_on_solve_failures(
@@ -222,7 +235,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
             protocol_of_task(task_results.task).metric_column(name).title,
             lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
             lambda row: {name: round_unless_nan(row.values[name]) if name in row.values else None},
-            drop_priority=PUBLISHED_DROP.get(name, 0),
+            drop_priority=DROP_PRIORITY_OF_PUBLISHED_METRIC.get(name, 0),
         )
 
     def after(t: int) -> Column[PublishedRow]:
@@ -246,7 +259,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
         return {"source": f"published: {row.source}", "seeds": sequence(row).seeds, "note": row.note or None}
 
     fixed = {"task": task_results.task_name, "kind": "published", "comparable": False}
-    first, *others = (metric(name) for name in PUBLISHED if not (full and name in ("first", "last")))
+    first, *others = (metric(name) for name in PUBLISHED_METRICS if not (full and name in ("first", "last")))
     return [
         Column(fields=lambda row: fixed),
         Column("method", lambda row: row.label, lambda row: {"method": row.label}, min_fold_width=14),

@@ -31,18 +31,18 @@ from ifsl_bench.store.schema import Result, read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 
-Names = str | Sequence[str]
-Folder = str | Path | None
+NameOrNames = str | Sequence[str]
+OptionalFolder = str | Path | None
 
 
 def table(
     *tasks: str,
-    methods: Names = (),
+    methods: NameOrNames = (),
     setting: str | None = None,
-    recipe: Names = (),
+    recipe: NameOrNames = (),
     full: bool = False,
-    home: Folder = None,
-    results: Folder = None,
+    home: OptionalFolder = None,
+    results: OptionalFolder = None,
 ) -> Frame:
     """Return the stored and published rows of tasks, of all that have any where none is named.
 
@@ -72,12 +72,12 @@ def table(
 
 def leaderboard(
     *tasks: str,
-    methods: Names = (),
+    methods: NameOrNames = (),
     setting: str | None = None,
-    recipe: Names = (),
+    recipe: NameOrNames = (),
     full: bool = False,
-    home: Folder = None,
-    results: Folder = None,
+    home: OptionalFolder = None,
+    results: OptionalFolder = None,
 ) -> Frame:
     """Return the ranked rows of tasks, of all on which something is measured where none is named.
 
@@ -109,8 +109,8 @@ def compare(
     task: str | None = None,
     *,
     recipe: str | None = None,
-    home: Folder = None,
-    results: Folder = None,
+    home: OptionalFolder = None,
+    results: OptionalFolder = None,
 ) -> Frame:
     """Return paired differences A - B in percentage points, a row for each metric.
 
@@ -137,11 +137,11 @@ def compare(
 def variance(
     task: str,
     *,
-    methods: Names = (),
+    methods: NameOrNames = (),
     metric: str = "acc",
-    recipe: Names = (),
-    home: Folder = None,
-    results: Folder = None,
+    recipe: NameOrNames = (),
+    home: OptionalFolder = None,
+    results: OptionalFolder = None,
 ) -> Frame:
     """Return tables of how rows of a task in sessions, and their differences, vary over orders, supports and seeds.
 
@@ -169,11 +169,11 @@ def variance(
 def grid(
     task: str,
     *,
-    methods: Names = (),
+    methods: NameOrNames = (),
     metric: str = "acc",
-    recipe: Names = (),
-    home: Folder = None,
-    results: Folder = None,
+    recipe: NameOrNames = (),
+    home: OptionalFolder = None,
+    results: OptionalFolder = None,
 ) -> Frame:
     """Return tables of a task's recipes and classifiers, each with each; ``table`` in their records tells them apart.
 
@@ -197,7 +197,9 @@ def grid(
     return Frame(make_grid_tables(task_results, metric))
 
 
-def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:
+def load(
+    what: str | Path, task: str | None = None, *, home: OptionalFolder = None, results: OptionalFolder = None
+) -> Result | Results:
     """Return a result file; or all seeds of a row, by its label and task.
 
     Args:
@@ -223,7 +225,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
     return read_result(path)
 
 
-def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Results:
+def load_all(*tasks: str, home: OptionalFolder = None, results: OptionalFolder = None) -> Results:
     """Return all results of tasks, of all tasks where none is named: those that come with the package, and yours.
 
     Files that cannot be read are left out, each with a Python warning.
@@ -254,7 +256,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
     return Results(results_here)
 
 
-def as_name_tuple(names: Names) -> tuple[str, ...]:
+def as_name_tuple(names: NameOrNames) -> tuple[str, ...]:
     """Return names as a tuple: of one name, of several with commas between them, or of a list of either."""
     texts = (names,) if isinstance(names, str) else tuple(names)
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())

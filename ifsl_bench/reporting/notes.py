@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from ifsl_bench.analysis.aggregate import (
     PAPER,
-    PARTIAL,
+    PARTIAL_DATA_NOTE,
     SeedAggregate,
     describe_fixed_factors,
     list_notes_on_solve_failures,
@@ -24,8 +24,8 @@ from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import escape_controls
 from ifsl_bench.utils.text_format import format_count, format_numbers, format_p_value, format_seeds
 
-BACKBONES = "ifsl_bench.backbones"  # the group of entry points
-OF_SESSIONS = {  # column -> its meaning
+BACKBONE_ENTRY_POINT_GROUP = "ifsl_bench.backbones"  # the group of entry points
+SESSION_COLUMN_MEANINGS = {  # column -> its meaning
     "acc": "Avg.: the mean accuracy after each session, A_0 to A_T",
     "pd": "PD: A_0 minus A_T",
     "base": "base, novel and their harmonic mean: after the last",
@@ -34,7 +34,7 @@ OF_SESSIONS = {  # column -> its meaning
     "that",
     "state": "bytes/class: what is carried on for each novel class",
 }
-HIDDEN = "validation sequences have hidden base classes in place of novel ones"
+HIDDEN_CLASSES_NOTE = "validation sequences have hidden base classes in place of novel ones"
 
 
 def explain_calibration(task: Task) -> str:
@@ -54,14 +54,14 @@ def _describe_evaluated_classes(result: Result) -> str:
 def table_notes(
     task_results: TaskResults,
     interval_note: str = "in parentheses their ±",
-    shown_metrics: Collection[str] = OF_SESSIONS.keys(),
+    shown_metrics: Collection[str] = SESSION_COLUMN_MEANINGS.keys(),
 ) -> list[str]:
     """Return the notes that a reader of the task's table needs, a line each.
 
     Args:
         task_results: the results of the task.
         interval_note: where the table has the ± that papers print.
-        shown_metrics: of the columns that :data:`OF_SESSIONS` explains, those that the table has.
+        shown_metrics: of the columns that :data:`SESSION_COLUMN_MEANINGS` explains, those that the table has.
     """
     notes = [
         *_measurement_notes(task_results, shown_metrics),
@@ -92,14 +92,14 @@ def _measurement_notes(task_results: TaskResults, shown: Collection[str]) -> lis
         first = task_results.rows[0].results[0]
         notes.append(f"Measured: {_describe_evaluated_classes(first)}, averaged over seeds, in percent.")
         if "sessions" in first.protocol.figures_and_tables:
-            notes.append(f"{'; '.join(text for name, text in OF_SESSIONS.items() if name in shown)}.")
+            notes.append(f"{'; '.join(text for name, text in SESSION_COLUMN_MEANINGS.items() if name in shown)}.")
         if not single:
             fixed = "the trained models, the test images and the novel classes"
             if "sessions" in first.protocol.figures_and_tables:
                 fixed = describe_fixed_factors(task_results.rows, "the trained models", "the test images")
             notes.append(f"Intervals hold fixed {fixed}.")
         if task_results.task.hides_base_classes("val"):
-            notes.append(f"{HIDDEN.capitalize()}.")
+            notes.append(f"{HIDDEN_CLASSES_NOTE.capitalize()}.")
     usual = task_results.task.evaluation.episodes
     labels = zip(measured, unique_row_names(measured), strict=True)
     if many := [label for row, label in labels if len(row.results[0].episodes) > usual]:
@@ -142,7 +142,7 @@ def _group_notes(task_results: TaskResults) -> list[str]:
     """Return which rows are ranked apart, and what their data and backbones have seen."""
     notes, measured = [], task_results.measured_rows
     if any(row.is_partial for row in task_results.rows):
-        notes.append(f"{PARTIAL.capitalize()}.")
+        notes.append(f"{PARTIAL_DATA_NOTE.capitalize()}.")
     if looking := [row.name_with_origin for row in measured if row.is_transductive]:
         notes.append(f"Transductive, seeing an episode's queries all at once, and ranked apart: {', '.join(looking)}.")
     for state, what in (("yes", "has seen"), ("may", "may have seen")):
@@ -190,7 +190,9 @@ def _anomaly_notes(task_results: TaskResults) -> list[str]:
         ),
     ]
     backbone = task_results.task.pretraining.backbone
-    installed = any(find_owning_entry_points(BACKBONES, name) for name in (backbone, backbone.partition(":")[0]))
+    installed = any(
+        find_owning_entry_points(BACKBONE_ENTRY_POINT_GROUP, name) for name in (backbone, backbone.partition(":")[0])
+    )
     if measured and backbone not in (NO_BACKBONE, INCLUDED) and not installed:
         notes.append(f"No backbone {backbone!r} is installed here: these rows cannot be made again on this machine.")
     return notes

@@ -14,9 +14,9 @@ from hashlib import sha256
 
 from ifsl_bench.plugin.display_names import display_names_by_row
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E6E6E")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # Matplotlib's names
-DASHES = ("solid", "dashed", "dotted", "dashdot")  # Matplotlib's names
+METHOD_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E6E6E")
+MATPLOTLIB_MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # Matplotlib's names
+MATPLOTLIB_DASHES = ("solid", "dashed", "dotted", "dashdot")  # Matplotlib's names
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,14 @@ def style_of_label(label: str) -> PlotStyle:
     if method in ours:
         index = ours.index(method)
     else:
-        free = len(COLOURS) * len(MARKERS) - len(ours)
+        free = len(METHOD_COLOURS) * len(MATPLOTLIB_MARKERS) - len(ours)
         index = len(ours) + int.from_bytes(sha256(method.encode()).digest()[:4]) % free
-    turn, colour = divmod(index, len(COLOURS))
-    return PlotStyle(COLOURS[colour], MARKERS[(colour + turn) % len(MARKERS)], DASHES[(colour + turn) % len(DASHES)])
+    turn, colour = divmod(index, len(METHOD_COLOURS))
+    return PlotStyle(
+        METHOD_COLOURS[colour],
+        MATPLOTLIB_MARKERS[(colour + turn) % len(MATPLOTLIB_MARKERS)],
+        MATPLOTLIB_DASHES[(colour + turn) % len(MATPLOTLIB_DASHES)],
+    )
 
 
 def distinct_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> list[PlotStyle]:
@@ -63,9 +67,12 @@ def distinct_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> li
     looks, seen = [style_of_label(label) for label in labels], dict.fromkeys(map(method_name_of_label, labels), 0)
     for i in sorted(range(len(labels)), key=lambda i: (not plain[i], bool(is_second and is_second[i]))):
         if n := seen[method_name_of_label(labels[i])]:
-            marker, dash = MARKERS.index(looks[i].marker) + n, DASHES.index(looks[i].dash) + n
+            marker, dash = MATPLOTLIB_MARKERS.index(looks[i].marker) + n, MATPLOTLIB_DASHES.index(looks[i].dash) + n
             looks[i] = replace(
-                looks[i], marker=MARKERS[marker % len(MARKERS)], dash=DASHES[dash % len(DASHES)], is_further_row=True
+                looks[i],
+                marker=MATPLOTLIB_MARKERS[marker % len(MATPLOTLIB_MARKERS)],
+                dash=MATPLOTLIB_DASHES[dash % len(MATPLOTLIB_DASHES)],
+                is_further_row=True,
             )
         seen[method_name_of_label(labels[i])] = n + 1
     return looks

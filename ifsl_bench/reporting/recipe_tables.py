@@ -10,32 +10,39 @@ from functools import lru_cache
 from typing import Any
 
 from ifsl_bench.analysis.aggregate import STORED, SeedAggregate, describe_fixed_factors
-from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, FIXED, GRID_SOURCES, RECIPE
+from ifsl_bench.analysis.grid_variance import (
+    BOTH,
+    CLASSIFIER,
+    COMMON_GRID_PART,
+    FIXED_EFFECT_SOURCES,
+    GRID_VARIANCE_SOURCES,
+    RECIPE,
+)
 from ifsl_bench.analysis.recipe_grid import RECIPES, CellOrder, GridVariance, RecipeGrid, make_recipe_grid
-from ifsl_bench.analysis.session_variance import IMAGES, VarianceEstimate
+from ifsl_bench.analysis.session_variance import IMAGE_SOURCE_NAME, VarianceEstimate
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import format_recipe_for_print
 from ifsl_bench.protocols.metrics import Estimate
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.reporting.columns import UNKNOWN, format_plus_minus, recipe_facts, round_unless_nan
-from ifsl_bench.reporting.leaderboard import SHARED
+from ifsl_bench.reporting.columns import UNKNOWN_ESTIMATE, format_plus_minus, recipe_facts, round_unless_nan
+from ifsl_bench.reporting.leaderboard import COMMON_SEEDS_NOTE
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_count, format_seeds
 
 # Where errors are: base queries without and with novel classes, novel ones likewise, and what base classes take.
-ERROR_METRICS = {
+ERROR_METRICS_BY_PROTOCOL = {
     "sessions": ("first", "base", "novel_alone", "novel", "novel_as_base"),
     "episodes": ("base_alone", "base_joint", "novel_alone", "novel_joint", "delta_b"),
 }
-ERROR_NOTES = {
+ERROR_NOTES_BY_PROTOCOL = {
     "sessions": "A_0: base accuracy before any session; base and novel: among all classes after the last session; "
     "novel alone: novel queries right among the novel classes; novel as base: novel queries that base classes take.",
     "episodes": "Delta_b: novel joint minus novel alone, minus the novel queries that base classes take and that are "
     "right among the novel classes.",
 }
-GRID = "recipe x classifier"
+GRID_TABLE_NAME = "recipe x classifier"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +120,7 @@ def make_grid_table(grid: RecipeGrid) -> Table[str]:
         cost("at test", "passes_at_test", "g", 1),
         cost("seconds", "pretraining_seconds", ",.0f", 2),
     ]
-    title = f"{grid.task_results.task_name}, {protocol.metric_column(grid.metric).title}: {GRID}"
+    title = f"{grid.task_results.task_name}, {protocol.metric_column(grid.metric).title}: {GRID_TABLE_NAME}"
     return Table(columns, grid.recipes, title, _grid_notes(grid, protocol), keeps_all_columns=True)
 
 
@@ -156,13 +163,13 @@ def make_errors_table(grid: RecipeGrid) -> Table[GridCell]:
     cells = [GridCell(recipe, name, grid.cells[recipe, name])
              for recipe in grid.recipes for name in grid.classifiers if (recipe, name) in grid.cells]  # fmt: skip
     values: dict[GridCell, Mapping[str, Estimate]] = {cell: cell.row.summarise_metrics() for cell in cells}
-    metrics = dict.fromkeys([grid.metric, *ERROR_METRICS[kind]])
+    metrics = dict.fromkeys([grid.metric, *ERROR_METRICS_BY_PROTOCOL[kind]])
     shown = [name for name in metrics if any(name in of_cell for of_cell in values.values())]
     others = dict.fromkeys(name for of_cell in values.values() for name in of_cell if name not in shown)
 
     def column(name: str, heading: str | None) -> Column[GridCell]:
         def fields(cell: GridCell) -> dict[str, float | None]:
-            value = values[cell].get(name, UNKNOWN)
+            value = values[cell].get(name, UNKNOWN_ESTIMATE)
             return {name: round_unless_nan(value.mean), f"{name}_interval": round_unless_nan(value.interval)}
 
         return Column(
@@ -196,7 +203,7 @@ def make_errors_table(grid: RecipeGrid) -> Table[GridCell]:
             }
         ),
     ]
-    notes = [ERROR_NOTES[kind]]
+    notes = [ERROR_NOTES_BY_PROTOCOL[kind]]
     if lacking := [cell.row.display_name for cell in cells if "novel_alone" not in values[cell]]:
         which = "all of them" if len(lacking) == len(cells) else ", ".join(lacking)
         notes.append(f"novel alone is not recorded in results of earlier versions: {which}.")
@@ -253,7 +260,7 @@ def make_order_table(grid: RecipeGrid) -> Table[CellOrder]:
     ]
     means = [[float(row.metric_by_seed(grid.metric).mean()) for row in order.rows] for order in grid.cell_orders]
     if any(above < below for of_order in means for above, below in itertools.pairwise(of_order)):
-        notes.append(SHARED)
+        notes.append(COMMON_SEEDS_NOTE)
     if any(order.models_fixed for order in grid.cell_orders):
         notes.append(
             "Where two rows have fewer than two seeds in common, their difference is that of these trained models: it "
@@ -277,7 +284,10 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
     protocol = protocol_of_task(grid.task_results.task)
     unit = protocol.interval_units_noun.removesuffix("s")
     total = "a single one"
-    rows = [SourceRow(split, source) for source in (*(s for s in GRID_SOURCES if s in split.share_by_source), total)]
+    rows = [
+        SourceRow(split, source)
+        for source in (*(s for s in GRID_VARIANCE_SOURCES if s in split.share_by_source), total)
+    ]
 
     def name(source: str) -> str:
         return source.replace("order", unit)
@@ -297,7 +307,7 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
 
     def part(heading: str, *parts: str) -> Column[SourceRow]:
         def text(row: SourceRow) -> str:
-            if row.source in (*FIXED, total):
+            if row.source in (*FIXED_EFFECT_SOURCES, total):
                 return ""
             return (
                 f"{sum(split.share_by_source[row.source].percent_by_grid_part.get(part, 0.0) for part in parts):.1f}%"
@@ -317,7 +327,7 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
         if row.source == total:
             return common | {"sd": round_unless_nan(math.sqrt(split.total_variance)), "percent": 100.0}
         share = split.share_by_source[row.source]
-        names = {ALIKE: "alike", RECIPE: "by_recipe", CLASSIFIER: "by_classifier", BOTH: "by_both"}
+        names = {COMMON_GRID_PART: "alike", RECIPE: "by_recipe", CLASSIFIER: "by_classifier", BOTH: "by_both"}
         parts = {names[part]: round_unless_nan(value) for part, value in share.percent_by_grid_part.items()}
         deviations = map(round_unless_nan, _standard_deviation_with_limits(share.variance))
         return (
@@ -332,7 +342,7 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
         Column("source", lambda row: name(row.source), fields, min_fold_width=14),
         Column("sd", deviation),
         Column("share of variance", percent),
-        part("alike in all cells", ALIKE),
+        part("alike in all cells", COMMON_GRID_PART),
         part("by recipe", RECIPE),
         part("by classifier", CLASSIFIER),
         part("by both", BOTH),
@@ -363,7 +373,7 @@ def _share_notes(grid: RecipeGrid, split: GridVariance, protocol: Protocol) -> l
         notes.append("Two seeds tell little of how much others vary.")
     if split.has_one_pretraining:
         notes.append("Seeds are of meta-training alone: backbones are held fixed.")
-    if IMAGES not in split.share_by_source:
+    if IMAGE_SOURCE_NAME not in split.share_by_source:
         notes.append("Test images are held fixed: not all results record the hits of single images.")
     return notes
 

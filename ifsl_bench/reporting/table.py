@@ -131,15 +131,17 @@ def table_from_dicts(
 # -- its text
 
 Records = list[dict[str, Any]]
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
+FORMULA_START_CHARACTERS = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
 # In a comment, where titles and notes stand, "95%" and "Delta_a" are left as they are.
-LATEX = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
-SIGNS = {"~": r"\textasciitilde{}", "|": r"\textbar{}", "±": r"$\pm$"}
-SPECIAL = LATEX | SIGNS | {character: f"\\{character}" for character in "&%$#_{}"}
+LATEX_OF_BACKSLASH_AND_CARET = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
+LATEX_OF_OTHER_SIGNS = {"~": r"\textasciitilde{}", "|": r"\textbar{}", "±": r"$\pm$"}
+LATEX_OF_SPECIAL_CHARACTER = (
+    LATEX_OF_BACKSLASH_AND_CARET | LATEX_OF_OTHER_SIGNS | {character: f"\\{character}" for character in "&%$#_{}"}
+)
 
 
 def render_tables(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
-    """Return tables in one of :data:`FORMATS`.
+    """Return tables in one of :data:`OUTPUT_FORMATS`.
 
     For readers each has its title above and its notes below. Programs get one document with the rows of all tables,
     plain numbers, and neither titles nor notes; where a row lacks a field of others it is empty (CSV) or null (JSON).
@@ -151,15 +153,15 @@ def render_tables(tables: Iterable[Table[Any]], style: str = "text", closing: st
         style: the format.
         closing: a line for readers below all tables.
     """
-    if style in READERS:
-        pages = [_render_tables(table, READERS[style](table), style) for table in tables]
+    if style in TABLE_FORMATTERS:
+        pages = [_render_tables(table, TABLE_FORMATTERS[style](table), style) for table in tables]
         closing = format_prose(closing, style) if style == "latex" else closing
         return "\n\n".join([*pages, closing] if closing else pages)
-    if style in PROGRAMS:
+    if style in RECORD_FORMATTERS:
         records = [record for table in tables for record in table.records()]
         names = list(dict.fromkeys(name for record in records for name in record))
-        return PROGRAMS[style](names, [{name: record.get(name) for name in names} for record in records])
-    raise unknown_name_error("format", style, FORMATS)
+        return RECORD_FORMATTERS[style](names, [{name: record.get(name) for name in names} for record in records])
+    raise unknown_name_error("format", style, OUTPUT_FORMATS)
 
 
 def format_prose(text: str, style: str) -> str:
@@ -173,7 +175,7 @@ def format_prose(text: str, style: str) -> str:
     if style == "markdown":
         return _escape_links(_escape_html_tags(line))
     if style == "latex" and line:
-        return "% " + "".join(LATEX.get(character, character) for character in line)
+        return "% " + "".join(LATEX_OF_BACKSLASH_AND_CARET.get(character, character) for character in line)
     return line
 
 
@@ -184,7 +186,9 @@ def _render_tables(table: Table[Any], grid: str, style: str) -> str:
     return "\n".join([*above, grid, *below])
 
 
-_CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|[`\\\[\]]")  # a span of code, or what may begin something else
+_CODE_OR_MARKUP_PATTERN = re.compile(
+    r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|[`\\\[\]]"
+)  # a span of code, or what may begin something else
 
 
 def _escape_html_tags(text: str) -> str:
@@ -194,7 +198,7 @@ def _escape_html_tags(text: str) -> str:
 
 def _escape_links(text: str) -> str:
     """Return text in which Markdown sees no link and no image; spans of code stay as they are."""
-    return _CODE.sub(lambda match: match[0] if match[1] else f"\\{match[0]}", text)
+    return _CODE_OR_MARKUP_PATTERN.sub(lambda match: match[0] if match[1] else f"\\{match[0]}", text)
 
 
 def _escape_markdown_cell(text: str) -> str:
@@ -214,13 +218,13 @@ def _markdown_table(table: Table[Any]) -> str:
     return _format_grid(table, "github", write)
 
 
-_NUMBERS = re.compile(r"(?=.*\d)[\d.+\-± *]+")  # one or several, with their intervals
-_DELTA = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b$"}
+_NUMBER_CELL_PATTERN = re.compile(r"(?=.*\d)[\d.+\-± *]+")  # one or several, with their intervals
+_LATEX_OF_DELTA_HEADING = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b$"}
 
 
 def escape_latex(text: str) -> str:
     """Return text that LaTeX prints as it is."""
-    return "".join(SPECIAL.get(character, character) for character in escape_controls(text))
+    return "".join(LATEX_OF_SPECIAL_CHARACTER.get(character, character) for character in escape_controls(text))
 
 
 def _latex_tabular(table: Table[Any]) -> str:
@@ -232,10 +236,10 @@ def _latex_tabular(table: Table[Any]) -> str:
 
 
 def _latex_cell(text: str) -> str:
-    if _NUMBERS.fullmatch(text):
+    if _NUMBER_CELL_PATTERN.fullmatch(text):
         return re.sub(r"(?<!\S)-(?=\d)", "$-$", escape_latex(text))  # not that of ranks, 2-7
     if (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
-        return match[1] + _DELTA[match[2]]
+        return match[1] + _LATEX_OF_DELTA_HEADING[match[2]]
     brace = "{}" * text.startswith(("[", "*"))  # at the beginning of a line it would be an argument of the \\ before
     return brace + escape_latex(text)
 
@@ -263,7 +267,7 @@ def _csv_cell(value: Any) -> Any:
         return _csv_cell(text) if any(isinstance(entry, str) for entry in value) else text
     if not isinstance(value, str):
         return value
-    return ("'" if value.startswith(FORMULA) else "") + escape_controls(value)
+    return ("'" if value.startswith(FORMULA_START_CHARACTERS) else "") + escape_controls(value)
 
 
 def _format_json(_: Sequence[str], records: Records) -> str:
@@ -271,6 +275,6 @@ def _format_json(_: Sequence[str], records: Records) -> str:
     return "\n".join(CONTROL_CHARACTERS.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
 
 
-READERS = {"text": _text_table, "markdown": _markdown_table, "latex": _latex_tabular}
-PROGRAMS = {"csv": _format_csv, "json": _format_json}
-FORMATS = (*READERS, *PROGRAMS)
+TABLE_FORMATTERS = {"text": _text_table, "markdown": _markdown_table, "latex": _latex_tabular}
+RECORD_FORMATTERS = {"csv": _format_csv, "json": _format_json}
+OUTPUT_FORMATS = (*TABLE_FORMATTERS, *RECORD_FORMATTERS)

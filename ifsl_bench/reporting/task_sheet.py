@@ -11,12 +11,12 @@ from ifsl_bench.data.preparing.metadata import load_task_metadata
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
-from ifsl_bench.reporting.notes import HIDDEN
+from ifsl_bench.reporting.notes import HIDDEN_CLASSES_NOTE
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.text_format import format_count
 
-PROTOCOLS = {
+META_TRAINING_PROTOCOL_TEXTS = {
     "separate": "the novel classes of meta-training are a pool of their own",
     "shared": "the novel classes of meta-training are base classes, which an episode hides from the base classifier",
 }
@@ -42,7 +42,7 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
     if task.has_base:
         yield "base", _describe_base_classes(task, folders)
     yield protocol_of_task(task).describe_drawn_items(task)
-    yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
+    yield "protocol", f"{task.protocol}: {META_TRAINING_PROTOCOL_TEXTS[task.protocol]}"
     yield "backbone", _describe_backbone(task)
     yield (
         "seen",
@@ -51,7 +51,7 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation
-    hidden = f"; {HIDDEN}" if task.hides_base_classes("val") else ""
+    hidden = f"; {HIDDEN_CLASSES_NOTE}" if task.hides_base_classes("val") else ""
     yield (
         "evaluation",
         f"{counts.episodes:,} test and {counts.validation_episodes:,} validation "

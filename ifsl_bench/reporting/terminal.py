@@ -22,13 +22,15 @@ from rich.text import Text
 from ifsl_bench.reporting.table import Cell, Table
 from ifsl_bench.utils.errors import escape_controls
 
-LEAST = 80  # columns of a terminal; a narrower one gets lines of this width
-GAP = 2  # spaces between columns
-MINE = "bold cyan"  # the style of a row of the user's own
-RULE = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)  # a line below the headings
+MIN_TERMINAL_WIDTH = 80  # columns of a terminal; a narrower one gets lines of this width
+SPACES_BETWEEN_COLUMNS = 2  # spaces between columns
+OWN_ROW_STYLE = "bold cyan"  # the style of a row of the user's own
+HEADING_RULE_BOX = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)  # a line below the headings
 # Between these two a line never ends: a number and its unit, ± or sign of comparison.
-GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
-GLUE = "\ue000"  # stands for such a space while lines are folded; of private use, so that no text has it
+UNBREAKABLE_SPACE_PATTERN = re.compile(
+    r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])"
+)
+UNBREAKABLE_SPACE = "\ue000"  # stands for such a space while lines are folded; of private use, so that no text has it
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,12 @@ def print_text(text: str, console: Console, style: str = "") -> None:
     line = escape_controls(text)
     match = re.match(r" *(?:\S+  +)?(?=\S)", line)
     start = match.end() if match and match.end() <= console.width // 2 else 0
-    folded = Text(GLUED.sub(GLUE, line[start:])).wrap(console, console.width - start)
+    folded = Text(UNBREAKABLE_SPACE_PATTERN.sub(UNBREAKABLE_SPACE, line[start:])).wrap(console, console.width - start)
     for place, part in enumerate(folded):
         before = " " * start if place else line[:start]
-        console.print(Text(before + part.plain.rstrip().replace(GLUE, " "), style), soft_wrap=True, highlight=False)
+        console.print(
+            Text(before + part.plain.rstrip().replace(UNBREAKABLE_SPACE, " "), style), soft_wrap=True, highlight=False
+        )
 
 
 def _shown_columns(table: Table[Any]) -> list[_ShownColumn]:
@@ -125,7 +129,7 @@ def _shown_columns(table: Table[Any]) -> list[_ShownColumn]:
 
 
 def _total_width(columns: Sequence[_ShownColumn]) -> int:
-    return sum(column.min_width for column in columns) + GAP * (len(columns) - 1)
+    return sum(column.min_width for column in columns) + SPACES_BETWEEN_COLUMNS * (len(columns) - 1)
 
 
 def _shrink_columns_to_width(columns: Sequence[_ShownColumn], width: int) -> list[_ShownColumn]:
@@ -151,13 +155,21 @@ def _split_into_blocks(columns: Sequence[_ShownColumn], width: int) -> list[list
 
 
 def _print_grid(table: Table[Any], columns: Sequence[_ShownColumn], console: Console) -> None:
-    grid = Grid(box=RULE, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
-    narrow = sum(column.full_width + GAP for column in columns) - GAP > console.width
+    grid = Grid(
+        box=HEADING_RULE_BOX,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, SPACES_BETWEEN_COLUMNS - 1, 0, 0),
+        header_style="bold",
+    )
+    narrow = (
+        sum(column.full_width + SPACES_BETWEEN_COLUMNS for column in columns) - SPACES_BETWEEN_COLUMNS > console.width
+    )
     for column in columns:
         heading = textwrap.fill(column.heading, max(1, column.min_width)) if narrow else column.heading
         grid.add_column(Text(heading), no_wrap=not column.min_fold_width, overflow="fold")
     for place, row in enumerate(table.rows):
         cells = [column.cells[place] for column in columns]
         texts = [Text(cell.text, style="bold" if cell.is_bold else "") for cell in cells]
-        grid.add_row(*texts, style=MINE if table.is_own_row(row) else None)
+        grid.add_row(*texts, style=OWN_ROW_STYLE if table.is_own_row(row) else None)
     console.print(grid, highlight=False)

@@ -17,17 +17,17 @@ from matplotlib.text import Text
 
 from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import estimate_overall_difference
-from ifsl_bench.analysis.grid_variance import ALIKE, BOTH, CLASSIFIER, RECIPE, split_grid
+from ifsl_bench.analysis.grid_variance import BOTH, CLASSIFIER, COMMON_GRID_PART, RECIPE, split_grid
 from ifsl_bench.analysis.image_variance import ImageEffects, estimate_image_effects, estimate_image_variance
 from ifsl_bench.analysis.recipe_grid import RECIPES, _find_maximal_cliques, make_recipe_grid
-from ifsl_bench.analysis.session_variance import PARTS, split_variance
+from ifsl_bench.analysis.session_variance import DESIGN_VARIANCE_SOURCES, split_variance
 from ifsl_bench.analysis.task_results import ALL_RECIPES, load_results_by_name
 from ifsl_bench.reporting.figures.recipes import draw_recipes
-from ifsl_bench.reporting.figures.style import COLUMN, SMALLEST
+from ifsl_bench.reporting.figures.style import COLUMN, MIN_FONT_SIZE_POINTS
 from ifsl_bench.reporting.frames import Frame
 from ifsl_bench.reporting.leaderboard import make_task_table
 from ifsl_bench.reporting.recipe_tables import make_grid_tables
-from ifsl_bench.reporting.table import READERS, render_tables
+from ifsl_bench.reporting.table import TABLE_FORMATTERS, render_tables
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -108,7 +108,7 @@ def test_parts_are_those_of_plain_loops():
     x += 2 * rng.normal(size=(3, 2, 1, 8, 1)) + 2 * rng.normal(size=(3, 2, 4, 8, 1)) + rng.normal(size=(3, 2, 1, 8, 2))
     shares = split_grid(x)
     cells = [split_variance(x[r, c]) for r, c in ones((3, 2))]
-    for part in PARTS:
+    for part in DESIGN_VARIANCE_SOURCES:
         assert shares[part].variance.value == pytest.approx(np.mean([cell[part].value for cell in cells])), part
     mean = np.mean([x[i] for i in ones(x.shape)])
     recipes = [np.mean([x[r, i, j, k, m] for i, j, k, m in ones(x.shape[1:])]) - mean for r in range(3)]
@@ -129,8 +129,8 @@ def test_parts_are_those_of_plain_loops():
 @pytest.mark.parametrize(
     ("shape", "there"),
     [
-        ((3, 2, 3, 12, 2), {RECIPE, CLASSIFIER, BOTH, *PARTS}),
-        ((3, 1, 3, 12, 2), {RECIPE, *PARTS}),
+        ((3, 2, 3, 12, 2), {RECIPE, CLASSIFIER, BOTH, *DESIGN_VARIANCE_SOURCES}),
+        ((3, 1, 3, 12, 2), {RECIPE, *DESIGN_VARIANCE_SOURCES}),
         ((3, 2, 1, 12, 1), {RECIPE, CLASSIFIER, BOTH, "order"}),
         ((2, 2, 3, 12, 1), {RECIPE, CLASSIFIER, BOTH, "order", "seed", "seed by order"}),
     ],
@@ -143,10 +143,10 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
     rng = np.random.default_rng(1)
     recipes, classifiers, seeds, orders, supports = shape
     fixed = rng.normal(size=(recipes, classifiers))
-    deviations = dict(zip(PARTS, (0.8, 0.7, 0.0 if seeds == 1 else 0.6, 0.5, 0.4), strict=True))
+    deviations = dict(zip(DESIGN_VARIANCE_SOURCES, (0.8, 0.7, 0.0 if seeds == 1 else 0.6, 0.5, 0.4), strict=True))
     effects = dict(
         zip(
-            PARTS,
+            DESIGN_VARIANCE_SOURCES,
             [(1, orders, 1), (1, orders, supports), (seeds, 1, 1), (seeds, orders, 1), (seeds, orders, supports)],
             strict=True,
         )
@@ -187,7 +187,7 @@ def test_what_is_alike_in_all_cells_is_told_from_what_differs_by_recipe():
     order, of_recipe = rng.normal(size=(1, 1, 1, 400, 1)), rng.normal(size=(4, 1, 1, 400, 1))
     shares = split_grid(np.broadcast_to(2 * order + of_recipe, (4, 3, 1, 400, 1)).copy(), draws=100)
     by_part = shares["order"].percent_by_grid_part
-    assert by_part[ALIKE] == pytest.approx(100 * (4 + 1 / 4) / 5, abs=5)
+    assert by_part[COMMON_GRID_PART] == pytest.approx(100 * (4 + 1 / 4) / 5, abs=5)
     assert by_part[RECIPE] == pytest.approx(100 * (3 / 4) / 5, abs=5)
     assert [by_part[CLASSIFIER], by_part[BOTH]] == pytest.approx([0, 0], abs=1e-9)
 
@@ -321,7 +321,7 @@ def test_the_command_and_every_format_have_the_same_numbers(tables, results, cal
     (of_csv,) = (record for record in records if record["method"] == "ncm.recipe=closer")
     assert float(of_csv["acc"]) == pytest.approx(cell.acc)
     share = frame[(frame.table == "shares") & (frame.source == "recipe")].iloc[0]
-    for style in READERS:
+    for style in TABLE_FORMATTERS:
         text, sign = render_tables(tables, style), r" $\pm$ " if style == "latex" else " ± "
         assert text.count(f"{cell.acc:.2f}{sign}{cell.acc_interval:.2f}") == 2, "in the grid and among cells"
         assert f"{share.percent:.1f}" in text
@@ -329,7 +329,7 @@ def test_the_command_and_every_format_have_the_same_numbers(tables, results, cal
 
 def test_the_figure_fits_its_column_and_leaves_missing_cells_out(board):
     figure, notes = draw_recipes(board)
-    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= MIN_FONT_SIZE_POINTS
     whole = figure.get_tightbbox()
     assert (whole.x0, whole.y0) >= (-0.02, -0.02)
     assert (whole.x1, whole.y1) <= (COLUMN + 0.02, figure.get_figheight() + 0.02)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.analysis.session_variance import (
-    PARTS,
+    DESIGN_VARIANCE_SOURCES,
     MeanSquare,
     _variance_interval,
     compute_mean_squares,
@@ -72,7 +72,7 @@ def test_a_difference_of_mean_squares_is_at_its_limit_where_their_ratio_is():
 @pytest.mark.parametrize(
     ("shape", "there"),
     [
-        ((4, 20, 3), {*PARTS, "one"}),
+        ((4, 20, 3), {*DESIGN_VARIANCE_SOURCES, "one"}),
         ((1, 20, 3), {"order", "support", "one"}),
         ((4, 20, 1), {"order", "seed", "seed by order", "one"}),
         ((1, 20, 1), {"order", "one"}),
@@ -83,7 +83,10 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
 
     Estimates below 0 count as 0, so effects are large against their errors; parts that cannot be told apart add up.
     """
-    rng, deviations = np.random.default_rng(2), dict(zip(PARTS, (2.0, 1.5, 2.0, 1.0, 0.7), strict=True))
+    rng, deviations = (
+        np.random.default_rng(2),
+        dict(zip(DESIGN_VARIANCE_SOURCES, (2.0, 1.5, 2.0, 1.0, 0.7), strict=True)),
+    )
     if shape[0] == 1:
         deviations |= dict.fromkeys(("seed", "seed by order", "rest"), 0.0)
     truth = {part: deviation**2 for part, deviation in deviations.items()}

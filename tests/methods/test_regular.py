@@ -18,7 +18,7 @@ from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, mas
 from ifsl_bench.plugin.options import add_example_extras
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.leaderboard import make_task_table
-from ifsl_bench.reporting.table import FORMATS, PROGRAMS, render_tables
+from ifsl_bench.reporting.table import OUTPUT_FORMATS, RECORD_FORMATTERS, render_tables
 from ifsl_bench.store.schema import read_result
 from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, make_episodes
 
@@ -154,12 +154,12 @@ def test_a_run_from_training_to_the_table(task, name, method, work):
     path = next((work.home.results / name).glob("*.json"))
     assert read_result(path) == result
     board = load_task_results(load_tasks(task(name))[0], work.home.results)
-    for style in FORMATS:
+    for style in OUTPUT_FORMATS:
         text = render_tables([make_task_table(board, full=True)], style)
         mean = result.summary["acc"]["mean"]
-        assert (f"{round(mean, 4)}" if style in PROGRAMS else f"{mean:.2f}") in text
+        assert (f"{round(mean, 4)}" if style in RECORD_FORMATTERS else f"{mean:.2f}") in text
         assert "nan" not in text.lower()
-        assert "elta" not in text or style in PROGRAMS
+        assert "elta" not in text or style in RECORD_FORMATTERS
 
 
 def test_accuracy_is_that_of_a_plain_loop(clusters, task, work):

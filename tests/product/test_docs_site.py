@@ -300,7 +300,7 @@ def test_workflows_run_what_there_is():
         assert workflow["permissions"] == {"contents": "read"}
         commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
         named = [name for command in commands for name in re.findall(r"ifsl-bench (\w+)", command)]
-        assert set(named) <= set(cli.MODULES)
+        assert set(named) <= set(cli.MODULE_OF_COMMAND)
         for command in commands:
             subprocess.run(["bash", "-n", "-c", command], check=True)
 

@@ -14,7 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ifsl_bench.reporting.detail_tables import describe_facts
-from ifsl_bench.reporting.table import FORMATS, Column, Table, escape_latex, format_prose, render_tables
+from ifsl_bench.reporting.table import OUTPUT_FORMATS, Column, Table, escape_latex, format_prose, render_tables
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import parse_result
 
@@ -43,7 +43,7 @@ def loud(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("style", FORMATS)
+@pytest.mark.parametrize("style", OUTPUT_FORMATS)
 def test_show_and_tables_write_out_what_would_steer_the_terminal(loud, call, style):
     for command in (
         ("show", loud),

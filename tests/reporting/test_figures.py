@@ -28,8 +28,8 @@ from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.figures import base_classes, pairs, ranks, seeds, sessions, tradeoff
 from ifsl_bench.reporting.figures.style import (
     COLUMN,
+    MIN_FONT_SIZE_POINTS,
     PAGE,
-    SMALLEST,
     render_figure,
     save_figure,
     select_rows_to_draw,
@@ -258,10 +258,10 @@ def test_no_text_is_too_small_or_cut_off_and_widths_are_those_of_columns(kind, w
     figure, _ = drawing(kind, board, wide)
     assert figure.get_figwidth() == (PAGE if wide else COLUMN)
     svg = render_figure(figure, "svg").decode()
-    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= MIN_FONT_SIZE_POINTS
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: *(?:[a-z]+ )*([\d.]+)px", svg)]
     assert len(sizes) > 5, "text is no text"
-    assert min(sizes) >= SMALLEST
+    assert min(sizes) >= MIN_FONT_SIZE_POINTS
     assert f'width="{72 * (PAGE if wide else COLUMN):g}pt"' in svg
     pdf = render_figure(figure, "pdf")
     assert b"/Type3" not in pdf

@@ -18,11 +18,11 @@ from ifsl_bench.analysis.task_results import find_row_or_raise, load_task_result
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.detail_tables import seed_table
 from ifsl_bench.reporting.latex import make_latex_tables
-from ifsl_bench.reporting.leaderboard import SHARED, make_short_task_tables, make_task_table
+from ifsl_bench.reporting.leaderboard import COMMON_SEEDS_NOTE, make_short_task_tables, make_task_table
 from ifsl_bench.reporting.notes import describe_standing, describe_standings, table_notes
 from ifsl_bench.reporting.page.data import collect_page
 from ifsl_bench.reporting.page.page import render_page
-from ifsl_bench.reporting.table import PROGRAMS
+from ifsl_bench.reporting.table import RECORD_FORMATTERS
 from ifsl_bench.store.published import read_published_rows
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import write_result
@@ -288,7 +288,7 @@ def test_json_and_csv_of_every_table_command_are_one_document(arguments, cluster
     first = str(next(packaged_results_folder().glob("glyphs-1shot/*.json")))
     arguments = [first if argument == "first" else argument for argument in arguments]
     documents = {}
-    for style in PROGRAMS:
+    for style in RECORD_FORMATTERS:
         status, out, _ = call(*arguments, "--format", style)
         assert not status
         documents[style] = document(out, style)
@@ -333,7 +333,7 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
                     comparable_rows=(best, other_row, mine), published_rows=())  # fmt: skip
     table = make_task_table(board)
     assert [entry.label for entry in table.rows] == ["best", "mine", "other"]
-    assert SHARED in table.notes
+    assert COMMON_SEEDS_NOTE in table.notes
     assert accuracies(mine).mean() < accuracies(other_row).mean()
     acc, other_acc = accuracies(mine, 1).mean(), accuracies(other_row, 1).mean()
     assert (
@@ -343,7 +343,7 @@ def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_
     text = " ".join(describe_standing(board, "other"))
     assert f"mine (yours) with {acc:.2f} on seed 0, where other has {other_acc:.2f}: {other_acc - acc:+.2f} ± " in text
     alike = replace(board, rows=(best, other_row), comparable_rows=(best, other_row))
-    assert SHARED not in make_task_table(alike).notes
+    assert COMMON_SEEDS_NOTE not in make_task_table(alike).notes
 
 
 def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(tmp_path, monkeypatch, call):

@@ -21,7 +21,7 @@ from ifsl_bench.experiments.workspace import workspace
 from ifsl_bench.reporting.columns import format_plus_minus
 from ifsl_bench.reporting.figures import attractors, confusions, episode_pca, inner_steps
 from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_trained_model, predict_episode
-from ifsl_bench.reporting.figures.style import SMALLEST, short_names, styled
+from ifsl_bench.reporting.figures.style import MIN_FONT_SIZE_POINTS, short_names, with_figure_style
 from ifsl_bench.solvers.attractor_prior import attention_weights
 from ifsl_bench.utils.errors import UserError
 
@@ -148,7 +148,7 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
         for i in range(2):
             assert np.abs(flat[:, i]) == pytest.approx(np.abs(expected[:, i]), abs=SINGLE)
         back = np.linalg.lstsq(flat, (centred @ vectors[:, -2:] @ vectors[:, -2:].T).numpy(), rcond=None)[0]
-        some = np.arange(3, episode_pca.POINTS, 17)
+        some = np.arange(3, episode_pca.GRID_POINTS_PER_SIDE, 17)
         grid = np.stack(np.meshgrid(plane.grid_x[some], plane.grid_y[some]), -1).reshape(-1, 2)
         points = (torch.from_numpy(grid @ back) + x.mean(0)).float()
         base = points @ ready.method.base.weight.T + ready.method.base.bias
@@ -186,7 +186,7 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
         "base weights", "their attractors (joined)", "attractors in this episode", "their fast weights (joined)",
         "attractors in other episodes", "static centre",
     ]  # fmt: skip
-    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= MIN_FONT_SIZE_POINTS
     with pytest.raises(UserError, match="has no attractors"):
         attractors.collect_attractor_weights(opened(trained, "imprint"), 2)
 
@@ -342,7 +342,7 @@ def test_the_figure_of_confusions_has_the_largest_shares(trained, confused, call
     names, base = (short_names(part) for part in (of_methods[0].class_names[8:], of_methods[0].class_names[:8]))
     pairs = [tick.get_text().split(" as ") for tick in axes.get_yticklabels()]
     at = [(names.index(novel), base.index(taker)) for novel, taker in pairs]
-    assert [mean[pair] for pair in at] == sorted(mean.ravel(), reverse=True)[: confusions.PAIRS]
+    assert [mean[pair] for pair in at] == sorted(mean.ravel(), reverse=True)[: confusions.MAX_CLASS_PAIRS_DRAWN]
     for confusion in of_methods:
         assert drawn[confusion.label] == pytest.approx([confusion.base_shares_of_novel_classes[pair] for pair in at])
     share = of_methods[0].answer_sums[8:, :8].sum() / of_methods[0].query_sums[8:].sum()
@@ -352,7 +352,7 @@ def test_the_figure_of_confusions_has_the_largest_shares(trained, confused, call
     for line, (novel, taker) in zip(notes[4:], at, strict=True):
         shares = ", ".join(format_plus_minus(confusion.answer_share(8 + novel, taker)) for confusion in of_methods)
         assert line == f"  {of_methods[0].class_names[8 + novel]} as {of_methods[0].class_names[taker]}: {shares}"
-    with styled():
+    with with_figure_style():
         figure.draw_without_rendering()
         whole = figure.get_tightbbox()
     assert whole.x0 >= -0.02

@@ -25,8 +25,8 @@ from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import make_task_table
-from ifsl_bench.reporting.page.data import FINEST, _page_row, collect_page, load_results_with_variants
-from ifsl_bench.reporting.page.page import SCRIPTS, escape_script_json, render_page
+from ifsl_bench.reporting.page.data import MIN_CURVE_POINT_DISTANCE, _page_row, collect_page, load_results_with_variants
+from ifsl_bench.reporting.page.page import SCRIPT_FILES, escape_script_json, render_page
 from ifsl_bench.reporting.table import render_tables
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import Result, write_result
@@ -216,9 +216,11 @@ def test_points_curves_seeds_and_costs_follow_from_the_results(board, text):
     assert (np.diff(base) <= 0).all()
     assert (np.diff(novel) >= 0).all()
     steps = np.hypot(np.diff(base), np.diff(novel))
-    assert (steps[:-1] >= FINEST - 0.1 * math.sqrt(2)).all()  # one decimal, at either end and in both coordinates
+    assert (
+        steps[:-1] >= MIN_CURVE_POINT_DISTANCE - 0.1 * math.sqrt(2)
+    ).all()  # one decimal, at either end and in both coordinates
     nearest = np.hypot(base - row["point"][0], novel - row["point"][1]).min()
-    assert nearest <= FINEST + steps.max() / 2, "the argmax lies on the curve"
+    assert nearest <= MIN_CURVE_POINT_DISTANCE + steps.max() / 2, "the argmax lies on the curve"
     assert row["validation"] == [[[500, 1000], [40.0 + seed, 50.0 + seed]] for seed in range(3)]
     assert row["cost"] == {"seconds": 4.0, "milliseconds": 4.0, "parameters": 12.0}
 
@@ -249,7 +251,7 @@ def test_a_hostile_name_is_text_in_html_and_in_scripts(text):
     (data,) = [content for about, content in reader.scripts if about.get("type") == "application/json"]
     assert not set("<>&") & set(data)
     assert HOSTILE in [row["label"] for row in json.loads(data)["rows"]]
-    assert len(reader.scripts) == 1 + 1 + len(SCRIPTS), "the data, Plotly and ours: no script of anybody else's"
+    assert len(reader.scripts) == 1 + 1 + len(SCRIPT_FILES), "the data, Plotly and ours: no script of anybody else's"
 
 
 @pytest.mark.parametrize("value", ["</script><!--<script&lt;", "a\u2028b\u2029c", "ü≤"])

@@ -13,7 +13,7 @@ from ifsl_bench.protocols.registry import all_metric_names, registered_protocols
 from ifsl_bench.protocols.session_protocol import SESSIONS_PROTOCOL
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
 from ifsl_bench.reporting.columns import TableRow, format_plus_minus, paper_columns, task_columns
-from ifsl_bench.reporting.table import FORMATS, PROGRAMS, Column, Table, render_tables, table_from_dicts
+from ifsl_bench.reporting.table import OUTPUT_FORMATS, RECORD_FORMATTERS, Column, Table, render_tables, table_from_dicts
 
 NAME: Column[tuple] = Column("name", lambda row: row[0], lambda row: {"name": row[0]}, lambda row: row[1] > 1)
 VALUE: Column[tuple] = Column("value", lambda row: f"{row[1]:.1f} ± 1", lambda row: {"value": row[1]})
@@ -47,12 +47,12 @@ EXPECTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("style", FORMATS)
+@pytest.mark.parametrize("style", OUTPUT_FORMATS)
 def test_one_table_in_each_format(style):
     assert render_tables([TABLE], style) == EXPECTED[style]
 
 
-@pytest.mark.parametrize("style", FORMATS)
+@pytest.mark.parametrize("style", OUTPUT_FORMATS)
 def test_several_tables_are_pages_for_readers_and_one_document_for_programs(style):
     second_table = Table([FOR_PROGRAMS, NAME], [("c", 2.0)])
     text = render_tables([TABLE, second_table], style, closing="the end")
@@ -77,7 +77,7 @@ def test_rows_that_lack_what_others_have_are_listed_with_gaps():
 
 
 def test_no_rows_at_all():
-    assert [render_tables([table_from_dicts([])], style) for style in PROGRAMS] == ["", "[]"]
+    assert [render_tables([table_from_dicts([])], style) for style in RECORD_FORMATTERS] == ["", "[]"]
 
 
 def test_every_metric_has_a_heading():

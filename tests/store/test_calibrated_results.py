@@ -21,7 +21,7 @@ from ifsl_bench.protocols.metrics import BALANCE_METRICS, Counts
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import describe_facts, seed_table
 from ifsl_bench.reporting.leaderboard import make_task_table
-from ifsl_bench.reporting.table import PROGRAMS, render_tables
+from ifsl_bench.reporting.table import RECORD_FORMATTERS, render_tables
 from ifsl_bench.store.schema import Result, StoredCalibration, StoredOptionChoice, read_result, write_result
 from ifsl_bench.utils.errors import CorruptFile
 from tests.store.result_fields import altered, counted
@@ -139,7 +139,7 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     assert wide > 1.005 * new.summary["calibrated_acc"]["interval"], "the stored one holds the bias fixed"
     assert cells["new"] == f"{per_episode.mean():.2f} ± {wide:.2f}"
     assert cells["bare"] == ""
-    for style in PROGRAMS:
+    for style in RECORD_FORMATTERS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
         rows = {row["method"]: row for row in load(render_tables([table], style)) if row["source"] == "yours"}
         for name in BALANCE_METRICS:

@@ -14,7 +14,7 @@ from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.reporting.table import FORMATS, READERS
+from ifsl_bench.reporting.table import OUTPUT_FORMATS, TABLE_FORMATTERS
 from ifsl_bench.store import check
 from ifsl_bench.store.result_folder import find_results_of_other_episodes, packaged_results_folder, read_results
 from ifsl_bench.store.schema import Result, parse_result, result_file_name, round_summary, write_result
@@ -314,12 +314,12 @@ def test_check_and_tables_agree_on_which_episodes_fit(file, call):
     status, out, err = call("compare", str(file), str(packaged_results_folder() / "glyphs-5shot" / file.name))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "cannot be compared: both say that their episodes are those of digest" in err
-    for style in FORMATS:
+    for style in OUTPUT_FORMATS:
         status, out, err = call("table", "glyphs-5shot", "--results", str(file.parents[1]), "--format", style)
         text = out + err
         assert status == 0
         assert "over 3 episodes" not in text
-        if style in READERS:
+        if style in TABLE_FORMATTERS:
             assert text.count(f"left out: lwof, seed 1 (yours): {reason}") == 1
         else:
             assert f"warning: left out: lwof, seed 1 (yours): {reason}" in text, "programs get no notes"

@@ -22,12 +22,12 @@ from ifsl_bench.reporting.figures.episode_pca import class_legend, class_style, 
 from ifsl_bench.reporting.figures.models import short_novel_names
 from ifsl_bench.reporting.figures.style import (
     FAINT,
-    Mark,
+    LegendMark,
     draw_legend_below,
     make_figure,
     marker_without_line,
     strip_markup,
-    styled,
+    with_figure_style,
 )
 from ifsl_bench.solvers.attractor_prior import AttractorMLP
 from ifsl_bench.solvers.episode_problems import LinearLearner
@@ -36,21 +36,21 @@ from ifsl_bench.solvers.solve import replace_solvers
 from ifsl_bench.solvers.tree import Tree, tensor_leaves
 from ifsl_bench.utils.errors import UserError
 
-EPISODES = 20  # in which a class is looked at, as in the paper
-LOOKED = 2000  # test episodes that these are sought in
-GREY = "#707070"
-RING = marker_without_line("o", 3, "white", GREY, 0.5)
-PRODUCED = marker_without_line("x", 3, GREY, edge_width=0.6)  # a shape that no class has
-FAST: dict[str, Any] = {
+N_EPISODES_PER_CLASS = 20  # in which a class is looked at, as in the paper
+MAX_EPISODES_SEARCHED = 2000  # test episodes that these are sought in
+ATTRACTOR_COLOUR = "#707070"
+attractor_ring_style = marker_without_line("o", 3, "white", ATTRACTOR_COLOUR, 0.5)
+produced_attractor_style = marker_without_line("x", 3, ATTRACTOR_COLOUR, edge_width=0.6)  # a shape that no class has
+fast_weights_style: dict[str, Any] = {
     "marker": "P",
     "linestyle": "none",
     "markersize": 5,
     "markeredgecolor": "black",
     "markeredgewidth": 0.4,
 }
-EDGE = 0.02  # of a panel: half of the widest symbol in its background
+PANEL_EDGE_SHARE = 0.02  # of a panel: half of the widest symbol in its background
 LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
-STAR = marker_without_line("*", 8, "black", "white", 0.5)
+star_marker_style = marker_without_line("*", 8, "black", "white", 0.5)
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,15 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
     fast = tensor_leaves(seen[-1])[part][0, :, :size]
     ids = drawn.classes[0].tolist()
     by_way = [[row] for row in centres(batch)[0]]
-    classes = loader.sampler.describe_novel_class_draws(min(LOOKED, job.task.evaluation.episodes)).to_array()
+    classes = loader.sampler.describe_novel_class_draws(
+        min(MAX_EPISODES_SEARCHED, job.task.evaluation.episodes)
+    ).to_array()
     for episode in np.flatnonzero(np.isin(classes, ids).any(1)):
-        if int(episode) == index or min(map(len, by_way)) >= EPISODES:
+        if int(episode) == index or min(map(len, by_way)) >= N_EPISODES_PER_CLASS:
             continue
         rows = centres(loader.load_batch(int(episode), 1))[0]
         for way, class_id in enumerate(classes[episode].tolist()):
-            if class_id in ids and len(by_way[ids.index(class_id)]) < EPISODES:
+            if class_id in ids and len(by_way[ids.index(class_id)]) < N_EPISODES_PER_CLASS:
                 by_way[ids.index(class_id)].append(rows[way])
     full = pad_sequence([torch.stack(rows) for rows in by_way], batch_first=True, padding_value=torch.nan)
     names = short_novel_names(dataset, job.task)
@@ -164,7 +166,7 @@ def _attention_attractors(method: AttractorMethod, part: int) -> Tensor | None:
     return memory(method.base.weight)[part] + (0 if offset is None else offset[part])
 
 
-@styled()
+@with_figure_style()
 def draw_attractors(methods: Sequence[AttractorWeights], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a row for each method that attends to base classes: where base weights lead, and an episode.
 
@@ -207,17 +209,22 @@ def draw_attractors(methods: Sequence[AttractorWeights], wide: bool = False) -> 
     return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
 
 
-def _legend_marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[Mark]:
+def _legend_marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[LegendMark]:
     """Return legend entries of symbols that every class has, in white; lines join symbols on either side."""
     line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
-    marks: list[Mark] = []
+    marks: list[LegendMark] = []
     if rows[0].attention_attractors is not None:
-        produced = PRODUCED | line
-        marks += [(Line2D([], [], **RING), "base weights"), (Line2D([], [], **produced), "their attractors (joined)")]
+        produced = produced_attractor_style | line
+        marks += [
+            (Line2D([], [], **attractor_ring_style), "base weights"),
+            (Line2D([], [], **produced), "their attractors (joined)"),
+        ]
     marks.append(
         (Line2D([], [], **marker_without_line("s", LARGE, "white", "black", 0.4)), "attractors in this episode")
     )
-    marks.append((Line2D([], [], **FAST | line | {"markerfacecolor": "white"}), "their fast weights (joined)"))
+    marks.append(
+        (Line2D([], [], **fast_weights_style | line | {"markerfacecolor": "white"}), "their fast weights (joined)")
+    )
     if any(np.isfinite(method.class_attractors[:, 1:]).any() for method in rows):
         marks.append(
             (
@@ -225,7 +232,7 @@ def _legend_marks(rows: Sequence[AttractorWeights], fixed: bool) -> list[Mark]:
                 "attractors in other episodes",
             )
         )
-    return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
+    return marks + ([(Line2D([], [], **star_marker_style), "static centre")] if fixed else [])
 
 
 def _draw_base_weights(axes: Axes, weights: AttractorWeights) -> None:
@@ -234,8 +241,8 @@ def _draw_base_weights(axes: Axes, weights: AttractorWeights) -> None:
     base, produced = ((cloud - centre) @ across.T for cloud in (weights.base_weights, weights.attention_attractors))
     for start, end in zip(base, produced, strict=True):
         axes.plot(*np.stack([start, end]).T, color=FAINT, linewidth=0.3, zorder=1)
-    axes.plot(*base.T, **RING, zorder=2, gid="base weights")
-    axes.plot(*produced.T, **PRODUCED, zorder=3, gid="attractors of base classes")
+    axes.plot(*base.T, **attractor_ring_style, zorder=2, gid="base weights")
+    axes.plot(*produced.T, **produced_attractor_style, zorder=3, gid="attractors of base classes")
     for way, rows in enumerate(weights.class_attractors):
         axes.plot(*((rows[0] - centre) @ across.T), **class_style(way) | {"markersize": 4.5}, zorder=4)
     label_plane_axes(axes, share)
@@ -243,7 +250,7 @@ def _draw_base_weights(axes: Axes, weights: AttractorWeights) -> None:
 
 def _is_inside_panel(points: np.ndarray, across: tuple[float, float], up: tuple[float, float]) -> np.ndarray:
     """Return the points [n, 2] whose symbols lie wholly within a panel: none is cut by its frame."""
-    (low, high), edge = np.transpose([across, up]), EDGE * np.abs(np.ptp([across, up], axis=1))
+    (low, high), edge = np.transpose([across, up]), PANEL_EDGE_SHARE * np.abs(np.ptp([across, up], axis=1))
     return points[((points > low + edge) & (points < high - edge)).all(1)]
 
 
@@ -260,15 +267,15 @@ def _draw_episode(axes: Axes, weights: AttractorWeights, stars: Sequence[np.ndar
         axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0, "markersize": SMALL}, alpha=0.7, zorder=2)
         axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
         axes.plot(*ends[0], **look | {"markersize": LARGE}, zorder=5, gid=f"centre {way}")
-        axes.plot(*ends[1], **FAST, color=str(look["color"]), zorder=4, gid=f"fast weights {way}")
+        axes.plot(*ends[1], **fast_weights_style, color=str(look["color"]), zorder=4, gid=f"fast weights {way}")
     for star in stars:
-        axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")
+        axes.plot(*flat(star), **star_marker_style, zorder=6, gid="static centre")
     axes.margins(0.08)
     x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
     if weights.attention_attractors is not None:
         axes.plot(
             *_is_inside_panel(flat(weights.attention_attractors), x_limits, y_limits).T,
-            **PRODUCED,
+            **produced_attractor_style,
             zorder=1,
             scalex=False,
             scaley=False,

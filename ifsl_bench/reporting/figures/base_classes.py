@@ -19,7 +19,7 @@ from ifsl_bench.reporting.figures.style import (
     names_and_styles,
     select_rows_to_draw,
     sort_rows_by_accuracy,
-    styled,
+    with_figure_style,
 )
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -59,7 +59,7 @@ def load_results_by_base_class_count(task: Task, home: Paths, recipes: Sequence[
     return dict(sorted(results_of_tasks.items()))
 
 
-@styled()
+@with_figure_style()
 def draw_base_classes(
     results_of_tasks: dict[int, TaskResults], labels: Sequence[str] = (), setting: str | None = None, wide: bool = False
 ) -> tuple[Figure, list[str]]:

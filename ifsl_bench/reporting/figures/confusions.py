@@ -32,19 +32,19 @@ from ifsl_bench.reporting.figures.style import (
     make_figure,
     short_names,
     strip_markup,
-    styled,
+    with_figure_style,
 )
 from ifsl_bench.reporting.frames import Frame
-from ifsl_bench.reporting.notebook import Names, as_name_tuple
+from ifsl_bench.reporting.notebook import NameOrNames, as_name_tuple
 from ifsl_bench.reporting.table import Column, Table
 from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.threads import limit_evaluation_threads
 
-Answered = tuple[np.ndarray, ...]  # of each query: its unit, its class, the class that is answered
-EPISODES = 500
-SEQUENCES = 100  # each has as many queries as a hundred episodes
-PAIRS = 12
-MODELS_NOTE = "models of seed 0 answer, without a bias on novel logits"
+AnsweredQueries = tuple[np.ndarray, ...]  # of each query: its unit, its class, the class that is answered
+DEFAULT_EPISODES = 500
+DEFAULT_SEQUENCES = 100  # each has as many queries as a hundred episodes
+MAX_CLASS_PAIRS_DRAWN = 12
+SEED_0_MODELS_NOTE = "models of seed 0 answer, without a bias on novel logits"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ def count_confusions(
     if not kind.has_base:
         raise UserError(f"task {kind.name} has no base classes that could take the queries of novel ones")
     count = (
-        min(SEQUENCES if protocol_of_task(kind).learns_sessions else EPISODES, most) if episodes is None else episodes
+        min(DEFAULT_SEQUENCES if protocol_of_task(kind).learns_sessions else DEFAULT_EPISODES, most)
+        if episodes is None
+        else episodes
     )
     if not 1 <= count <= most:
         raise UserError(f"--episodes must be 1 to {most:,} for task {kind.name}, not {count}")
@@ -162,7 +164,7 @@ def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work:
 
 def _flatten_joint_labels(
     base: int, unit: torch.Tensor, labels: torch.Tensor, answer: torch.Tensor, drawn: torch.Tensor, there: torch.Tensor
-) -> Answered:
+) -> AnsweredQueries:
     """Return joint labels [E, Q], with novel classes by their number in the pool."""
     every = torch.arange(base, device=drawn.device).expand(len(drawn), -1)
     of_pool = torch.cat([every, base + drawn], 1)  # [E, K + N]
@@ -202,7 +204,7 @@ def sum_confusions(
 
 def class_accuracy(
     task: str,
-    methods: Names,
+    methods: NameOrNames,
     *,
     options: Mapping[str, Any] | None = None,
     episodes: int | None = None,
@@ -285,11 +287,12 @@ def _class_accuracy_table(of_method: ConfusionSums) -> Table[dict[str, Any]]:
     return Table(columns, rows, f"{of_method.task}, {of_method.label}, in percent of a class's queries")
 
 
-@styled()
+@with_figure_style()
 def draw_confusions(of_methods: Sequence[ConfusionSums], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the pairs of a novel and a base class in which the base class takes most of the novel one's queries.
 
-    These are the :data:`PAIRS` with the largest shares, the mean over methods, in the episodes that are drawn.
+    These are the :data:`MAX_CLASS_PAIRS_DRAWN` with the largest shares, the mean over methods, in the episodes that are
+    drawn.
     Bars are 95% intervals over episodes, or orders.
 
     Args:
@@ -301,7 +304,9 @@ def draw_confusions(of_methods: Sequence[ConfusionSums], wide: bool = False) -> 
     """
     first = of_methods[0]
     shares = np.mean([of_method.base_shares_of_novel_classes for of_method in of_methods], 0)
-    order = [at for at in np.argsort(-shares, None, kind="stable")[:PAIRS].tolist() if shares.flat[at] > 0]
+    order = [
+        at for at in np.argsort(-shares, None, kind="stable")[:MAX_CLASS_PAIRS_DRAWN].tolist() if shares.flat[at] > 0
+    ]
     if not order:
         raise UserError(f"{first.task}: no query of a novel class is answered with a base class")
     pairs = [divmod(at, first.n_base_classes) for at in order]
@@ -330,7 +335,7 @@ def draw_confusions(of_methods: Sequence[ConfusionSums], wide: bool = False) -> 
     draw_legend_below(figure, [Line2D([], [], **look | {"linestyle": "none"}) for look in looks], labels)
     totals = [_describe_queries_lost_to_base_classes(of_method, pairs) for of_method in of_methods]
     head = f"queries of the novel class that the base class takes, in percent ± 95% interval, by {', '.join(labels)}:"
-    return figure, [MODELS_NOTE, *totals, head, *(_name_class_pair(of_methods, *at) for at in pairs)]
+    return figure, [SEED_0_MODELS_NOTE, *totals, head, *(_name_class_pair(of_methods, *at) for at in pairs)]
 
 
 def _name_class_pair(of_methods: Sequence[ConfusionSums], of: int, answer: int) -> str:

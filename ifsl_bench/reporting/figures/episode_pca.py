@@ -19,23 +19,23 @@ from ifsl_bench.plugin.method import Query, masked_logits, predict_with_method
 from ifsl_bench.reporting.figures.models import PredictedEpisode, predict_episode
 from ifsl_bench.reporting.figures.style import (
     DARK,
-    Mark,
+    LegendMark,
     draw_legend_below,
     make_figure,
     marker_without_line,
     strip_markup,
-    styled,
+    with_figure_style,
 )
-from ifsl_bench.reporting.plot_styles import COLOURS, MARKERS
+from ifsl_bench.reporting.plot_styles import MATPLOTLIB_MARKERS, METHOD_COLOURS
 from ifsl_bench.utils.errors import UserError
 
-POINTS = 600  # of the plane, along each side: fewer are stairs in two columns
-AT_ONCE = 65536  # points that a method is asked for
-ROOM = 27  # points around the name of a region
-BORDER = 0.7  # points of a paper, of a line between regions
+GRID_POINTS_PER_SIDE = 600  # of the plane, along each side: fewer are stairs in two columns
+MAX_POINTS_PER_QUERY_BATCH = 65536  # points that a method is asked for
+MIN_REGION_DEPTH_FOR_NAME = 27  # points around the name of a region
+REGION_BORDER_WIDTH = 0.7  # points of a paper, of a line between regions
 GREY, BASE = "#9A9A9A", "#E6E6E6"
 
-MARKS: list[Mark] = [
+LEGEND_MARKS: list[LegendMark] = [
     (Line2D([], [], **marker_without_line("o", 5.5, "white", "black", 0.4)), "support"),
     (Line2D([], [], **marker_without_line("o", 3, DARK)), "novel query"),
     (Line2D([], [], **marker_without_line("o", 3.5, GREY)), "base query"),
@@ -95,11 +95,14 @@ def project_episode(context: EvaluationContext, index: int, label: str = "") -> 
     flat = np.concatenate([support, query])
     low, high = flat.min(0), flat.max(0)
     margin = 0.08 * (high - low)
-    x, y = np.linspace(low - margin, high + margin, POINTS, axis=1)
+    x, y = np.linspace(low - margin, high + margin, GRID_POINTS_PER_SIDE, axis=1)
     points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)  # [P * P, 2]
     logits = _answer_points(context, episode, torch.from_numpy(centre + points @ axes).float())
     base_count = len(episode.base_class_names)
-    before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :base_count], logits))
+    before, after = (
+        part.argmax(-1).reshape(GRID_POINTS_PER_SIDE, GRID_POINTS_PER_SIDE).numpy()
+        for part in (logits[:, :base_count], logits)
+    )
     return EpisodePlane(episode, support, query, (share[0], share[1]), x, y, before, after)
 
 
@@ -116,14 +119,14 @@ def fit_principal_plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
 def _answer_points(ready: EvaluationContext, episode: PredictedEpisode, points: torch.Tensor) -> torch.Tensor:
     """Return joint logits of points [P, D] in the space of features, [P, K + N]."""
     base, logits = ready.method.base, []
-    for some in points.to(base.weight).split(AT_ONCE):
+    for some in points.to(base.weight).split(MAX_POINTS_PER_QUERY_BATCH):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
         answer = predict_with_method(ready.method.eval(), ready.job.name, episode.batch.support, query)
         logits.append(masked_logits(answer, episode.batch.masked_base_classes)[0].float().cpu())
     return torch.cat(logits)
 
 
-@styled()
+@with_figure_style()
 def draw_episode_pca(planes: Sequence[EpisodePlane], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw one row for each method, before on the left and after on the right.
 
@@ -148,13 +151,15 @@ def draw_episode_pca(planes: Sequence[EpisodePlane], wide: bool = False) -> tupl
         for axes in (before, after):
             label_plane_axes(axes, row.variance_shares)
         after.set_ylabel("")
-    draw_legend_below(figure, handles, names, MARKS)
+    draw_legend_below(figure, handles, names, LEGEND_MARKS)
     return figure, []
 
 
 def class_style(way: int) -> dict[str, Any]:
     """Return colour and marker of the points of a novel class, by its place in the episode."""
-    return marker_without_line(MARKERS[way % len(MARKERS)], 5, COLOURS[way % len(COLOURS)], "black", 0.4)
+    return marker_without_line(
+        MATPLOTLIB_MARKERS[way % len(MATPLOTLIB_MARKERS)], 5, METHOD_COLOURS[way % len(METHOD_COLOURS)], "black", 0.4
+    )
 
 
 def class_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
@@ -180,7 +185,7 @@ def _draw_panel(axes: Axes, plane: EpisodePlane, side: float, after: bool) -> No
     labels = plane.answers_after if after else plane.answers_before
     kinds = np.where(labels < base_count, 0, labels - base_count + 1)
     light = [
-        (1 - 0.4 * (1 - np.array(to_rgb(COLOURS[way % len(COLOURS)])))).tolist()
+        (1 - 0.4 * (1 - np.array(to_rgb(METHOD_COLOURS[way % len(METHOD_COLOURS)])))).tolist()
         for way in range(len(episode.novel_class_names))
     ]
     extent = (plane.grid_x[0], plane.grid_x[-1], plane.grid_y[0], plane.grid_y[-1])
@@ -195,7 +200,7 @@ def _draw_panel(axes: Axes, plane: EpisodePlane, side: float, after: bool) -> No
         interpolation="nearest",
         gid="regions",
     )
-    thick = max(2, round(BORDER / (72 * side / len(labels))))
+    thick = max(2, round(REGION_BORDER_WIDTH / (72 * side / len(labels))))
     edges = maximum_filter(labels, thick) != minimum_filter(labels, thick)
     axes.imshow(
         np.where(edges, 1.0, np.nan),
@@ -233,7 +238,7 @@ def _name_regions(axes: Axes, plane: EpisodePlane, kinds: np.ndarray) -> None:
     free[[0, -1]] = free[:, [0, -1]] = False
     for way in range(1, len(plane.episode.novel_class_names) + 1):
         depth = distance_transform_edt((kinds == way) & free)
-        if depth.max() >= ROOM:
+        if depth.max() >= MIN_REGION_DEPTH_FOR_NAME:
             row, column = divmod(int(depth.argmax()), depth.shape[1])
             axes.text(
                 float(plane.grid_x[column]),

@@ -22,14 +22,23 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.metrics import Estimate, mean_with_interval
 from ifsl_bench.reporting.figures.models import check_trained, make_figure_jobs, open_trained_model
-from ifsl_bench.reporting.figures.style import FAINT, draw_grid, draw_legend_below, line_style, make_panels, styled
-from ifsl_bench.reporting.plot_styles import DASHES
+from ifsl_bench.reporting.figures.style import (
+    FAINT,
+    draw_grid,
+    draw_legend_below,
+    line_style,
+    make_panels,
+    with_figure_style,
+)
+from ifsl_bench.reporting.plot_styles import MATPLOTLIB_DASHES
 from ifsl_bench.utils.errors import UserError
 
-CONVERGED = 0  # stands for a search to its end
-SOLVING = {name for names in OPTIONS_OF_GRADIENT.values() for name in names}  # options that say how a problem is solved
-EPISODES = 500
-DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].default
+CONVERGED_STEP = 0  # stands for a search to its end
+SOLVER_OPTION_NAMES = {
+    name for names in OPTIONS_OF_GRADIENT.values() for name in names
+}  # options that say how a problem is solved
+DEFAULT_EPISODES = 500
+DEFAULT_UNROLLED_STEPS = inspect.signature(AttractorMethod.__init__).parameters["steps"].default
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ def measure_step_curves(
     """
     rows = [row for method in methods for row in _jobs_by_curve(method, task, work, unrolled, seeds, options or {})]
     most = rows[0][0].task.evaluation.episodes
-    episodes = min(EPISODES, most) if episodes is None else episodes
+    episodes = min(DEFAULT_EPISODES, most) if episodes is None else episodes
     if not steps or min(*steps, *unrolled, 1) < 1:
         raise UserError("--steps and --unrolled take numbers of steps from 1")
     if not 2 <= episodes <= most:
@@ -94,7 +103,7 @@ def measure_step_curves(
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
         of_seeds = [dict(_accuracy_by_step(open_trained_model(job, work), steps, episodes, work)) for job in jobs]
         means = {n: mean_with_interval(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
-        finished.append(StepCurve(_method_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
+        finished.append(StepCurve(_method_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED_STEP]))
     return finished
 
 
@@ -109,13 +118,15 @@ def _jobs_by_curve(
             f"{method} has no option gradient, so no inner steps that RBP and T-BPTT tell apart; lr+a and mlp+a have it"
         )
     ways: list[dict[str, Any]] = [{}]  # RBP is the default
-    ways += [{"gradient": "t-bptt", **({} if n == DEFAULT else {"steps": n})} for n in unrolled]
+    ways += [{"gradient": "t-bptt", **({} if n == DEFAULT_UNROLLED_STEPS else {"steps": n})} for n in unrolled]
     return [make_figure_jobs([method], task, work.home, seeds, {**options, **way}) for way in ways]
 
 
 def _method_label(job: Job) -> str:
     """Return a label of the method with the options that a user set."""
-    shown = {key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVING}
+    shown = {
+        key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVER_OPTION_NAMES
+    }
     return ".".join(format_label(job.method, job.name, shown, job.task))
 
 
@@ -124,9 +135,9 @@ def _accuracy_by_step(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield a number of steps, and the accuracy of each episode [n], in percent."""
     loader, job = ready.loader("test"), ready.job
-    for n in (*steps, CONVERGED):
-        method = ready.method if n == CONVERGED else stop_search_early(ready, n, work)
-        title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} inner steps'}"
+    for n in (*steps, CONVERGED_STEP):
+        method = ready.method if n == CONVERGED_STEP else stop_search_early(ready, n, work)
+        title = f"{job.label}: {'converged' if n == CONVERGED_STEP else f'{n:,} inner steps'}"
         evaluation = evaluate_method(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
         yield n, evaluation.counts.metric_by_unit("acc")
 
@@ -140,7 +151,7 @@ def stop_search_early(ready: EvaluationContext, steps: int, work: Workspace) -> 
         work: the workspace.
     """
     own = ready.job.set_options
-    options = {key: value for key, value in own.items() if key not in SOLVING}
+    options = {key: value for key, value in own.items() if key not in SOLVER_OPTION_NAMES}
     if own.get("gradient") == "t-bptt" and "rate" in own:  # RBP's rate is of its series
         options["rate"] = own["rate"]
     job = replace(ready.job, set_options={**options, "gradient": "t-bptt", "steps": steps, "converge": False})
@@ -149,7 +160,7 @@ def stop_search_early(ready: EvaluationContext, steps: int, work: Workspace) -> 
     return copy_for_evaluation(job, work, method.eval())
 
 
-@styled()
+@with_figure_style()
 def draw_inner_steps(by_task: Mapping[str, Sequence[StepCurve]], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a panel a task, a line a row of models; at the right end the search has converged.
 
@@ -180,7 +191,7 @@ def _line_style(course: StepCurve, row: int) -> dict[str, Any]:
     look = line_style(course.label)
     if not course.n_unrolled_steps:
         return look
-    dashes = [style for style in DASHES if style != look["linestyle"]]
+    dashes = [style for style in MATPLOTLIB_DASHES if style != look["linestyle"]]
     hollow = {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
     return look | hollow | {"linestyle": dashes[(row - 1) % len(dashes)]}
 

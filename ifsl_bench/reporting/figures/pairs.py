@@ -12,19 +12,28 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, unique_row_names
-from ifsl_bench.analysis.ranking import SEEDS, Ranking, common_setting, signs_of_significant_differences
+from ifsl_bench.analysis.ranking import MIN_SEEDS_FOR_RANK, Ranking, common_setting, signs_of_significant_differences
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.reporting.figures.style import COLUMN, PAGE, make_figure, sort_rows_by_accuracy, strip_markup, styled
+from ifsl_bench.reporting.figures.style import (
+    COLUMN,
+    PAGE,
+    make_figure,
+    sort_rows_by_accuracy,
+    strip_markup,
+    with_figure_style,
+)
 from ifsl_bench.utils.errors import UserError
 
 # From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
-COLOURS = LinearSegmentedColormap.from_list("worse_better", ["#D55E00", "#FFFFFF", "#0072B2"])
-FULL = 0.8  # of the differences are no larger than those that have the full colour: one bad row shall not fade the rest
-LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
-NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
+DIFFERENCE_COLOUR_MAP = LinearSegmentedColormap.from_list("worse_better", ["#D55E00", "#FFFFFF", "#0072B2"])
+FULL_COLOUR_QUANTILE = (
+    0.8  # of the differences are no larger than those that have the full colour: one bad row shall not fade the rest
+)
+LUMINANCE_WEIGHTS_RGB = (0.2126, 0.7152, 0.0722)  # of red, green and blue
+MIN_CELL_INCHES_FOR_NUMBER = 0.3  # inches that a cell needs for a number of MIN_FONT_SIZE_POINTS
 
 
-@styled()
+@with_figure_style()
 def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Draw row minus column, in points of accuracy: the differences over episodes and seeds of ``compare``.
 
@@ -43,7 +52,7 @@ def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = Fals
     rows = sort_rows_by_accuracy(task_results)
     if len(rows) < 2:
         raise UserError(f"{task_results.task_name}: pairs need at least two rows, there is {len(rows)}")
-    few = [row for row in rows if len(row.seeds) < SEEDS and not row.is_seed_independent]
+    few = [row for row in rows if len(row.seeds) < MIN_SEEDS_FOR_RANK and not row.is_seed_independent]
     out = few if not named and len(rows) - len(few) >= 2 else []
     rows = [row for row in rows if row not in out]
     names, count = [strip_markup(name) for name in unique_row_names(rows)], len(rows)
@@ -53,8 +62,8 @@ def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = Fals
     figure = make_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
     axes = figure.add_subplot(aspect="equal")
     sizes = np.abs(values[~np.eye(count, dtype=bool)])
-    most = max(1.2 * float(np.quantile(sizes, FULL)), 1e-6)
-    mesh = axes.pcolormesh(values, cmap=COLOURS, vmin=-most, vmax=most, edgecolors="white", linewidth=0.5)
+    most = max(1.2 * float(np.quantile(sizes, FULL_COLOUR_QUANTILE)), 1e-6)
+    mesh = axes.pcolormesh(values, cmap=DIFFERENCE_COLOUR_MAP, vmin=-most, vmax=most, edgecolors="white", linewidth=0.5)
     for i, j in np.ndindex(values.shape):
         if not differs[i, j]:
             hatch = "" if i == j else "//////"
@@ -70,8 +79,8 @@ def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = Fals
                     gid=f"not significant {i} {j}",
                 )
             )
-        if i != j and cell >= NUMBER:
-            dark = differs[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
+        if i != j and cell >= MIN_CELL_INCHES_FOR_NUMBER:
+            dark = differs[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE_WEIGHTS_RGB) < 0.5
             box = None if differs[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
             number = f"{values[i, j]:+.1f}".replace("-", "\N{MINUS SIGN}")
             axes.text(
@@ -95,8 +104,10 @@ def draw_pairs(task_results: TaskResults, wide: bool = False, named: bool = Fals
     bar.ax.spines[:].set_visible(False)
     named_few = [name for name, row in zip(names, rows, strict=True) if row in few]
     notes = {
-        f"with fewer than {SEEDS} seeds, so that a difference says little about the method": named_few,
-        f"left out, having fewer than {SEEDS} seeds (--method names them)": [row.name_with_origin for row in out],
+        f"with fewer than {MIN_SEEDS_FOR_RANK} seeds, so that a difference says little about the method": named_few,
+        f"left out, having fewer than {MIN_SEEDS_FOR_RANK} seeds (--method names them)": [
+            row.name_with_origin for row in out
+        ],
     }
     return figure, [f"{note}: {', '.join(which)}" for note, which in notes.items() if which]
 

@@ -34,7 +34,7 @@ from ifsl_bench.reporting.figures import seeds as _seeds
 from ifsl_bench.reporting.figures import sessions as _sessions
 from ifsl_bench.reporting.figures import tradeoff as _tradeoff
 from ifsl_bench.reporting.figures.style import limit_rows, render_figure, save_figure, select_rows_to_draw
-from ifsl_bench.reporting.notebook import Folder, Names, as_name_tuple
+from ifsl_bench.reporting.notebook import NameOrNames, OptionalFolder, as_name_tuple
 from ifsl_bench.reporting.notes import note_hidden_rows
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -62,10 +62,10 @@ __all__ = [
     "variance",
 ]
 
-MODEL = "lr+a"  # of figures that explain the attention attractor
-STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-UNROLLED = (20,)
-DOTS = 144  # of a notebook's screen for an inch
+DEFAULT_METHOD = "lr+a"  # of figures that explain the attention attractor
+DEFAULT_GRADIENT_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+DEFAULT_UNROLLED_STEPS = (20,)
+NOTEBOOK_DOTS_PER_INCH = 144  # of a notebook's screen for an inch
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Drawing:
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         """Return the PNG, and its size on a screen in pixels, at which text of 7 points is legible."""
-        width, height = (round(DOTS * side) for side in self.figure.get_size_inches())
+        width, height = (round(NOTEBOOK_DOTS_PER_INCH * side) for side in self.figure.get_size_inches())
         return render_figure(self.figure, "png"), {"width": width, "height": height}
 
 
@@ -124,12 +124,12 @@ def _make_results_plot_function(
     def figure(
         task: str,
         *,
-        methods: Names = (),
+        methods: NameOrNames = (),
         setting: str | None = None,
-        recipe: Names = (),
+        recipe: NameOrNames = (),
         wide: bool = False,
-        home: Folder = None,
-        results: Folder = None,
+        home: OptionalFolder = None,
+        results: OptionalFolder = None,
     ) -> Drawing:
         recipe = as_name_tuple(recipe) or ((ALL_RECIPES,) if every_recipe else ())
         task_results = _load_results_to_draw(task, methods, setting, recipe, home, results, with_published)
@@ -148,7 +148,7 @@ def _make_episode_plot_function(name: str, view_function: str, docstring: str) -
         task: str,
         *,
         index: int = 0,
-        methods: Names = MODEL,
+        methods: NameOrNames = DEFAULT_METHOD,
         options: Mapping[str, Any] | None = None,
         train: bool = False,
         wide: bool = False,
@@ -219,12 +219,12 @@ attractors = _make_episode_plot_function(
 
 def ranks(
     *tasks: str,
-    methods: Names = (),
+    methods: NameOrNames = (),
     setting: str | None = None,
-    recipe: Names = (),
+    recipe: NameOrNames = (),
     wide: bool = False,
-    home: Folder = None,
-    results: Folder = None,
+    home: OptionalFolder = None,
+    results: OptionalFolder = None,
 ) -> Drawing:
     """Draw the ranks that each row can have, a panel for each task.
 
@@ -246,12 +246,12 @@ def ranks(
 def base_classes(
     task: str,
     *,
-    methods: Names = (),
+    methods: NameOrNames = (),
     setting: str | None = None,
-    recipe: Names = (),
+    recipe: NameOrNames = (),
     wide: bool = False,
-    home: Folder = None,
-    results: Folder = None,
+    home: OptionalFolder = None,
+    results: OptionalFolder = None,
 ) -> Drawing:
     """Draw accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``.
 
@@ -276,10 +276,10 @@ def base_classes(
 
 def inner_steps(
     *tasks: str,
-    methods: Names = MODEL,
+    methods: NameOrNames = DEFAULT_METHOD,
     options: Mapping[str, Any] | None = None,
-    steps: Sequence[int] = STEPS,
-    unrolled: Sequence[int] = UNROLLED,
+    steps: Sequence[int] = DEFAULT_GRADIENT_STEPS,
+    unrolled: Sequence[int] = DEFAULT_UNROLLED_STEPS,
     seeds: int = 1,
     episodes: int | None = None,
     train: bool = False,
@@ -326,7 +326,7 @@ def inner_steps(
 def confusions(
     task: str,
     *,
-    methods: Names,
+    methods: NameOrNames,
     options: Mapping[str, Any] | None = None,
     episodes: int | None = None,
     train: bool = False,
@@ -365,7 +365,13 @@ def _make_drawing(drawn: tuple[Figure, Sequence[str]], *results_of_tasks: TaskRe
 
 
 def _load_results_to_draw(
-    name: str, methods: Names, setting: str | None, recipe: Names, home: Folder, results: Folder, papers: bool = False
+    name: str,
+    methods: NameOrNames,
+    setting: str | None,
+    recipe: NameOrNames,
+    home: OptionalFolder,
+    results: OptionalFolder,
+    papers: bool = False,
 ) -> TaskResults:
     """Return the rows of a task that are to be drawn."""
     folders = Paths.locate(home, results)
@@ -376,7 +382,7 @@ def _load_results_to_draw(
 
 
 def _episode_jobs(
-    task: str, index: int, methods: Names, options: Mapping[str, Any] | None, work: Workspace | None
+    task: str, index: int, methods: NameOrNames, options: Mapping[str, Any] | None, work: Workspace | None
 ) -> tuple[list[Job], Workspace]:
     """Return the jobs of methods on a task, of which one test episode is drawn, and the workspace."""
     from ifsl_bench.experiments.workspace import workspace

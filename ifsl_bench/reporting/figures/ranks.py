@@ -20,14 +20,14 @@ from ifsl_bench.reporting.figures.style import (
     make_panels,
     marker_style,
     strip_markup,
-    styled,
+    with_figure_style,
 )
 from ifsl_bench.utils.errors import UserError
 
-KEY = ("place by Acc.", "ranks it can have")
+RANK_LEGEND_TEXTS = ("place by Acc.", "ranks it can have")
 
 
-@styled()
+@with_figure_style()
 def draw_ranks(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
 
@@ -52,7 +52,7 @@ def draw_ranks(results_of_tasks: Sequence[TaskResults], wide: bool = False) -> t
         Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
     ]
-    draw_legend_below(figure, keys, KEY)
+    draw_legend_below(figure, keys, RANK_LEGEND_TEXTS)
     out = {
         task_results.task_name: [place.row.display_name for place in task_results.ranked_rows if place.is_provisional]
         for task_results in results_of_tasks

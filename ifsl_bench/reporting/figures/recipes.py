@@ -22,14 +22,16 @@ from ifsl_bench.reporting.figures.style import (
     make_figure,
     marker_without_line,
     strip_markup,
-    styled,
+    with_figure_style,
 )
 
-SPREAD = 0.36  # of a line's height, that its first and last classifier are above and below its middle
-RANGE = "#EFEFEF"
+CLASSIFIER_SPREAD_IN_LINE = (
+    0.36  # of a line's height, that its first and last classifier are above and below its middle
+)
+RANGE_BAND_COLOUR = "#EFEFEF"
 
 
-@styled()
+@with_figure_style()
 def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the mean of each recipe and classifier as a mark, with its interval over episodes or orders.
 
@@ -47,7 +49,7 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
     protocol = protocol_of_task(task_results.task)
     looks = dict(zip(grid.classifiers, line_styles(grid.classifiers), strict=True))
     count = len(grid.classifiers)
-    offsets = np.linspace(-SPREAD, SPREAD, count) if count > 1 else np.zeros(1)
+    offsets = np.linspace(-CLASSIFIER_SPREAD_IN_LINE, CLASSIFIER_SPREAD_IN_LINE, count) if count > 1 else np.zeros(1)
     figure = make_figure(estimate_text_height(len(grid.recipes), each=max(0.2, 0.055 * count)), wide)
     title = protocol.metric_column("acc").title
     axes = figure.add_subplot(xlabel=f"{title} (%)", ylim=(len(grid.recipes) - 0.5, -0.5))
@@ -55,7 +57,16 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
         means = [float(grid.cells[recipe, name].summarise_metrics()["acc"].mean) for name in grid.classifiers
                  if (recipe, name) in grid.cells]  # fmt: skip
         low, high = min(means), max(means)
-        axes.barh(at, high - low, left=low, height=0.92, color=RANGE, linewidth=0, zorder=0, gid=f"range of {recipe}")
+        axes.barh(
+            at,
+            high - low,
+            left=low,
+            height=0.92,
+            color=RANGE_BAND_COLOUR,
+            linewidth=0,
+            zorder=0,
+            gid=f"range of {recipe}",
+        )
     seeds_shown = False
     for (recipe, classifier), row in grid.cells.items():
         y = grid.recipes.index(recipe) + offsets[grid.classifiers.index(classifier)]
@@ -69,7 +80,9 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
         axes.plot(acc.mean, y, **look | {"markersize": 3.4, "linestyle": "none"}, gid=f"mean of {name}")
     label_rows(axes, [strip_markup(format_recipe_for_print(recipe)) for recipe in grid.recipes])
     keys: list[Any] = [Line2D([], [], **look | {"markersize": 4, "linestyle": "none"}) for look in looks.values()]
-    marks: list[tuple[Any, str]] = [(Rectangle((0, 0), 1, 1, color=RANGE, linewidth=0), "all classifiers of a recipe")]
+    marks: list[tuple[Any, str]] = [
+        (Rectangle((0, 0), 1, 1, color=RANGE_BAND_COLOUR, linewidth=0), "all classifiers of a recipe")
+    ]
     if seeds_shown:
         marks.append((Line2D([], [], **marker_without_line("o", 2, DARK), alpha=0.4), "a seed"))
     marks.append((Line2D([], [], color=DARK, linewidth=1.0), f"95% over {protocol.interval_units_noun}"))

@@ -21,16 +21,16 @@ from ifsl_bench.reporting.figures.style import (
     names_and_styles,
     sort_rows_by_accuracy,
     strip_markup,
-    styled,
+    with_figure_style,
 )
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
 
-SEED_KEY = ("a seed", "mean", "95% over episodes")
-SPREAD = 0.22  # of a line's height, that the first and the last seed are above and below its middle
+SEED_LEGEND_TEXTS = ("a seed", "mean", "95% over episodes")
+SEED_SPREAD_IN_LINE = 0.22  # of a line's height, that the first and the last seed are above and below its middle
 
 
-@styled()
+@with_figure_style()
 def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the mean over episodes of each seed as a dot, and the mean of each row as a line with its interval.
 
@@ -59,7 +59,7 @@ def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
         )
         axes.plot([acc.mean] * 2, [at - 0.32, at + 0.32], color=look["color"], linewidth=1.2, gid=f"mean of {name}")
         means = [result.summary["acc"]["mean"] for result in row.results]
-        places = at + np.linspace(-SPREAD, SPREAD, len(means)) if len(means) > 1 else [at]
+        places = at + np.linspace(-SEED_SPREAD_IN_LINE, SEED_SPREAD_IN_LINE, len(means)) if len(means) > 1 else [at]
         axes.plot(means, places, **look | {"markersize": 3, "linestyle": "none"}, gid=f"seeds of {name}")
     label_rows(axes, [strip_markup(name) for name in names])
     keys = [
@@ -67,11 +67,11 @@ def draw_seeds(task_results: TaskResults, wide: bool = False) -> tuple[Figure, l
         Line2D([], [], color=DARK, marker="|", markersize=7, markeredgewidth=1.2, linestyle="none"),
         Rectangle((0, 0), 1, 1, color=DARK, alpha=0.3, linewidth=0),
     ]
-    draw_legend_below(figure, keys, SEED_KEY)
+    draw_legend_below(figure, keys, SEED_LEGEND_TEXTS)
     return figure, []
 
 
-RING: dict[str, Any] = {
+validation_ring_style: dict[str, Any] = {
     "marker": "o",
     "markersize": 6.5,
     "markerfacecolor": "none",
@@ -85,7 +85,7 @@ def is_validated(row: SeedAggregate) -> bool:
     return all(result.training.get("validation") for result in row.results)
 
 
-@styled()
+@with_figure_style()
 def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the mean over a row's seeds as a line, with those as faint lines.
 
@@ -107,7 +107,7 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
             f"{task_results.task_name}: no row of these is meta-trained, so that there is no validation to draw"
         )
     names, looks = names_and_styles(rows)
-    keys: dict[str, dict[str, Any]] = {"step kept": RING | {"markeredgecolor": DARK}}
+    keys: dict[str, dict[str, Any]] = {"step kept": validation_ring_style | {"markeredgecolor": DARK}}
     if any(len(row.seeds) > 1 for row in rows):
         keys = {"a seed": {"color": DARK, "linewidth": 0.5, "alpha": 0.5}, **keys}
     legend = [*names, *keys]
@@ -133,7 +133,7 @@ def draw_validation(task_results: TaskResults, wide: bool = False) -> tuple[Figu
             axes.plot(
                 usual,
                 means[steps.index(usual)],
-                **RING | {"markeredgecolor": look["color"]},
+                **validation_ring_style | {"markeredgecolor": look["color"]},
                 zorder=3,
                 gid=f"kept of {name}",
             )

@@ -14,9 +14,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ifsl_bench.analysis.aggregate import SeedAggregate, group_by_base_only, unique_row_names
 from ifsl_bench.analysis.session_variance import (
-    IMAGES,
-    ONE,
-    SOURCES,
+    ALL_VARIANCE_SOURCES,
+    IMAGE_SOURCE_NAME,
+    SINGLE_VALUE_VARIANCE_KEY,
     split_variance_of_differences,
     split_variance_of_rows,
 )
@@ -37,18 +37,18 @@ from ifsl_bench.reporting.figures.style import (
     names_and_styles,
     sort_rows_by_accuracy,
     strip_markup,
-    styled,
+    with_figure_style,
 )
-from ifsl_bench.reporting.plot_styles import COLOURS
+from ifsl_bench.reporting.plot_styles import METHOD_COLOURS
 
-BAND = (2.5, 97.5)  # percent of the orders that are below its ends
-FORGOTTEN = LinearSegmentedColormap.from_list("accuracy", ["#FFFFFF", "#56B4E9", "#0072B2", "#00304F"])
-SAID = (
+ORDER_BAND_PERCENTILES = (2.5, 97.5)  # percent of the orders that are below its ends
+FORGETTING_COLOUR_MAP = LinearSegmentedColormap.from_list("accuracy", ["#FFFFFF", "#56B4E9", "#0072B2", "#00304F"])
+VARIANCE_FIGURE_NOTE = (
     "sd: of a single value, in points; wrong: how likely one comparison on one order, one support set and one seed has "
     "the wrong sign"
 )
-HELD = "test images are held fixed in shares and sd: not all rows record the hits of single images"
-COLOUR_OF = dict(zip(SOURCES, COLOURS, strict=False))
+IMAGES_HELD_FIXED_NOTE = "test images are held fixed in shares and sd: not all rows record the hits of single images"
+COLOUR_OF_VARIANCE_SOURCE = dict(zip(ALL_VARIANCE_SOURCES, METHOD_COLOURS, strict=False))
 
 
 def require_sessions(task_results: TaskResults) -> None:
@@ -58,7 +58,7 @@ def require_sessions(task_results: TaskResults) -> None:
     )
 
 
-@styled()
+@with_figure_style()
 def draw_sessions(task_results: TaskResults, wide: bool = False, named: bool = False) -> tuple[Figure, list[str]]:
     """Draw the accuracy after each session, mean over orders and seeds, in a band that holds 95% of the orders.
 
@@ -104,7 +104,7 @@ def draw_sessions(task_results: TaskResults, wide: bool = False, named: bool = F
     for lazy_row in lazy:
         axes.plot([value.mean for value in lazy_row.metric_after_sessions()], **keys["lazy"], zorder=1.5, gid="lazy")
     for row, name, look in zip(rows, names, looks, strict=True):
-        low, high = np.percentile(row.metric_after_sessions_by_order(), BAND, axis=0)
+        low, high = np.percentile(row.metric_after_sessions_by_order(), ORDER_BAND_PERCENTILES, axis=0)
         sessions = np.arange(len(low))
         axes.fill_between(
             sessions, low, high, color=look["color"], alpha=0.2, linewidth=0, zorder=2, gid=f"orders of {name}"
@@ -117,7 +117,7 @@ def draw_sessions(task_results: TaskResults, wide: bool = False, named: bool = F
     return figure, notes
 
 
-@styled()
+@with_figure_style()
 def draw_forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw a triangle for each row: its accuracy on the classes of each session, after that session and each later one.
 
@@ -138,7 +138,9 @@ def draw_forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figu
     each = 0.25 + 0.85 * (PAGE if wide else COLUMN) / across
     figure, panels = make_panels(len(rows), across, each, wide, more=0.5)
     for place, (axes, triangle, name) in enumerate(zip(panels, triangles, unique_row_names(rows), strict=True)):
-        mesh = axes.pcolormesh(triangle, cmap=FORGOTTEN, vmin=0, vmax=most, edgecolors="white", linewidth=0.4)
+        mesh = axes.pcolormesh(
+            triangle, cmap=FORGETTING_COLOUR_MAP, vmin=0, vmax=most, edgecolors="white", linewidth=0.4
+        )
         axes.set(title=strip_markup(name), xlim=(0, count), ylim=(count, 0), aspect="equal")
         every = list(range(0, count, 1 + count // 8))
         axes.set_xticks([n + 0.5 for n in every], [str(n) for n in every])
@@ -155,7 +157,7 @@ def draw_forgetting(task_results: TaskResults, wide: bool = False) -> tuple[Figu
     return figure, []
 
 
-@styled()
+@with_figure_style()
 def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the shares of the variance of a single value that its order, support set, seed and test images have.
 
@@ -183,8 +185,10 @@ def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure
         for split in differences
         if split.subtracted_row
     ]
-    of_images = all(IMAGES in split.variances for split in splits)  # or bars would not be of the same variance
-    parts = [part for part in SOURCES if of_images or part != IMAGES]
+    of_images = all(
+        IMAGE_SOURCE_NAME in split.variances for split in splits
+    )  # or bars would not be of the same variance
+    parts = [part for part in ALL_VARIANCE_SOURCES if of_images or part != IMAGE_SOURCE_NAME]
     parts = [part for part in parts if any(part in split.variances for split in splits)]
     figure = make_figure(estimate_text_height(len(splits) + bool(differences), each=0.17), wide)
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
@@ -193,16 +197,18 @@ def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure
         left, total = 0.0, sum(split.variances[part].value for part in parts if part in split.variances)
         for part in parts if total else ():
             width = 100 * split.variances[part].value / total if part in split.variances else 0.0
-            axes.barh(at, width, left=left, height=0.7, color=COLOUR_OF[part], linewidth=0, gid=f"{part} {at}")
+            axes.barh(
+                at, width, left=left, height=0.7, color=COLOUR_OF_VARIANCE_SOURCE[part], linewidth=0, gid=f"{part} {at}"
+            )
             left += width
         wrong = f", wrong {100 * split.wrong_sign_chance.chance:.0f}%" if split.wrong_sign_chance else ""
-        one = split.variances[ONE].value
-        if IMAGES in split.variances and not of_images:
-            one = max(0.0, one - split.variances[IMAGES].value)
+        one = split.variances[SINGLE_VALUE_VARIANCE_KEY].value
+        if IMAGE_SOURCE_NAME in split.variances and not of_images:
+            one = max(0.0, one - split.variances[IMAGE_SOURCE_NAME].value)
         text = f"sd {one**0.5:.2f}{wrong}"
         axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
     label_rows(axes, [strip_markup(label) for label in labels])
     axes.set_yticks(places, [strip_markup(label) for label in labels])
     axes.set_ylim(places[-1] + 0.6, -0.6)
-    draw_legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF[part]) for part in parts], parts)
-    return figure, [SAID] if of_images else [SAID, HELD]
+    draw_legend_below(figure, [Rectangle((0, 0), 1, 1, color=COLOUR_OF_VARIANCE_SOURCE[part]) for part in parts], parts)
+    return figure, [VARIANCE_FIGURE_NOTE] if of_images else [VARIANCE_FIGURE_NOTE, IMAGES_HELD_FIXED_NOTE]

@@ -1,7 +1,7 @@
 """The style of every figure, the rows and names that they share, and how a figure becomes a file.
 
 Widths are those of a two-column paper, in which figures are included as they are. No text is smaller than
-:data:`SMALLEST`. In PDF and SVG text is text. A user's settings of Matplotlib are
+:data:`MIN_FONT_SIZE_POINTS`. In PDF and SVG text is text. A user's settings of Matplotlib are
 not read, no display is needed, and no state of pyplot is touched. The same input gives the same bytes with one version
 of Matplotlib: files hold no date.
 """
@@ -31,24 +31,24 @@ from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.files import check_output_path, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
-SMALLEST = 7.0  # points
-MOST_ROWS = 9  # of lines or panels that a reader can tell apart in one figure, as in the paper
+MIN_FONT_SIZE_POINTS = 7.0  # points
+MAX_ROWS_DRAWN = 9  # of lines or panels that a reader can tell apart in one figure, as in the paper
 FAINT, DARK = "#B0B0B0", "#404040"  # guides, and their texts
 # Metadata that would say when or by which version a file was made.
-FORMATS: dict[str, dict[str, None]] = {
+SAVE_ARGUMENTS_BY_FORMAT: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
 }
-RULES: Any = {  # Matplotlib's names
+MATPLOTLIB_RC_PARAMS: Any = {  # Matplotlib's names
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with Matplotlib
-    "font.size": SMALLEST,
+    "font.size": MIN_FONT_SIZE_POINTS,
     "axes.titlesize": 8,
-    "axes.labelsize": SMALLEST,
-    "xtick.labelsize": SMALLEST,
-    "ytick.labelsize": SMALLEST,
-    "legend.fontsize": SMALLEST,
+    "axes.labelsize": MIN_FONT_SIZE_POINTS,
+    "xtick.labelsize": MIN_FONT_SIZE_POINTS,
+    "ytick.labelsize": MIN_FONT_SIZE_POINTS,
+    "legend.fontsize": MIN_FONT_SIZE_POINTS,
     "legend.frameon": False,
     "legend.handlelength": 2.0,
     "legend.columnspacing": 1.0,
@@ -73,11 +73,11 @@ RULES: Any = {  # Matplotlib's names
     "svg.hashsalt": "ifsl_bench",
 }
 
-Mark = tuple[Any, str]  # what stands in a legend, and what it means
+LegendMark = tuple[Any, str]  # what stands in a legend, and what it means
 
 
 # Our settings alone, for a `with` block or for the function that it decorates.
-styled = functools.partial(matplotlib.style.context, RULES, after_reset=True)
+with_figure_style = functools.partial(matplotlib.style.context, MATPLOTLIB_RC_PARAMS, after_reset=True)
 
 
 def make_figure(height: float, wide: bool = False) -> Figure:
@@ -112,29 +112,29 @@ def figure_format(path: Path) -> str:
     """Return the format that a file's name asks for.
 
     Raises:
-        UserError: none of :data:`FORMATS`; or a folder that is not there or cannot be written, before
+        UserError: none of :data:`SAVE_ARGUMENTS_BY_FORMAT`; or a folder that is not there or cannot be written, before
             anything is drawn.
     """
     suffix = path.suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
+    if suffix not in SAVE_ARGUMENTS_BY_FORMAT:
         ending = f"{path.suffix!r}" if path.suffix else "a name without any"
         raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {ending}")
     check_output_path(path)
     return suffix
 
 
-@styled()
+@with_figure_style()
 def render_figure(figure: Figure, kind: str) -> bytes:
     """Return a figure as the content of a file.
 
     Args:
         figure: a figure of :func:`make_figure` or :func:`make_panels`.
-        kind: one of :data:`FORMATS`.
+        kind: one of :data:`SAVE_ARGUMENTS_BY_FORMAT`.
     """
     out = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # names are of any script; an empty box stands in
-        figure.savefig(out, format=kind, metadata=FORMATS[kind])
+        figure.savefig(out, format=kind, metadata=SAVE_ARGUMENTS_BY_FORMAT[kind])
     return out.getvalue()
 
 
@@ -208,7 +208,7 @@ def _make_line_style(look: PlotStyle) -> dict[str, Any]:
 
 
 def draw_legend_below(
-    figure: Figure, handles: Iterable[Any], labels: Sequence[str], marks: Sequence[Mark] = ()
+    figure: Figure, handles: Iterable[Any], labels: Sequence[str], marks: Sequence[LegendMark] = ()
 ) -> None:
     """Add a legend under everything, in as many columns as fit; and below it another, with the meaning of marks.
 
@@ -251,7 +251,7 @@ def draw_legend_below(
     figure.legend(symbols, meanings, loc="lower center", borderaxespad=0, ncols=mark_columns)
 
 
-def _mark_columns(marks: Sequence[Mark], width: float) -> int:
+def _mark_columns(marks: Sequence[LegendMark], width: float) -> int:
     """Return how many marks fit next to each other in ``width`` inches, each column as wide as its longest text."""
 
     def needed(columns: int) -> float:
@@ -357,7 +357,7 @@ def limit_rows(
     own = [row for row in rows if row.origin != STORED]
     own_labels = {row.label for row in own}
     stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
-    chosen = [*own, *stored][:MOST_ROWS]
+    chosen = [*own, *stored][:MAX_ROWS_DRAWN]
     left_out = [name for name, row in zip(unique_row_names(rows), rows, strict=True) if row not in chosen]
     notes = [f"left out, so that rows can be told apart: {', '.join(left_out)} (--method names the rows to draw)"]
     return replace(

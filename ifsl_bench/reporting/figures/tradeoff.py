@@ -20,16 +20,16 @@ from ifsl_bench.reporting.figures.style import (
     names_and_styles,
     sort_rows_by_accuracy,
     strip_markup,
-    styled,
+    with_figure_style,
 )
 from ifsl_bench.utils.errors import UserError
 
-PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-LEVEL: dict[str, Any] = {"color": FAINT, "linewidth": 0.5, "zorder": 1, "scalex": False, "scaley": False}
-MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
+LABEL_BACKGROUND_STYLE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+LEVEL_LINE_STYLE: dict[str, Any] = {"color": FAINT, "linewidth": 0.5, "zorder": 1, "scalex": False, "scaley": False}
+AXIS_MARGIN_SHARE = 0.35  # of the range of the points, around them; the rest of a curve is cut
 
 
-@styled()
+@with_figure_style()
 def draw_tradeoff(task_results: TaskResults, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draw the rows of a task, the best first in the legend.
 
@@ -85,7 +85,10 @@ def _hollow_style(look: dict[str, Any]) -> dict[str, Any]:
 def _set_axis_limits(axes: Axes, points: np.ndarray) -> None:
     low, high = points.min(0), points.max(0)
     size = np.maximum(high - low, 4)
-    (left, bottom), (right, top) = np.maximum(0, low - MARGIN * size), np.minimum(100, high + MARGIN * size)
+    (left, bottom), (right, top) = (
+        np.maximum(0, low - AXIS_MARGIN_SHARE * size),
+        np.minimum(100, high + AXIS_MARGIN_SHARE * size),
+    )
     axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
@@ -107,13 +110,15 @@ def _draw_equal_accuracy_lines(axes: Axes, row: SeedAggregate) -> None:
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     for level in _round_levels(share * left + (1 - share) * bottom, share * right + (1 - share) * top):
         x = np.array([left, right])
-        axes.plot(x, (level - share * x) / (1 - share), **LEVEL, gid=f"Acc. {level:g}")
+        axes.plot(x, (level - share * x) / (1 - share), **LEVEL_LINE_STYLE, gid=f"Acc. {level:g}")
         out = (level - share * right) / (1 - share)  # where the line leaves at the right
         if bottom <= out <= top - 0.04 * (top - bottom):
             _annotate_point(axes, f"{level:g}", (right, out), (2, 0), va="center")
         elif out < bottom:  # it leaves below
             at = (level - (1 - share) * bottom) / share
-            _annotate_point(axes, f"{level:g}", (at, bottom), (0, 2), ha="center", bbox=PATCH, zorder=1.5)
+            _annotate_point(
+                axes, f"{level:g}", (at, bottom), (0, 2), ha="center", bbox=LABEL_BACKGROUND_STYLE, zorder=1.5
+            )
     _annotate_point(axes, "Acc.", (1, 1), (2, 0), xycoords="axes fraction", va="center")
 
 
@@ -125,6 +130,6 @@ def _draw_equal_harmonic_mean_lines(axes: Axes) -> None:
             continue
         x = np.linspace(max(left, level / 2 + 1e-6), right, 200)
         dashes = {"linestyle": (0, (4, 3)), "gid": f"harmonic {level:g}"}
-        axes.plot(x, level * x / (2 * x - level), **LEVEL | dashes)
+        axes.plot(x, level * x / (2 * x - level), **LEVEL_LINE_STYLE | dashes)
         if 2 * top > level and left <= (at := level * top / (2 * top - level)) <= right - 0.04 * (right - left):
             _annotate_point(axes, f"{level:g}", (at, top), (0, 1.5), ha="center", va="bottom")

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.analysis.aggregate import (
-    COMPUTED,
+    COMPUTED_ORIGIN,
     EVERY,
     PAPER,
-    PARTIAL,
+    PARTIAL_DATA_NOTE,
     STORED,
     SeedAggregate,
     calibrated_accuracies,
@@ -42,17 +42,31 @@ from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import TableRow, list_table_rows, published_table_rows, round_unless_nan
 from ifsl_bench.reporting.leaderboard import PUBLISHED_NOTES, make_task_table
 from ifsl_bench.reporting.page.references import Citation, cite_measured_row, cite_paper, cite_published_method
-from ifsl_bench.reporting.plot_styles import DASHES, MARKERS, PlotStyle, distinct_styles, style_of_label
+from ifsl_bench.reporting.plot_styles import (
+    MATPLOTLIB_DASHES,
+    MATPLOTLIB_MARKERS,
+    PlotStyle,
+    distinct_styles,
+    style_of_label,
+)
 from ifsl_bench.reporting.recipe_tables import make_grid_tables
 from ifsl_bench.reporting.table import Table
 from ifsl_bench.store.published import FLAG_LETTERS
 from ifsl_bench.store.schema import Result, result_path
 from ifsl_bench.utils.errors import UserError, escape_controls
 
-SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
-LINES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for DASHES
-FINEST = 3.0  # percent: what points of a curve are apart at least
-OF_SEEDS = ("acc", "calibrated_acc", "harmonic", "ausuc", "delta")  # what the page can show of each seed
+PLOTLY_MARKERS = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "triangle-down",
+    "cross",
+    "x",
+)  # Plotly's names for MATPLOTLIB_MARKERS
+PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for MATPLOTLIB_DASHES
+MIN_CURVE_POINT_DISTANCE = 3.0  # percent: what points of a curve are apart at least
+METRICS_SHOWN_BY_SEED = ("acc", "calibrated_acc", "harmonic", "ausuc", "delta")  # what the page can show of each seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +77,7 @@ class PageRow:
         name: as in tables, and where two rows of a task share a label, where it is from.
         values: metric -> mean and half-width of its 95% interval (None where there is none), in percent.
         seeds: the training seeds, ascending.
-        by_seed: metric -> the mean of each seed; of :data:`OF_SEEDS`.
+        by_seed: metric -> the mean of each seed; of :data:`METRICS_SHOWN_BY_SEED`.
         point: base and novel accuracy, in percent; None where they are not known.
         calibrated: base and novel accuracy with the bias that was chosen on validation episodes.
         curve: base and novel accuracy against ascending biases, [[base, ...], [novel, ...]]; None without
@@ -251,7 +265,7 @@ def _page_row(
 ) -> PageRow:
     row = entry.measured_row
     of_method = cite_measured_row(row.results[0].method, row.label) if row else cite_published_method(entry.label)
-    computed = Citation(f"Computed here from {entry.note}.", "") if entry.kind == COMPUTED else None
+    computed = Citation(f"Computed here from {entry.note}.", "") if entry.kind == COMPUTED_ORIGIN else None
     cited = of_method if row else computed or cite_paper(entry.source)
     cites_method = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {
@@ -270,7 +284,12 @@ def _page_row(
             [entry.values[name].mean for name in ("base_joint", "novel_joint") if name in entry.values]
         ),
         after=_session_accuracies(entry),
-        look=(look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)], look.is_further_row),
+        look=(
+            look.colour,
+            PLOTLY_MARKERS[MATPLOTLIB_MARKERS.index(look.marker)],
+            PLOTLY_DASHES[MATPLOTLIB_DASHES.index(look.dash)],
+            look.is_further_row,
+        ),
         cited=citations.setdefault(cited, len(citations)),
         cited_method=citations.setdefault(of_method, len(citations)) if cites_method else None,
         note=entry.note,
@@ -286,7 +305,9 @@ def _measured_row_fields(row: SeedAggregate) -> dict[str, Any]:
         "setting": row.setting,
         "seeds": list(row.seeds),
         "by_seed": {
-            n: [round(float(v), 2) for v in row.metric_by_seed(n).mean(1)] for n in OF_SEEDS if n in row.metric_names
+            n: [round(float(v), 2) for v in row.metric_by_seed(n).mean(1)]
+            for n in METRICS_SHOWN_BY_SEED
+            if n in row.metric_names
         },
         "calibrated": _base_novel_point(calibrated_accuracies(row) or ()),
         "curve": _thinned_bias_curve(row),
@@ -318,7 +339,10 @@ def _thinned_bias_curve(row: SeedAggregate) -> list[list[float]] | None:
     base, novel = curve[:, 1].tolist(), curve[:, 2].tolist()
     places = [0]
     for i in range(1, len(base)):
-        if math.dist((base[i], novel[i]), (base[places[-1]], novel[places[-1]])) >= FINEST or i == len(base) - 1:
+        if (
+            math.dist((base[i], novel[i]), (base[places[-1]], novel[places[-1]])) >= MIN_CURVE_POINT_DISTANCE
+            or i == len(base) - 1
+        ):
             places.append(i)
     return [[round(part[i], 1) for i in places] for part in (base, novel)]
 
@@ -365,7 +389,7 @@ def _collect_costs(row: SeedAggregate) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in costs.items() if math.isfinite(value)}
 
 
-SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data can test
+MIN_SHOWN_P_VALUE = 1e-15  # p-value; smaller ones are tails of a distribution that no data can test
 
 
 @dataclass(frozen=True)
@@ -376,7 +400,7 @@ class RowPair:
         a, b: the rows, numbers in the list of all rows.
         mean: points of accuracy.
         interval: half-width of the 95% interval of this difference alone, over episodes and seeds.
-        p_value: two-sided p-value of this difference alone; 0 where it is below :data:`SMALLEST`.
+        p_value: two-sided p-value of this difference alone; 0 where it is below :data:`MIN_SHOWN_P_VALUE`.
         is_significant: whether it is one of those that ranks rest on: all comparisons of the ranking at once, by Holm's
             procedure.
         seeds: training seeds that both rows are compared on.
@@ -430,7 +454,7 @@ def _pairs_with_family(
     for a, b in itertools.combinations(family, 2) if guest is None else ((guest, row) for row in family):
         gap = ranking.estimate_row_difference(a, b)
         significant = (a, b) in better or (b, a) in better
-        p = float(f"{gap.p_value:.3g}") if gap.p_value >= SMALLEST else 0.0
+        p = float(f"{gap.p_value:.3g}") if gap.p_value >= MIN_SHOWN_P_VALUE else 0.0
         mean, interval = (round(value, count_digits(value)) for value in (gap.mean, gap.interval))
         seeds = ranking.common_seeds(a, b)
         fixed = gap.models_fixed, gap.images_fixed
@@ -479,7 +503,7 @@ def _origin_facts(result: Result) -> dict[str, str]:
         "hash of the task": result.task_hash,
         "fingerprint of the data": result.fingerprint,
         "of the novel classes' data": result.novel_fingerprint,
-        "data": PARTIAL if result.partial else "",
+        "data": PARTIAL_DATA_NOTE if result.partial else "",
         "backbone": backbone.get("key"),
         "recipe": backbone.get("recipe"),
         "SHA-256 of its weights": f"{sha256[:16]}..." if (sha256 := str(backbone.get("sha256") or "")) else "",

@@ -16,21 +16,21 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
-from ifsl_bench.analysis.aggregate import COMPUTED, EVERY, PAPER
+from ifsl_bench.analysis.aggregate import COMPUTED_ORIGIN, EVERY, PAPER
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.columns import TableRow
-from ifsl_bench.reporting.leaderboard import RULE
+from ifsl_bench.reporting.leaderboard import RANK_NOTE_TEMPLATE
 from ifsl_bench.reporting.page.data import Page, PageRow, RowPair, TaskSection
 from ifsl_bench.reporting.table import Cell, Table
 
-SCRIPTS = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
-PROTOCOLS = {"episodes": "in one group", "sessions": "in sessions"}  # how novel classes come
-PHOTOGRAPHS = ("tiny-features", "tiny-pack", "mini-imagenet-held-out", "mini-imagenet-sessions")
-PICTURES = {**dict.fromkeys(PHOTOGRAPHS, "photographs"), "glyphs": "letters"}
+SCRIPT_FILES = ("page.js", "details.js", "pairs.js", "sessions.js", "plots.js")  # in this order, after Plotly
+PROTOCOL_MENU_TEXTS = {"episodes": "in one group", "sessions": "in sessions"}  # how novel classes come
+PHOTOGRAPH_DATASETS = ("tiny-features", "tiny-pack", "mini-imagenet-held-out", "mini-imagenet-sessions")
+IMAGE_KIND_OF_DATASET = {**dict.fromkeys(PHOTOGRAPH_DATASETS, "photographs"), "glyphs": "letters"}
 # The columns that are shown before more are asked for, in this order; the others come last.
-ALWAYS = (
+ALWAYS_SHOWN_HEADINGS = (
     "rank",
     "method",
     "Acc.",
@@ -47,7 +47,7 @@ ALWAYS = (
     "source",
 )
 # Of these, what a narrow screen is not shown until it asks for more.
-WIDE = ("base", "novel", "Delta_a", "Delta_b", "seeds", "source")
+WIDE_SCREEN_HEADINGS = ("base", "novel", "Delta_a", "Delta_b", "seeds", "source")
 
 
 def render_page(page: Page) -> str:
@@ -58,18 +58,18 @@ def render_page(page: Page) -> str:
     environment = jinja2.Environment(
         autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    scripts = [_read_asset("plotly-basic.min.js"), *map(_read_asset, SCRIPTS)]
-    rule = RULE.format("Acc. or Avg.", "episodes or orders")
+    scripts = [_read_asset("plotly-basic.min.js"), *map(_read_asset, SCRIPT_FILES)]
+    rule = RANK_NOTE_TEMPLATE.format("Acc. or Avg.", "episodes or orders")
     return environment.get_template("report.html.j2").render(
         sections=page.sections,
         rows=page.rows,
         overviews=[
             (name, protocol, *overview)
             for name in list_settings(page)
-            for protocol in PROTOCOLS
+            for protocol in PROTOCOL_MENU_TEXTS
             if len((overview := _overview_table(page, name, protocol))[0]) > 1
         ],
-        protocols=PROTOCOLS,
+        protocols=PROTOCOL_MENU_TEXTS,
         protocol_of=_protocol_name,
         grids=page.grids,
         settings={name: _describe_setting(name) for name in list_settings(page)},
@@ -124,7 +124,7 @@ def _menu_texts(page: Page) -> dict[str, tuple[str, str]]:
     measured = {row.task for row in page.rows if row.origin}
     texts = {}
     for (_, data), tasks in alike.items():
-        about = PICTURES.get(data, "" if measured & tasks.keys() else "published")
+        about = IMAGE_KIND_OF_DATASET.get(data, "" if measured & tasks.keys() else "published")
         words = {name: (task.title or name).replace(",", " ,").split() for name, task in tasks.items()}
         same = len([*takewhile(lambda here: len({*here}) == 1, zip(*words.values(), strict=False))])
         for name, text in words.items():
@@ -154,7 +154,7 @@ def _count_rows_by_task(page: Page) -> dict[str, int]:
         "results": sum(len(row.seeds) for row in measured),
         "rows": len(measured),
         "tasks": len({row.task for row in measured}),
-        "published": sum(not (row.origin or row.source == COMPUTED) for row in page.rows),
+        "published": sum(not (row.origin or row.source == COMPUTED_ORIGIN) for row in page.rows),
     }
 
 
@@ -170,7 +170,7 @@ def _column_order(table: Table[TableRow]) -> list[int]:
     """Return the places of a table's columns in the order of the page, without those that are empty."""
     headings, cells = table.headings(), table.cells()
     filled = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
-    return sorted(filled, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
+    return sorted(filled, key=lambda i: (*ALWAYS_SHOWN_HEADINGS, headings[i]).index(headings[i]))
 
 
 def _css_classes(heading: str, cell: Cell | None = None) -> Markup:
@@ -181,8 +181,8 @@ def _css_classes(heading: str, cell: Cell | None = None) -> Markup:
     """
     text = heading in ("method", "source")
     kinds = {
-        "more": heading not in ALWAYS,
-        "wide": heading in WIDE,
+        "more": heading not in ALWAYS_SHOWN_HEADINGS,
+        "wide": heading in WIDE_SCREEN_HEADINGS,
         "n": not (text or cell),
         "t": text and cell is not None,
         "best": cell is not None and cell.is_bold,
