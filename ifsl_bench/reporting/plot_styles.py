@@ -78,6 +78,23 @@ def distinct_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> li
     return looks
 
 
+def with_distinct_markers(styles: Sequence[PlotStyle]) -> list[PlotStyle]:
+    """Return the styles with no marker twice, as far as there are markers, for figures without lines.
+
+    Args:
+        styles: of the rows of a figure; a row whose marker an earlier one has gets the first that none has.
+    """
+    free = [marker for marker in MATPLOTLIB_MARKERS if marker not in {style.marker for style in styles}]
+    used: set[str] = set()
+    distinct = []
+    for style in styles:
+        if style.marker in used and free:
+            style = replace(style, marker=free.pop(0))
+        used.add(style.marker)
+        distinct.append(style)
+    return distinct
+
+
 def method_name_of_label(label: str) -> str:
     """Return the method's part of a row's label, without options, tuning and calibration."""
     return re.split(r"[.@ ]|\+cal\b", label, maxsplit=1)[0]

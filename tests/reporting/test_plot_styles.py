@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import display_names_by_row
-from ifsl_bench.reporting.plot_styles import distinct_styles, style_of_label
+from ifsl_bench.reporting.plot_styles import MATPLOTLIB_MARKERS, distinct_styles, style_of_label, with_distinct_markers
 
 
 def test_methods_of_the_package_look_different():
@@ -28,3 +28,14 @@ def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_a
     mine, stored_look = distinct_styles(["lr@tuned-12", "lr@tuned-12"], [True, False])
     assert stored_look == style_of_label("lr"), "whichever is first"
     assert mine.is_further_row
+
+
+def test_marks_without_lines_repeat_no_marker_while_there_are_any():
+    repeated = [style_of_label(label) for label in ("lr", "ncm", "lda", "lr", "teen")]
+    assert len({style.marker for style in repeated}) < 5
+    looks = with_distinct_markers(repeated)
+    assert len({style.marker for style in looks}) == 5
+    assert [style.colour for style in looks] == [style.colour for style in repeated]
+    assert looks[0] == repeated[0], "the first of a marker keeps it"
+    many = [style_of_label("lr")] * 9
+    assert {style.marker for style in with_distinct_markers(many)} == set(MATPLOTLIB_MARKERS)

@@ -18,16 +18,15 @@ from ifsl_bench.reporting.figures.style import (
     draw_legend_below,
     estimate_text_height,
     label_rows,
-    line_styles,
     make_figure,
+    marker_styles,
     marker_without_line,
     strip_markup,
     with_figure_style,
 )
 
-CLASSIFIER_SPREAD_IN_LINE = (
-    0.36  # of a line's height, that its first and last classifier are above and below its middle
-)
+# Of a line's height, that its first and last classifier are above and below its middle
+CLASSIFIER_SPREAD = 0.36
 RANGE_BAND_COLOUR = "#EFEFEF"
 
 
@@ -47,9 +46,9 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
     """
     grid = make_recipe_grid(task_results)
     protocol = protocol_of_task(task_results.task)
-    looks = dict(zip(grid.classifiers, line_styles(grid.classifiers), strict=True))
+    looks = dict(zip(grid.classifiers, marker_styles(grid.classifiers), strict=True))
     count = len(grid.classifiers)
-    offsets = np.linspace(-CLASSIFIER_SPREAD_IN_LINE, CLASSIFIER_SPREAD_IN_LINE, count) if count > 1 else np.zeros(1)
+    offsets = np.linspace(-CLASSIFIER_SPREAD, CLASSIFIER_SPREAD, count) if count > 1 else np.zeros(1)
     figure = make_figure(estimate_text_height(len(grid.recipes), each=max(0.2, 0.055 * count)), wide)
     title = protocol.metric_column("acc").title
     axes = figure.add_subplot(xlabel=f"{title} (%)", ylim=(len(grid.recipes) - 0.5, -0.5))
@@ -77,9 +76,9 @@ def draw_recipes(task_results: TaskResults, wide: bool = False) -> tuple[Figure,
             seeds_shown = True
             dots = marker_without_line("o", 1.4, look["color"]) | {"alpha": 0.4, "gid": f"seeds of {name}"}
             axes.plot(row.metric_by_seed("acc").mean(1), [y] * len(row.seeds), **dots)
-        axes.plot(acc.mean, y, **look | {"markersize": 3.4, "linestyle": "none"}, gid=f"mean of {name}")
+        axes.plot(acc.mean, y, **look | {"markersize": 3.4}, gid=f"mean of {name}")
     label_rows(axes, [strip_markup(format_recipe_for_print(recipe)) for recipe in grid.recipes])
-    keys: list[Any] = [Line2D([], [], **look | {"markersize": 4, "linestyle": "none"}) for look in looks.values()]
+    keys: list[Any] = [Line2D([], [], **look | {"markersize": 4}) for look in looks.values()]
     marks: list[tuple[Any, str]] = [
         (Rectangle((0, 0), 1, 1, color=RANGE_BAND_COLOUR, linewidth=0), "all classifiers of a recipe")
     ]

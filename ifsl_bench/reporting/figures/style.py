@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from ifsl_bench.analysis.aggregate import EVERY, STORED, SeedAggregate, unique_row_names
 from ifsl_bench.analysis.task_results import TaskResults, make_no_results_error, select_labels, select_setting
-from ifsl_bench.reporting.plot_styles import PlotStyle, distinct_styles, style_of_label
+from ifsl_bench.reporting.plot_styles import PlotStyle, distinct_styles, style_of_label, with_distinct_markers
 from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.files import check_output_path, write_bytes
 
@@ -201,6 +201,16 @@ def line_styles(labels: Sequence[str], is_second: Sequence[bool] = ()) -> list[d
         _make_line_style(look) | (half if look.is_further_row else {"markeredgewidth": 0})
         for look in distinct_styles(labels, is_second)
     ]
+
+
+def marker_styles(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the looks of rows in a figure without lines: as far as there are markers, no two have the same one.
+
+    Args:
+        labels: of the rows.
+    """
+    styles = with_distinct_markers(distinct_styles(labels))
+    return [_make_line_style(style) | {"markeredgewidth": 0, "linestyle": "none"} for style in styles]
 
 
 def _make_line_style(look: PlotStyle) -> dict[str, Any]:
