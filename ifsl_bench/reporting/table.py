@@ -134,7 +134,10 @@ Records = list[dict[str, Any]]
 FORMULA_START_CHARACTERS = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
 # In a comment, where titles and notes stand, "95%" and "Delta_a" are left as they are.
 LATEX_OF_BACKSLASH_AND_CARET = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
-LATEX_OF_OTHER_SIGNS = {"~": r"\textasciitilde{}", "|": r"\textbar{}", "±": r"$\pm$"}
+# LaTeX's usual encoding of fonts, OT1, prints the last three as other characters.
+LATEX_OF_OTHER_SIGNS = {
+    "~": r"\textasciitilde{}", "±": r"$\pm$", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
 LATEX_OF_SPECIAL_CHARACTER = (
     LATEX_OF_BACKSLASH_AND_CARET | LATEX_OF_OTHER_SIGNS | {character: f"\\{character}" for character in "&%$#_{}"}
 )
@@ -218,7 +221,7 @@ def _markdown_table(table: Table[Any]) -> str:
     return _format_grid(table, "github", write)
 
 
-_NUMBER_CELL_PATTERN = re.compile(r"(?=.*\d)[\d.+\-± *]+")  # one or several, with their intervals
+_NUMBER_CELL_PATTERN = re.compile(r"(?=.*\d)[\d.+\-± *()]+")  # one or several, with their intervals
 _LATEX_OF_DELTA_HEADING = {"Delta": r"$\Delta$", "Delta_a": r"$\Delta_a$", "Delta_b": r"$\Delta_b$"}
 
 
@@ -231,15 +234,15 @@ def _latex_tabular(table: Table[Any]) -> str:
     """Return a plain ``tabular``; :mod:`ifsl_bench.reporting.latex` has the layout of papers."""
     rows = [table.headings(), *([cell.text for cell in row] for row in table.cells())]
     head, *body = (" & ".join(map(_latex_cell, row)) + r" \\" for row in rows)
-    begin = rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"
-    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+    begin = ["% needs booktabs", rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}"]
+    return "\n".join([*begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
 
 
 def _latex_cell(text: str) -> str:
     if _NUMBER_CELL_PATTERN.fullmatch(text):
-        return re.sub(r"(?<!\S)-(?=\d)", "$-$", escape_latex(text))  # not that of ranks, 2-7
-    if (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
-        return match[1] + _LATEX_OF_DELTA_HEADING[match[2]]
+        return re.sub(r"(?<![^\s(])-(?=\d)", "$-$", escape_latex(text))  # not that of ranks, 2-7
+    if (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)( \(printed\)|)", text)) is not None:
+        return match[1] + _LATEX_OF_DELTA_HEADING[match[2]] + match[3]
     brace = "{}" * text.startswith(("[", "*"))  # at the beginning of a line it would be an argument of the \\ before
     return brace + escape_latex(text)
 

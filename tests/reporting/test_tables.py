@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -35,6 +36,7 @@ EXPECTED = {
                 "| b      | 0.5 ± 1 | yes    |\n\n"
                 "note",
     "latex": "% title\n\n"
+             "% needs booktabs\n"
              "\\begin{tabular}{lll}\n\\toprule\n"
              "name & value & said \\\\\n\\midrule\n"
              "a & 1.2 $\\pm$ 1 & yes \\\\\n"
@@ -119,3 +121,15 @@ def test_latex_has_minus_signs_and_leaves_names_and_ranks_as_they_are():
     assert "2-7" in text
     assert "my-Delta.a=1,-2" in text
     assert "\n{}[red]x" in text
+
+
+def test_latex_prints_every_sign_as_it_is_in_its_usual_fonts():
+    row = ("Delta (printed)", "-19.55 ± 0.26 (-20.21)", "< 1e-15", "p > 0.5", "0.24 (0.20-0.30)", "a|b")
+    columns = [Column(f"{i}", lambda row, i=i: row[i]) for i in range(len(row))]
+    *_, line = (line for line in render_tables([Table(columns, [row])], "latex").splitlines() if " & " in line)
+    assert line.removesuffix(r" \\").split(" & ") == [
+        r"$\Delta$ (printed)", r"$-$19.55 $\pm$ 0.26 ($-$20.21)", r"\textless{} 1e-15", r"p \textgreater{} 0.5",
+        "0.24 (0.20-0.30)", r"a\textbar{}b",
+    ]  # fmt: skip
+    outside_math = re.sub(r"\$[^$]*\$", "", line)
+    assert not set("<>|") & set(outside_math), "OT1 prints these as other characters"
