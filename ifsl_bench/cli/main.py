@@ -116,6 +116,12 @@ def _run_with_error_lines(call: Callable[[], Any]) -> int:
         then = " (another home folder: --home or IFSL_BENCH_HOME)" if elsewhere else ""
         click.echo(f"ifsl-bench: {format_error(error)}{then}", err=True)
         return 2
+    except ValueError:
+        if not any(getattr(stream, "closed", False) for stream in (sys.stdout, sys.stderr)):
+            raise
+        with contextlib.suppress(OSError):
+            os.write(2, b"ifsl-bench: the output was closed, perhaps by a method; what has been computed is stored\n")
+        return 2
     return status if isinstance(status, int) else 0
 
 

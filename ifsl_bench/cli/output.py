@@ -16,8 +16,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ifsl_bench.reporting.table import Table
+    from ifsl_bench.utils.progress import Reporter
 
 TEXT_FORMAT = "text"
+_replaced_streams: list[object] = []  # kept for good: a wrapper that is freed closes the stream that it wraps
+
+
+class StandardStreams:
+    """The standard streams as they are now, to be put back where the code of a method replaces them."""
+
+    def __init__(self) -> None:
+        self.streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+
+    def put_back(self, reporter: Reporter) -> None:
+        """Put the streams back, with a warning for each that was replaced."""
+        names = [name for name, stream in self.streams.items() if getattr(sys, name) is not stream]
+        for name in names:
+            _replaced_streams.append(getattr(sys, name))
+            setattr(sys, name, self.streams[name])
+        for name in names:
+            reporter.warn(f"the code of a method has replaced sys.{name}, which is put back")
 
 
 def is_at_terminal(table_format: str = TEXT_FORMAT) -> bool:

@@ -27,7 +27,13 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import print_lines, print_missing, print_tables_in_format, redirect_prints_to_stderr
+from ifsl_bench.cli.output import (
+    StandardStreams,
+    print_lines,
+    print_missing,
+    print_tables_in_format,
+    redirect_prints_to_stderr,
+)
 from ifsl_bench.protocols.tasks.task_limits import MOST_WORKERS
 from ifsl_bench.utils.errors import UserError
 
@@ -141,6 +147,7 @@ def run(
     """
     if campaign is None and (not config.tasks or (not config.methods and not checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
+    streams = StandardStreams()
     cluster = None if checkpoint else parse_cluster(config)
     configs, tasks, methods = find_configs(campaign, config)  # a wrong name is an error before torch is imported
     work = configs[0].workspace(make_reporter(quiet, verbose))
@@ -174,6 +181,7 @@ def run(
         return 2 if all(plan.state in (LACKS_DATA, REFUSED) for plan in plans) else 0  # as the run would end
     first = not any(work.home.results.glob("*/*.json"))
     summary = _run_jobs(jobs, config, files, work, backend, style)
+    streams.put_back(work.reporter)
     _print_new_rows(tasks, summary, work, style, full)
     if first and summary.jobs_stored and style == "text":
         task = summary.jobs_stored[0].task.name

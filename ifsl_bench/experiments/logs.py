@@ -60,6 +60,7 @@ class LogState:
         start_time: the time when it began.
         last_line: its last line.
         file: the log.
+        ended_without_line: whether its process is gone and left no line on the end, as after SIGKILL.
     """
 
     state_name: str
@@ -67,6 +68,7 @@ class LogState:
     start_time: str
     last_line: str
     file: Path
+    ended_without_line: bool = False
 
 
 def read_log(path: Path) -> LogState | None:
@@ -82,13 +84,15 @@ def read_log(path: Path) -> LogState | None:
         return None
     host, writer, _ = begun[2].split(" ", 2)
     state, line = lines[-1][1], escape_controls(lines[-1][2].strip()) if lines[-1] is not begun else ""
-    if state not in (DONE, FAILED, INTERRUPTED):
+    has_end = state in (DONE, FAILED, INTERRUPTED)
+    if not has_end:
         state = INTERRUPTED if is_process_alive(writer) is False else RUNNING
         if state == RUNNING and silent > SILENT_SECONDS:
             line += f" (no line for {silent / 60:.0f} min: it may have been killed)"
     if state in (FAILED, INTERRUPTED):
         line = f"{state}: {line}"
-    return LogState(state, escape_controls(host), escape_controls(begun[0]), line, path)
+    ended_without_line = state == INTERRUPTED and not has_end
+    return LogState(state, escape_controls(host), escape_controls(begun[0]), line, path, ended_without_line)
 
 
 class LogFile(LogReporter):
@@ -135,13 +139,18 @@ class Log(Reporter):
     def log_item(self, key: str, title: str) -> Iterator[None]:
         """Open the log of an item while it runs; an interruption is a line of it.
 
+        What ends a process at once, as SIGKILL or ``os._exit`` in a method, prints nothing: the next run says so.
+
         Args:
             key: of the item.
             title: of the item, for people.
         """
         self.start, self.warnings, self.resumed = time.monotonic(), [], []
+        last_run = read_log(log_path(self.home, key))
         self.file = LogFile(log_path(self.home, key))
         self.file.write_line(f"{platform.node() or '-'} {make_process_name()} {title}", BEGUN)
+        if last_run and last_run.ended_without_line:
+            self.say(f"{title}: the last run of it ended without a word: it was killed, or a method ended the process")
         try:
             yield
         except BaseException as error:

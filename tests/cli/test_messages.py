@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -203,6 +204,79 @@ class Odd(Imprint):
             raise ValueError("of one shot")
         return super().forward(support, query)
 """
+
+
+STREAMS = """
+import io, os, sys
+from ifsl_bench.methods.imprint import Imprint
+
+
+class Broken:
+    def write(self, text):
+        raise ValueError("nobody writes here")
+
+
+class Replaces(Imprint):
+    def forward(self, support, query):
+        sys.stdout = sys.stderr = Broken()
+        return super().forward(support, query)
+
+
+class Wraps(Imprint):
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        sys.stdout = io.TextIOWrapper(sys.stdout.buffer)
+
+
+class Closes(Imprint):
+    def forward(self, support, query):
+        sys.stdout.close()
+        return super().forward(support, query)
+
+
+class Exits(Imprint):
+    def forward(self, support, query):
+        if os.environ.get("EXITS"):
+            os._exit(3)
+        return super().forward(support, query)
+"""
+
+
+def run_streams(here: Path, name: str, **environment: str) -> tuple[int, str, str]:
+    """Run a method of STREAMS in a process of its own; its status and what it printed."""
+    (here / "streams.py").write_text(STREAMS)
+    words = "--method", f"streams.py:{name}", "--task", "clusters.toml:clusters-5shot", "--device", "cpu"
+    command = [sys.executable, "-m", "ifsl_bench", "run", *words, "--episodes", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("name", "replaced"), [("Replaces", ["stdout", "stderr"]), ("Wraps", ["stdout"])])
+def test_streams_that_a_method_replaces_are_put_back(here, name, replaced):
+    status, out, err = run_streams(here, name)
+    assert (status, "Traceback" in err) == (0, False), err
+    warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert warnings == [f"warning: the code of a method has replaced sys.{s}, which is put back" for s in replaced]
+    assert re.search(rf"(?m)^{name}\S* +\d+\.\d\d ± ", out)
+
+
+def test_an_output_that_a_method_closes_is_one_line(here):
+    status, out, err = run_streams(here, "Closes")
+    assert (status, out, "Traceback" in err) == (2, "", False), err
+    assert err.splitlines()[-1] == (
+        "ifsl-bench: the output was closed, perhaps by a method; what has been computed is stored"
+    )
+    assert len([*here.glob("home/results/*/Closes*.json")]) == 1
+
+
+def test_a_method_that_ends_the_process_is_named_by_the_next_run(here):
+    said = r"(?m)^Exits\S* on clusters-5shot, seed 0: the last run of it ended without a word"
+    status, _, err = run_streams(here, "Exits", EXITS="1")
+    assert (status, re.search(said, err)) == (3, None)
+    for environment in ({"EXITS": "1"}, {}):
+        assert re.search(said, run_streams(here, "Exits", **environment)[2])
+    assert "done already" in (err := run_streams(here, "Exits")[2])
+    assert not re.search(said, err)
 
 
 @pytest.mark.parametrize(
