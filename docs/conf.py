@@ -17,6 +17,7 @@ ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]  # what is beside this file, and its package
 
 from method_pages import MARK, all_methods  # noqa: E402
+from tables import printed  # noqa: E402
 
 from ifsl_bench._version import __version__  # noqa: E402
 
@@ -43,6 +44,8 @@ html_math_renderer = "mathml"  # MathJax, the default, would be loaded from a ne
 # Files of the repository's root that the page about.md ends with on the site, each as a section.
 INCLUDED = ("CHANGELOG.md", "BENCHMARKS.md", "SECURITY.md", "DATA_LICENSES.md")
 INCLUDED_MARK = f"<!-- files: {' '.join(INCLUDED)} -->"
+# Where the page tasks.md has the keys of task files.
+REFERENCE_MARK = "<!-- reference of task files -->"
 # The leaderboard as `ifsl-bench report` makes it: a page by itself.
 BOARD = "leaderboard.html"
 html_extra_path = [BOARD] if (DOCS / BOARD).is_file() else []
@@ -73,6 +76,9 @@ def _read(app: Any, page: str, source: list[str]) -> None:
     text = source[0]
     if page == "about":
         text = text.replace(INCLUDED_MARK, "\n\n".join(_read_section(app, name) for name in INCLUDED))
+    elif page == "tasks":
+        _, _, keys = printed("ifsl-bench tasks reference").partition("\n### ")
+        text = text.replace(REFERENCE_MARK, f"### {keys}")
     elif page == "methods":
         text = text.replace(MARK, all_methods())
     if not html_extra_path:
