@@ -7,7 +7,7 @@ first has the commands whose output it is. Either the tables of tasks, without t
     <!-- end -->
 
 (with " # without trials, lazy" behind the command, without the columns of these headings and the rows whose first
-word is one of them;)
+word is one of them, and without tables that have one of them between the colons and commas of the title;)
 
 or what a Python script of ours makes of the stored results:
 
@@ -79,7 +79,7 @@ def tables(told: str) -> str:
     """The tables that ``ifsl-bench table ... --format markdown`` prints, their titles in bold."""
     command, _, without = told.strip().partition(" # without ")
     names = {name.strip() for name in without.split(",")}
-    grids = GRID.findall(printed(command))
+    grids = [grid for grid in GRID.findall(printed(command)) if not names.intersection(re.split("[:;,] ", grid[0]))]
     return "\n\n".join(f"**{title}**\n\n{narrowed(grid.rstrip(), names)}" for title, grid in grids)
 
 

@@ -15,8 +15,9 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 
 ROOT = Path(__file__).parents[2]
-README, DATA, RESULTS = (
-    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/data.md", "docs/results.md")
+README, DATA, RESULTS, ARCHITECTURE = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/data.md", "docs/results.md", "docs/architecture.md")
 )
 
 
@@ -61,7 +62,7 @@ def test_the_tables_of_all_pages_are_current():
 @pytest.mark.slow("makes tables of results twice")
 def test_a_wrong_number_is_found_and_written_anew(tmp_path):
     page = tmp_path / "page.md"
-    blocks = re.findall(r"<!-- (?:tables|script|differences): .*?<!-- end -->\n", RESULTS, re.S)
+    blocks = re.findall(r"<!-- (?:tables|script|differences): .*?<!-- end -->\n", RESULTS + ARCHITECTURE, re.S)
     of_kind = ([block for block in blocks if f"<!-- {kind}:" in block] for kind in ("tables", "script", "differences"))
     text = "\n".join(min(group, key=len) for group in of_kind)
     wrong = re.sub(r"(\| [+-]?\d+\.)(\d\d ± )", r"\g<1>9\2", text)  # accuracies and differences
