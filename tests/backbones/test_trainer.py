@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import msgspec
 import numpy as np
@@ -76,8 +77,9 @@ def test_keys_differ_with_everything_that_matters(few):
     )
 
 
-def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
+def test_interrupted_run_ends_with_the_same_weights_and_says_where_it_goes_on(clusters, monkeypatch):
     """Stopped in the middle of an epoch, and again later: bit for bit the undisturbed weights."""
+    printed = io.StringIO()
     task = load_tasks(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
 
     def run(home, stops):
@@ -96,12 +98,15 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
             for _ in stops:
                 with pytest.raises(KeyboardInterrupt):
                     pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-            return pretrain(home, task, dataset, "linear", 0, CPU, Reporter()), steps["n"]
+            return pretrain(home, task, dataset, "linear", 0, CPU, LogReporter(printed)), steps["n"]
 
     whole, plain = run(Paths.locate(clusters / "a"), ())
     broken, total = run(Paths.locate(clusters / "b"), (9, 27))
     assert plain == 60
     assert 60 < total < 90, "it went on from a checkpoint"
+    assert re.findall(r"(?m)^pretraining .* \(resumed at (\d+) of (\d+)\) \.\.\.$", printed.getvalue()) == [
+        (f"{60 - (total - 27)}", "60")
+    ], "27 of the steps were before, so the others are the last ones"
     for key, value in tensors(whole).items():
         assert torch.equal(value, tensors(broken)[key])
 
