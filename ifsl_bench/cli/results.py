@@ -282,6 +282,7 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.analysis.aggregate import FILE, STORED, SeedAggregate
     from ifsl_bench.analysis.task_results import find_row_or_raise, load_results_by_name
+    from ifsl_bench.plugin.registry import is_installed_method
     from ifsl_bench.protocols.tasks.task_files import is_task_name, load_task
     from ifsl_bench.reporting.detail_tables import describe_facts, describe_validation_pools, seed_table, session_tables
     from ifsl_bench.reporting.table import TABLE_FORMATTERS
@@ -306,6 +307,8 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
         raise _no_file_or_row_error("show", what)
+    if not is_installed_method(row.results[0].method):
+        again += f" --method FILE.py:{shlex.quote(row.results[0].method)}"
     whole = seed_table(row)
     print_tables_in_format([replace(whole, notes=[*whole.notes, *more]), *session_tables(row)], style)
     if style in TABLE_FORMATTERS:

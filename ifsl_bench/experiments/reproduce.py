@@ -148,7 +148,9 @@ def job_from_result(result: Result, home: Paths, task: str | None = None, method
     try:
         jobs = make_jobs(request, home)
     except UserError as error:
-        raise UserError(f"{result.label} on {result.task} cannot be run again here: {error}") from error
+        in_file = method is None and not registry.is_installed_method(method_name)
+        hint = "; of a method in a file say --method FILE.py:CLASS" if in_file else ""
+        raise UserError(f"{result.label} on {result.task} cannot be run again here: {error}{hint}") from error
     fitting = [job for job in jobs if job.task.name == result.task and job.label == result.label]
     if not fitting:
         labels = ", ".join(f"{job.label} on {job.task.name}" for job in jobs)

@@ -173,6 +173,11 @@ def refers_to_file(method: str) -> bool:
     return ".py:" in method or method.endswith(".py")
 
 
+def is_installed_method(name: str) -> bool:
+    """Return whether an installed package has a method or a shorthand of this name; those in files have none."""
+    return bool(find_owning_entry_points(METHOD_GROUP, name) or find_shorthands_named(name))
+
+
 def get_method(name: str) -> type[Method]:
     """Return the method class registered under ``name``.
 

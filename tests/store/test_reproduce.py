@@ -147,7 +147,10 @@ def test_a_result_whose_method_is_not_here_is_the_users_mistake(call, stored, cl
     status, _, err = call("reproduce", str(stored), "--home", str(clusters / "home"))
     assert status == 2
     assert "Strange on clusters-5shot cannot be run again here" in err
+    assert err.endswith("; of a method in a file say --method FILE.py:CLASS\n")
     assert call("reproduce", "nothing.json")[0] == 2
+    shown = call("show", str(stored), "--home", str(clusters / "home"))[1]
+    assert f"ifsl-bench reproduce {stored} --method FILE.py:Strange\n" in shown
 
 
 @pytest.mark.slow("whole runs")
