@@ -12,7 +12,7 @@ from ifsl_bench.plugin.bibliography import papers_of_method
 from ifsl_bench.plugin.listing import split_docstring
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import declared_option_grid, declared_options, declared_search_space
-from ifsl_bench.plugin.space import RATE_NAME, Range
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range
 from ifsl_bench.utils.text_format import format_value
 
 MARK = "<!-- methods -->"  # where docs/methods.md has them
@@ -82,9 +82,16 @@ def options_table(kind: type[Method], meanings: Mapping[str, str]) -> str:
          _spread(space.get(o.name)), prose(meanings.get(o.name, "")).replace("\\|", "|"))
         for o in declared_options(kind).values()
     ]  # fmt: skip
-    if RATE_NAME in space:
+    if LEARNING_RATE_OPTION in space:
         rows.append(
-            (f"`{RATE_NAME}`", "`float`", "the schedule's", "", _spread(space[RATE_NAME]), "learning rate of training")
+            (
+                f"`{LEARNING_RATE_OPTION}`",
+                "`float`",
+                "the schedule's",
+                "",
+                _spread(space[LEARNING_RATE_OPTION]),
+                "learning rate of training",
+            )
         )
     if not rows:
         return "It has no options."
@@ -106,7 +113,7 @@ def _values(values: Iterable[Any]) -> str:
 
 def cited(names: Iterable[str]) -> list[str]:
     """The papers of a method's rows, as Markdown with BibTeX; what ``ifsl-bench cite`` prints."""
-    papers = {paper.key: paper for name in names for paper in papers_of_method(name)}
+    papers = {paper.bibtex_key: paper for name in names for paper in papers_of_method(name)}
     return [
         f"*{p.read_bibtex_field('title')}* ({p.author_year})\n\n```bibtex\n{p.bibtex.strip()}\n```"
         for p in papers.values()

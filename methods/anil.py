@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.learn2learn import REQUIRES, load_learn2learn
+from ifsl_bench.plugin.learn2learn import REQUIRED_MODULES, load_learn2learn
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE_NAME, Range, Space
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range, SearchSpace
 from ifsl_bench.solvers import fixed_logsumexp
 from ifsl_bench.utils.errors import UserError
 
 
-class EpisodeHeads(nn.Module):
+class ClassifierHeadPerEpisode(nn.Module):
     """Linear classifiers of E episodes side by side, [E, rows, D] -> [E, rows, N]; E is 1 for the learned initial one.
 
     Initially uniform(-1, 1)/sqrt(D), as PyTorch's linear layers.
@@ -63,8 +63,11 @@ class ANIL(AdditiveClassifier):
     display: ClassVar = {"anil": ("ANIL", "a few gradient steps from a learned start")}
     label_slots: ClassVar[bool] = True  # each has initial weights of its own
     parallel_copies: ClassVar[bool] = True
-    space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE_NAME: Range(1e-5, 1e-1, log=True)}
-    requires: ClassVar[Mapping[str, str]] = REQUIRES
+    space: ClassVar[SearchSpace] = {
+        "inner_rate": Range(0.01, 10.0, log=True),
+        LEARNING_RATE_OPTION: Range(1e-5, 1e-1, log=True),
+    }
+    requires: ClassVar[Mapping[str, str]] = REQUIRED_MODULES
 
     def __init__(
         self, base: Base, ways: int, *, inner_steps: int = 5, inner_rate: float = 0.3, first_order: bool = False
@@ -76,7 +79,7 @@ class ANIL(AdditiveClassifier):
             raise UserError(f"inner_rate must be positive and finite, not {inner_rate}")
         self.inner_steps = inner_steps
         self.maml = load_learn2learn().algorithms.MAML(
-            EpisodeHeads(ways, base.weight), lr=inner_rate, first_order=first_order
+            ClassifierHeadPerEpisode(ways, base.weight), lr=inner_rate, first_order=first_order
         )
 
     def adapt_heads(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:

@@ -62,7 +62,7 @@ class Attractor(AttractorMethod):
         for offset in self.offset:
             nn.init.trunc_normal_(offset, std=std, a=-2 * std, b=2 * std)
         self.tau = nn.Parameter(torch.full((1 + self.common,), 2.0))
-        self.complete(gamma)
+        self.register_log_gamma(gamma)
 
     def centres(self, support: Support) -> list[Tensor]:
         means = F.dropout(support.class_means(self.ways), self.dropout, self.training)  # [E, N, D]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, Prediction, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE_NAME, Range, Space
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range, SearchSpace
 from ifsl_bench.utils.cosine import linear_logits, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
@@ -25,10 +25,10 @@ class _ClassifierSynthesis(Method):
         temperature: the logits are divided by it; 1 in their commands.
     """
 
-    space: ClassVar[Space] = {
+    space: ClassVar[SearchSpace] = {
         "dropout": Range(0.0, 0.8),
         "temperature": Range(0.1, 10.0, log=True),
-        RATE_NAME: Range(1e-5, 1e-2, log=True),
+        LEARNING_RATE_OPTION: Range(1e-5, 1e-2, log=True),
     }
 
     def __init__(self, base: Base, ways: int, *, dropout: float = 0.5, temperature: float = 1.0) -> None:
@@ -120,7 +120,7 @@ class ACastle(_ClassifierSynthesis):
     parallel_copies: ClassVar[bool] = True
 
     def base_logits(self, query: Query) -> Tensor:
-        return self._logits(self.base.weight.unsqueeze(0), None, query)
+        return self._joint_logits(self.base.weight.unsqueeze(0), None, query)
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         means = support.class_means(self.ways)  # [E, N, D]
@@ -131,7 +131,7 @@ class ACastle(_ClassifierSynthesis):
     def answer(self, state: State, query: Query) -> Prediction:
         novel = state["means"]
         every = torch.cat([self.base.weight.expand(len(novel), -1, -1), novel], 1)  # [E, K + t N, D]
-        return Prediction(self._logits(every, F.pad(state["hidden"], (0, novel.shape[1])), query))
+        return Prediction(self._joint_logits(every, F.pad(state["hidden"], (0, novel.shape[1])), query))
 
-    def _logits(self, weight: Tensor, out: Tensor | None, query: Query) -> Tensor:
+    def _joint_logits(self, weight: Tensor, out: Tensor | None, query: Query) -> Tensor:
         return query.features @ self.synthesise_weights(weight, out).mT / self.temperature

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE_NAME, Range, Space
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range, SearchSpace
 from ifsl_bench.utils.errors import UserError
 
-QUERIES_PER_BLOCK = (
+QUERIES_PER_BATCH = (
     1024  # queries computed at once: their numbers for each class, of which there are ten, stay in the cache
 )
 
@@ -51,7 +51,10 @@ class CEC(Method):
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
-    space: ClassVar[Space] = {"temperature": Range(1.0, 100.0, log=True), RATE_NAME: Range(1e-5, 1e-2, log=True)}
+    space: ClassVar[SearchSpace] = {
+        "temperature": Range(1.0, 100.0, log=True),
+        LEARNING_RATE_OPTION: Range(1e-5, 1e-2, log=True),
+    }
 
     def __init__(self, base: Base, ways: int, *, temperature: float = 16.0) -> None:
         super().__init__(base, ways)
@@ -71,7 +74,7 @@ class CEC(Method):
 
     def base_logits(self, query: Query) -> Tensor:
         means = self.base.prototypes.unsqueeze(0)
-        return self.logits(means, torch.zeros_like(means[..., 0], dtype=torch.bool), query.features)
+        return self.propagated_logits(means, torch.zeros_like(means[..., 0], dtype=torch.bool), query.features)
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         means = support.class_means(self.ways)  # [E, N, D]
@@ -84,16 +87,18 @@ class CEC(Method):
         novel = state["means"]
         means = torch.cat([self.base.prototypes.expand(len(novel), -1, -1), novel], 1)  # [E, M, D]
         out = nn.functional.pad(state["hidden"], (0, novel.shape[1]))  # [E, M]
-        few = max(1, QUERIES_PER_BLOCK // query.features.shape[1])
+        few = max(1, QUERIES_PER_BATCH // query.features.shape[1])
         logits = [
-            torch.cat([self.logits(means_of_some, out_of_some, h) for h in queries.split(QUERIES_PER_BLOCK, 1)], 1)
+            torch.cat(
+                [self.propagated_logits(means_of_some, out_of_some, h) for h in queries.split(QUERIES_PER_BATCH, 1)], 1
+            )
             for means_of_some, out_of_some, queries in zip(
                 *(x.split(few) for x in (means, out, query.features)), strict=True
             )
         ]
         return Prediction(torch.cat(logits))
 
-    def logits(self, means: Tensor, out: Tensor, h: Tensor) -> Tensor:
+    def propagated_logits(self, means: Tensor, out: Tensor, h: Tensor) -> Tensor:
         """Return logits [E, Q, M] of queries.
 
         Args:

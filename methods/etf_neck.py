@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.utils.errors import UserError
 
-WEIGHT = 10.0  # of the loss
+LOSS_WEIGHT = 10.0  # of the loss
 MOMENTUM, DECAY = 0.9, 5e-4
 WARM_UP, FINAL_STEPS = 5, 5  # the first steps, whose rate rises, and the last ones, whose rate is the least
-HIDDEN_LAYERS = (("layers.0", "layers.1"), ("layers.3", "layers.4"))  # linear map and layer norm of each
+HIDDEN_LAYER_NAMES = (("layers.0", "layers.1"), ("layers.3", "layers.4"))  # linear map and layer norm of each
 
-Weights = dict[str, Tensor]
+TensorByName = dict[str, Tensor]
 
 
 class EtfNeck(Method):
@@ -49,7 +49,7 @@ class EtfNeck(Method):
     needs: ClassVar = ("corners", "neck")
     parallel_copies: ClassVar[bool] = True
     label_slots: ClassVar[bool] = True  # a class's corner is that of its label
-    space: ClassVar[Space] = {"rate": Range(1e-3, 1.0, log=True)}
+    space: ClassVar[SearchSpace] = {"rate": Range(1e-3, 1.0, log=True)}
 
     def __init__(self, base: Base, ways: int, *, steps: int = 100, rate: float = 0.05) -> None:
         super().__init__(base, ways)
@@ -58,9 +58,9 @@ class EtfNeck(Method):
         if not 0 < rate < math.inf:
             raise UserError(f"rate must be positive and finite, not {rate}")
         self.steps, self.rate = steps, rate
-        numbers = sum(x.numel() for x in self.neck().values())
+        numbers = sum(x.numel() for x in self.copy_neck_weights().values())
         self.class_bytes = 4 * base.weight.element_size() * numbers // ways  # values, gradients, momentum and a copy
-        self.check_corners(len(base.weight) + ways)
+        self.check_enough_corners(len(base.weight) + ways)
 
     @classmethod
     def example_extras(cls, classes: int, features: int) -> dict[str, Tensor]:
@@ -68,15 +68,15 @@ class EtfNeck(Method):
         sizes = {"layers.0": (wide, features), "layers.1": (wide,), "layers.3": (wide, wide), "layers.4": (wide,),
                  "layers.6": (features, wide), "shortcut": (features, features)}  # fmt: skip
         neck = {f"neck.{name}.weight": torch.randn(*size) / size[-1] ** 0.5 for name, size in sizes.items()}
-        neck |= {f"neck.{name}.bias": torch.zeros(wide) for layer in HIDDEN_LAYERS for name in layer}
+        neck |= {f"neck.{name}.bias": torch.zeros(wide) for layer in HIDDEN_LAYER_NAMES for name in layer}
         return {"corners": F.normalize(torch.randn(more, features), dim=-1), **neck}
 
-    def neck(self, count: int = 1) -> Weights:
+    def copy_neck_weights(self, count: int = 1) -> TensorByName:
         """Return the weights of the recipe's neck, each [count, ...]."""
         named = {name.removeprefix("neck."): x for name, x in self.base.extras.items() if name.startswith("neck.")}
         return {name: x.expand(count, *x.shape) for name, x in named.items()}
 
-    def check_corners(self, classes: int) -> None:
+    def check_enough_corners(self, classes: int) -> None:
         """Raise :class:`UserError` where the simplex has fewer corners than there are classes."""
         if classes > (corners := len(self.base.extras["corners"])):
             raise UserError(
@@ -84,23 +84,23 @@ class EtfNeck(Method):
             )
 
     def base_logits(self, query: Query) -> Tensor:
-        return self.cosines(self.neck(), query.features, len(self.base.weight))
+        return self.cosines_with_corners(self.copy_neck_weights(), query.features, len(self.base.weight))
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         episodes, novel = len(support.features), support.class_means(self.ways)  # [E, N, D]
         earlier = before["means"] if isinstance(before, dict) else novel[:, :0]
-        weights = before["neck"] if isinstance(before, dict) else self.neck(episodes)
+        weights = before["neck"] if isinstance(before, dict) else self.copy_neck_weights(episodes)
         means = torch.cat([self.base.prototypes.expand(episodes, -1, -1), earlier], 1)
         met = means.shape[1]
-        self.check_corners(met + self.ways)
+        self.check_enough_corners(met + self.ways)
         rows = torch.cat([means, support.features], 1)  # [E, R, D]
         of_means = torch.arange(met, device=rows.device).expand(episodes, -1)
         targets = self.base.extras["corners"][torch.cat([of_means, met + support.labels], 1)]  # [E, R, D]
         counted = F.pad(~support.hidden, (0, rows.shape[1] - support.hidden.shape[1]), value=True)
-        weights = self.tuned(weights, rows, targets, counted)
+        weights = self.tune_neck_weights(weights, rows, targets, counted)
         return SessionOutput({"neck": weights, "means": torch.cat([earlier, novel], 1)})
 
-    def tuned(self, weights: Weights, rows: Tensor, targets: Tensor, counted: Tensor) -> Weights:
+    def tune_neck_weights(self, weights: TensorByName, rows: Tensor, targets: Tensor, counted: Tensor) -> TensorByName:
         """Return the weights of the neck, [E, ...] each, after the steps of a session.
 
         Args:
@@ -115,10 +115,10 @@ class EtfNeck(Method):
         for step in range(self.steps):
             with torch.enable_grad():
                 leaves = {name: x.requires_grad_() for name, x in weights.items()}
-                cosines = (F.normalize(through(leaves, rows), dim=-1) * targets).sum(-1)
-                loss = WEIGHT / 2 * (share * (cosines - 1).square()).sum()
+                cosines = (F.normalize(apply_neck(leaves, rows), dim=-1) * targets).sum(-1)
+                loss = LOSS_WEIGHT / 2 * (share * (cosines - 1).square()).sum()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
-            rate = rate_at(step + 1, self.steps, self.rate)
+            rate = learning_rate_of_step(step + 1, self.steps, self.rate)
             for (name, x), gradient in zip(weights.items(), gradients, strict=True):
                 x = x.detach()
                 speeds[name].mul_(MOMENTUM).add_(gradient + DECAY * x)
@@ -128,9 +128,9 @@ class EtfNeck(Method):
     def answer(self, state: State, query: Query) -> Prediction:
         assert isinstance(state, dict)
         classes = len(self.base.weight) + state["means"].shape[1]
-        return Prediction(self.cosines(state["neck"], query.features, classes))
+        return Prediction(self.cosines_with_corners(state["neck"], query.features, classes))
 
-    def cosines(self, weights: Weights, rows: Tensor, classes: int) -> Tensor:
+    def cosines_with_corners(self, weights: TensorByName, rows: Tensor, classes: int) -> Tensor:
         """Return cos(g(h), e_i) of the first corners, [E, R, classes].
 
         Args:
@@ -138,10 +138,10 @@ class EtfNeck(Method):
             rows: features, [E, R, D].
             classes: how many corners.
         """
-        return F.normalize(through(weights, rows), dim=-1) @ self.base.extras["corners"][:classes].T
+        return F.normalize(apply_neck(weights, rows), dim=-1) @ self.base.extras["corners"][:classes].T
 
 
-def through(weights: Weights, rows: Tensor) -> Tensor:
+def apply_neck(weights: TensorByName, rows: Tensor) -> Tensor:
     """Return the neck's outputs: two hidden layers with layer norm, beside a linear map; [E, R, D].
 
     Args:
@@ -149,14 +149,14 @@ def through(weights: Weights, rows: Tensor) -> Tensor:
         rows: features, [E, R, D].
     """
     h = rows
-    for linear, norm in HIDDEN_LAYERS:
+    for linear, norm in HIDDEN_LAYER_NAMES:
         h = h @ weights[f"{linear}.weight"].mT + weights[f"{linear}.bias"].unsqueeze(1)
         h = F.layer_norm(h, h.shape[-1:]) * weights[f"{norm}.weight"].unsqueeze(1)
         h = F.leaky_relu(h + weights[f"{norm}.bias"].unsqueeze(1), 0.1)
     return h @ weights["layers.6.weight"].mT + rows @ weights["shortcut.weight"].mT
 
 
-def rate_at(step: int, steps: int, rate: float) -> float:
+def learning_rate_of_step(step: int, steps: int, rate: float) -> float:
     """Return the learning rate of a step.
 
     Args:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.utils.errors import UserError
 
-NEAREST = 40  # virtual rows that speak for a query
+N_NEAREST_VIRTUAL_ROWS = 40  # virtual rows that speak for a query
 
 
 class FactVirtual(Method):
@@ -41,7 +41,7 @@ class FactVirtual(Method):
     needs: ClassVar = ("virtual",)
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    space: ClassVar[Space] = {"eta": Range(0.0, 1.0), "temperature": Range(1.0, 100.0, log=True)}
+    space: ClassVar[SearchSpace] = {"eta": Range(0.0, 1.0), "temperature": Range(1.0, 100.0, log=True)}
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class FactVirtual(Method):
         out = F.pad(state["hidden"], (0, novel.shape[1])).unsqueeze(1)  # [E, 1, M]
         h, virtual = F.normalize(query.features, dim=-1), F.normalize(self.base.extras["virtual"], dim=-1)
         shares = [
-            (self.votes(h, virtual, means, out), self.eta),
+            (self.virtual_class_votes(h, virtual, means, out), self.eta),
             (self.temperature * h @ F.normalize(means, dim=-1).mT, 1 - self.eta),
         ]
         parts = [logits.masked_fill(out, -torch.inf).log_softmax(-1) + math.log(share)
                  for logits, share in shares if share]  # fmt: skip
         return Prediction(torch.logsumexp(torch.stack(parts), 0))
 
-    def votes(self, h: Tensor, virtual: Tensor, means: Tensor, out: Tensor) -> Tensor:
+    def virtual_class_votes(self, h: Tensor, virtual: Tensor, means: Tensor, out: Tensor) -> Tensor:
         """Return sum_j s_j a_ji, [E, Q, M].
 
         Args:
@@ -100,5 +100,5 @@ class FactVirtual(Method):
         else:
             rows = F.normalize(means, dim=-1)
         cosines = h @ virtual.T  # [E, Q, m]
-        nearest, at = cosines.topk(min(NEAREST, len(virtual)), -1)
+        nearest, at = cosines.topk(min(N_NEAREST_VIRTUAL_ROWS, len(virtual)), -1)
         return torch.zeros_like(cosines).scatter(-1, at, nearest) @ (virtual @ rows.mT)

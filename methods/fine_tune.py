@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ifsl_bench.plugin.adapting import Adapting, SessionInfo, class_means
 from ifsl_bench.plugin.method import Base, State
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.utils.cosine import cosine_similarities, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
 TEMPERATURE, MOMENTUM = 16.0, 0.9
-CHANGES = {"all": "the network", "stage": "the last stage", "head": "the classifier alone"}
+CHANGED_PART_OF_WHAT = {"all": "the network", "stage": "the last stage", "head": "the classifier alone"}
 
 
 class FineTune(Adapting):
@@ -44,7 +44,7 @@ class FineTune(Adapting):
 
     name = "fine-tune"
     display: ClassVar = {"fine-tune": ("fine-tuning", "gradient descent on the supports of each session")}
-    space: ClassVar[Space] = {"rate": Range(1e-6, 0.1, log=True), "steps": Range(1, 300, log=True)}
+    space: ClassVar[SearchSpace] = {"rate": Range(1e-6, 0.1, log=True), "steps": Range(1, 300, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"rate": (1e-5, 1e-4, 1e-3, 1e-2), "steps": (5, 20)}
 
     def __init__(
@@ -64,7 +64,7 @@ class FineTune(Adapting):
         self.what, self.rate, self.steps = what, rate, steps
 
     @cached_property
-    def names(self) -> list[str]:
+    def tuned_parameter_names(self) -> list[str]:
         """The names of the parameters of the network that change."""
         return [] if self.what == "head" else self.parameters_from(0 if self.what == "all" else -1)
 
@@ -74,17 +74,17 @@ class FineTune(Adapting):
 
     @classmethod
     def changes_with(cls, options: Mapping[str, Any]) -> str:
-        return CHANGES[options.get("what", "all")]
+        return CHANGED_PART_OF_WHAT[options.get("what", "all")]
 
     def start(self) -> State:
         network = self.network()
-        weights = {name: network.get_parameter(name) for name in self.names}
+        weights = {name: network.get_parameter(name) for name in self.tuned_parameter_names}
         return {"weights": weights, "rows": normalise_exactly(self.base.prototypes)}
 
     def adapt(self, state: State, images: Tensor, labels: Tensor, session: SessionInfo) -> State:
         assert isinstance(state, dict)
         network = self.network(state["weights"])
-        weights = {name: network.get_parameter(name) for name in self.names}
+        weights = {name: network.get_parameter(name) for name in self.tuned_parameter_names}
         means = class_means(network(images).detach(), labels, self.ways)
         rows = torch.cat([state["rows"], normalise_exactly(means)]).requires_grad_()
         out_of_play = F.pad(session.hidden, (0, len(rows) - len(session.hidden)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import Choices, Range, Space
+from ifsl_bench.plugin.space import Choices, Range, SearchSpace
 from ifsl_bench.utils.cosine import check_squares_are_finite, linear_logits, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
@@ -65,7 +65,10 @@ class LDA(AdditiveClassifier):
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     uses_earlier_logits = False
-    space: ClassVar[Space] = {"shrinkage": Range(1e-4, 1.0, log=True), "form": Choices(("corrected", "slda", "fecam"))}
+    space: ClassVar[SearchSpace] = {
+        "shrinkage": Range(1e-4, 1.0, log=True),
+        "form": Choices(("corrected", "slda", "fecam")),
+    }
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {
         "shrinkage": (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
     }
@@ -127,7 +130,7 @@ class LDA(AdditiveClassifier):
         metric = invert_covariance(shrunk)  # L
         excess = 0.5 * (metric * covariance).sum() if form == "corrected" else covariance.new_zeros(())
         centre = means.mean(0)  # taken off everywhere, which changes no distance and keeps digits
-        seen, offset = discriminants(means - centre, metric)
+        seen, offset = linear_discriminant_logits(means - centre, metric)
         buffers = {"metric": metric, "centre": centre, "seen": seen, "excess": excess}
         buffers["offset"] = offset + excess / counts
         for name, value in buffers.items():
@@ -148,7 +151,7 @@ class LDA(AdditiveClassifier):
             metrics = torch.stack(own).to(support.features).unflatten(0, (-1, self.ways))  # [E, N, D, D]
             return SessionOutput({"means": self.transform_features(support.class_means(self.ways)), "metrics": metrics})
         means = self.transform_features(support.class_means(self.ways)) - self.get_buffer("centre")
-        weight, offset = discriminants(means, self.get_buffer("metric"))  # [E, N, D], [E, N]
+        weight, offset = linear_discriminant_logits(means, self.get_buffer("metric"))  # [E, N, D], [E, N]
         images = F.one_hot(support.labels, self.ways).sum(1)  # [E, N]
         return SessionOutput({"weight": weight, "offset": offset + self.get_buffer("excess") / images})
 
@@ -182,7 +185,7 @@ def invert_covariance(shrunk: Tensor) -> Tensor:
     return torch.cholesky_inverse(root)
 
 
-def discriminants(means: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
+def linear_discriminant_logits(means: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
     """Return L mu [..., D] and -1/2 mu . L mu [...] of each mean mu.
 
     Args:

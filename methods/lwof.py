@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE_NAME, Range, Space
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range, SearchSpace
 from ifsl_bench.protocols.tasks.task import MetaTraining, Schedule
 from ifsl_bench.utils.cosine import cosine_similarities, normalise_exactly, normalise_with_epsilon
 
@@ -56,7 +56,7 @@ class LwoF(AdditiveClassifier):
     display: ClassVar = {"lwof": ("LwoF", "support means, and attention on base weights")}
     parallel_copies: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
-    space: ClassVar[Space] = {RATE_NAME: Range(1e-5, 1e-1, log=True)}
+    space: ClassVar[SearchSpace] = {LEARNING_RATE_OPTION: Range(1e-5, 1e-1, log=True)}
     schedule: ClassVar[MetaTraining | None] = MetaTraining(
         steps=10_000, schedule=Schedule(rate=1e-3, drops=(6000, 8000)), validate_every=1000
     )
@@ -82,7 +82,7 @@ class LwoF(AdditiveClassifier):
         self.tau_query = nn.Parameter(torch.tensor(10.0, dtype=dtype))
         self.tau = nn.Parameter(torch.tensor(tau, dtype=dtype))
 
-    def novel_weights(self, support: Support) -> torch.Tensor:
+    def compose_novel_weights(self, support: Support) -> torch.Tensor:
         """Return the generated weights [E, N, D]."""
         memory: torch.Tensor = self.weight  # [K, D]
         if self.query_bias is None:
@@ -98,7 +98,7 @@ class LwoF(AdditiveClassifier):
         return self.phi_mean * (share @ features) + self.phi_attended * ((share @ attention) @ memory)
 
     def learn_classes(self, support: Support, earlier: Tensor | None) -> SessionOutput:
-        return SessionOutput(self.novel_weights(support))
+        return SessionOutput(self.compose_novel_weights(support))
 
     def base_logits(self, query: Query) -> Tensor:
         return self.class_logits(self.weight, query)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.utils.errors import UserError
 
 IMAGES_PER_BLOCK = 4096  # images projected at once
@@ -39,7 +39,7 @@ class RanPAC(Method):
     display: ClassVar = {"ranpac": ("RanPAC", "ridge regression on random projections")}
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
-    space: ClassVar[Space] = {"ridge": Range(1e-4, 1e10, log=True)}
+    space: ClassVar[SearchSpace] = {"ridge": Range(1e-4, 1e10, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"ridge": (1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8)}
 
     def __init__(self, base: Base, ways: int, *, projections: int = 1000, ridge: float = 100.0) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.solvers import make_learner
 from ifsl_bench.solvers.attractor_prior import ridge_prior
 from ifsl_bench.solvers.episode_problems import STRONG_WEIGHT_DECAYS, WEIGHT_DECAYS, ConvergedSolve, fixed_logsumexp
@@ -44,7 +44,7 @@ class Ridge(AdditiveClassifier):
     }
     parallel_copies: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr": {"learner": "lr"}, "mlp": {"learner": "mlp"}}
-    space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True)}
+    space: ClassVar[SearchSpace] = {"weight_decay": Range(1e-14, 1.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
     session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": STRONG_WEIGHT_DECAYS}
 

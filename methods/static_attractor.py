@@ -39,7 +39,7 @@ class StaticAttractor(AttractorMethod):
         if not self.learner.convex:
             for u in self.centre:
                 nn.init.trunc_normal_(u, std=0.01, a=-0.02, b=0.02)
-        self.complete(gamma)
+        self.register_log_gamma(gamma)
 
     def centres(self, support: Support) -> list[Tensor]:
         return [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.solvers import (
     STRONG_WEIGHT_DECAYS,
     WEIGHT_DECAYS,
@@ -58,7 +58,7 @@ class Subspace(AdditiveClassifier):
     name = "subspace"
     display: ClassVar = {"subspace": ("Subspace", "LR held near the span of the base classes' weights")}
     parallel_copies: ClassVar[bool] = True
-    space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True), "gamma": Range(1e-6, 100.0, log=True)}
+    space: ClassVar[SearchSpace] = {"weight_decay": Range(1e-14, 1.0, log=True), "gamma": Range(1e-6, 100.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
     session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": STRONG_WEIGHT_DECAYS}
 

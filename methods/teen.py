@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.utils.cosine import cosine_similarities, linear_logits, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
@@ -44,7 +44,7 @@ class TEEN(AdditiveClassifier):
     parallel_copies: ClassVar[bool] = True
     order_free: ClassVar[bool] = True
     uses_earlier_logits = False
-    space: ClassVar[Space] = {"alpha": Range(0.0, 1.0), "tau": Range(1.0, 100.0, log=True)}
+    space: ClassVar[SearchSpace] = {"alpha": Range(0.0, 1.0), "tau": Range(1.0, 100.0, log=True)}
 
     def __init__(self, base: Base, ways: int, *, alpha: float = 0.5, tau: float = 16.0) -> None:
         super().__init__(base, ways)

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.solvers import LBFGS, Solution, minimise, solve_statistics
 from ifsl_bench.utils.errors import UserError
 
-MeanAndSolution = tuple[Tensor, Solution]
+FeatureMeanAndSolution = tuple[Tensor, Solution]
 
 
 def regression_loss(v: Tensor, args: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -51,7 +51,7 @@ class UpperBound(Method):
     name = "upper-bound"
     display: ClassVar = {"upper-bound": ("Upper bound", "softmax regression on all images of all classes")}
     uses_all_images: ClassVar[bool] = True
-    space: ClassVar[Space] = {"weight_decay": Range(1e-6, 1e-1, log=True)}
+    space: ClassVar[SearchSpace] = {"weight_decay": Range(1e-6, 1e-1, log=True)}
 
     def __init__(self, base: Base, ways: int, *, weight_decay: float = 1e-3) -> None:
         super().__init__(base, ways)
@@ -60,7 +60,9 @@ class UpperBound(Method):
         if base.images is None:
             raise UserError("upper-bound trains on the images of base/train, and this data set has only their means")
         self.images, self.weight_decay = base.images, weight_decay
-        self.last: tuple[Tensor, Tensor, MeanAndSolution] | None = None  # images, labels, and what was fitted to them
+        self.last: tuple[Tensor, Tensor, FeatureMeanAndSolution] | None = (
+            None  # images, labels, and what was fitted to them
+        )
 
     def forward(self, support: Support, query: Query) -> Prediction:
         features, labels = (part.to(support.labels.device) for part in self.images())
@@ -68,36 +70,36 @@ class UpperBound(Method):
         for at, (x, novel) in enumerate(zip(support.features, support.labels, strict=True)):  # images differ in number
             shown = ~support.hidden[at]  # [K]
             there, count = shown[labels], int(shown.sum())
-            place = _order_classes(x, novel, self.ways)  # [N]
+            place = _reorder_classes(x, novel, self.ways)  # [N]
             by_place = place[novel].argsort(stable=True)
             images = torch.cat([features[there].to(x), x[by_place]])
             y = torch.cat([(shown.cumsum(0) - 1)[labels[there]], count + place[novel[by_place]]])
             mean, solution = self._fit_classifier(images, y, count + self.ways)
             columns = torch.cat([shown.cumsum(0) - 1, count + place])  # of each class [K + N], where it is shown
-            of_all = append_one(query.features[at] - mean) @ solution.value[0, columns].mT
+            of_all = append_ones_column(query.features[at] - mean) @ solution.value[0, columns].mT
             logits.append(of_all.masked_fill(F.pad(~shown, (0, self.ways)), -torch.inf))
             numbers.append(solve_statistics(solution))
         return Prediction(torch.stack(logits), {name: torch.cat([of[name] for of in numbers]) for name in numbers[0]})
 
-    def _fit_classifier(self, images: Tensor, y: Tensor, classes: int) -> MeanAndSolution:
+    def _fit_classifier(self, images: Tensor, y: Tensor, classes: int) -> FeatureMeanAndSolution:
         """Return the mean [D] and the solution [1, C, D + 1] on images [n, D] with labels [n].
 
         Sequences of a list hold the same images in other orders, so these are fitted once.
         """
         if self.last is None or not (torch.equal(self.last[0], images) and torch.equal(self.last[1], y)):
             mean = images.mean(0)
-            args = append_one(images - mean).unsqueeze(0), y.unsqueeze(0), images.new_tensor(self.weight_decay)
+            args = append_ones_column(images - mean).unsqueeze(0), y.unsqueeze(0), images.new_tensor(self.weight_decay)
             v0 = images.new_zeros(1, classes, images.shape[1] + 1)
             self.last = images, y, (mean, minimise(regression_loss, LBFGS(), v0, args))
         return self.last[2]
 
 
-def _order_classes(x: Tensor, novel: Tensor, ways: int) -> Tensor:
+def _reorder_classes(x: Tensor, novel: Tensor, ways: int) -> Tensor:
     """Return the place [N] of each novel class in the order of their sums of features, whatever order they come in."""
     sums = x.new_zeros(ways, dtype=torch.float64).index_add_(0, novel, x.double().sum(1))
     return sums.argsort().argsort()
 
 
-def append_one(x: Tensor) -> Tensor:
+def append_ones_column(x: Tensor) -> Tensor:
     """Return images [n, D] with a constant feature more, [n, D + 1]."""
     return F.pad(x, (0, 1), value=1.0)

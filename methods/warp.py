@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from ifsl_bench.plugin.adapting import Adapting, SessionInfo, class_means
 from ifsl_bench.plugin.method import Base, State
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.utils.cosine import cosine_similarities, normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
 TEMPERATURE, MOMENTUM = 16.0, 0.9
 COVARIANCE_IMAGES, COVARIANCE_BATCH = 2560, 32  # base images whose inputs give the bases
-IMPORTANCE_BATCH = 60  # base images of each gradient
-CHANGES = {"all": "the network", "stage": "the last stage"}
+IMPORTANCE_BATCH_SIZE = 60  # base images of each gradient
+CHANGED_PART_OF_WHAT = {"all": "the network", "stage": "the last stage"}
 
-Weights = dict[str, Tensor]
+TensorByName = dict[str, Tensor]
 
 
 class WaRP(Adapting):
@@ -52,7 +52,7 @@ class WaRP(Adapting):
 
     name = "warp"
     display: ClassVar = {"warp": ("WaRP", "tunes what base classes need least, rotated")}
-    space: ClassVar[Space] = {"keep": Range(0.01, 0.99), "rate": Range(1e-5, 0.3, log=True)}
+    space: ClassVar[SearchSpace] = {"keep": Range(0.01, 0.99), "rate": Range(1e-5, 0.3, log=True)}
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class WaRP(Adapting):
 
     @classmethod
     def changes_with(cls, options: Mapping[str, Any]) -> str:
-        return CHANGES[options.get("what", "all")]
+        return CHANGED_PART_OF_WHAT[options.get("what", "all")]
 
     @cached_property
-    def bases(self) -> Weights:
+    def layer_input_bases(self) -> TensorByName:
         """U of each layer, by the name of its weight, [inputs, inputs]."""
         network, used = self.network(), set(self.parameters_from(0 if self.what == "all" else -1))
-        moments: Weights = {}
+        moments: TensorByName = {}
 
         def add_inputs(layer: nn.Module, given: tuple[Tensor], name: str) -> None:
             x = given[0]
@@ -102,24 +102,24 @@ class WaRP(Adapting):
         chosen = torch.linspace(0, len(rows) - 1, min(len(rows), COVARIANCE_IMAGES)).long()
         with torch.no_grad():
             for part in chosen.split(COVARIANCE_BATCH):
-                network(self.prepare(rows[part]))
+                network(self.rows_to_images(rows[part]))
         return {name: torch.linalg.svd(moment)[0] for name, moment in moments.items()}
 
     @cached_property
-    def kept_at_first(self) -> Weights:
+    def coefficients_kept_for_base_classes(self) -> TensorByName:
         """The coefficients that the base classes keep, bool [outputs, inputs] of each layer."""
         assert self.base.images is not None
         features, of_features = self.base.images()
         means = class_means(features, of_features, len(self.base.weight)).to(self.base.weight)
         rows, labels = self.base_images()
-        batches = torch.arange(len(rows)).split(IMPORTANCE_BATCH)
-        images = ((self.prepare(rows[at]), labels[at].to(means.device)) for at in batches)
+        batches = torch.arange(len(rows)).split(IMPORTANCE_BATCH_SIZE)
+        images = ((self.rows_to_images(rows[at]), labels[at].to(means.device)) for at in batches)
         hidden = torch.zeros(len(means), dtype=torch.bool, device=means.device)
-        return self.most_important(self.network(), images, means, hidden)
+        return self.find_most_important_coefficients(self.network(), images, means, hidden)
 
-    def most_important(
+    def find_most_important_coefficients(
         self, network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], rows: Tensor, hidden: Tensor
-    ) -> Weights:
+    ) -> TensorByName:
         """Return the share ``keep`` of all coefficients with the largest importances, bool [outputs, inputs] each.
 
         Args:
@@ -128,45 +128,58 @@ class WaRP(Adapting):
             rows: w of all classes, [C, D].
             hidden: [C] bool, classes that are in no softmax.
         """
-        importances = {name: torch.zeros(()) for name in self.bases}
+        importances = {name: torch.zeros(()) for name in self.layer_input_bases}
         for images, labels in batches:
-            for name, gradient in self.gradients(network, images, labels, rows, hidden).items():
+            for name, gradient in self.compute_coefficient_gradients(network, images, labels, rows, hidden).items():
                 importances[name] = importances[name].to(gradient) + gradient.abs()
         flat = torch.cat([x.flatten() for x in importances.values()])
         count = round(self.keep * len(flat))
         least = flat.kthvalue(len(flat) - count + 1).values if count else torch.inf
         return {name: x >= least for name, x in importances.items()}
 
-    def gradients(self, network: nn.Module, images: Tensor, labels: Tensor, rows: Tensor, hidden: Tensor) -> Weights:
-        """Return dL/dA of each layer, [outputs, inputs]; arguments are as of :meth:`most_important`."""
-        weights = [network.get_parameter(name) for name in self.bases]
+    def compute_coefficient_gradients(
+        self, network: nn.Module, images: Tensor, labels: Tensor, rows: Tensor, hidden: Tensor
+    ) -> TensorByName:
+        """Return dL/dA of each layer, [outputs, inputs].
+
+        Arguments are those of :meth:`find_most_important_coefficients`.
+        """
+        weights = [network.get_parameter(name) for name in self.layer_input_bases]
         with torch.enable_grad():
             logits = TEMPERATURE * cosine_similarities(network(images), rows)
             loss = F.cross_entropy(logits.masked_fill(hidden, -torch.inf), labels)
             found = torch.autograd.grad(loss, weights)
-        return {name: x.flatten(1) @ basis for x, (name, basis) in zip(found, self.bases.items(), strict=True)}
+        return {
+            name: x.flatten(1) @ basis for x, (name, basis) in zip(found, self.layer_input_bases.items(), strict=True)
+        }
 
     def start(self) -> State:
         network = self.network()
-        weights = {name: network.get_parameter(name) for name in self.bases}
-        return {"weights": weights, "kept": self.kept_at_first, "rows": normalise_exactly(self.base.prototypes)}
+        weights = {name: network.get_parameter(name) for name in self.layer_input_bases}
+        return {
+            "weights": weights,
+            "kept": self.coefficients_kept_for_base_classes,
+            "rows": normalise_exactly(self.base.prototypes),
+        }
 
     def adapt(self, state: State, images: Tensor, labels: Tensor, session: SessionInfo) -> State:
         assert isinstance(state, dict)
         network = self.network(state["weights"])
-        weights = {name: network.get_parameter(name) for name in self.bases}
+        weights = {name: network.get_parameter(name) for name in self.layer_input_bases}
         with torch.no_grad():
             rows = torch.cat([state["rows"], normalise_exactly(class_means(network(images), labels, self.ways))])
         labels = session.first_class + labels
         hidden = F.pad(session.hidden, (0, len(rows) - len(session.hidden)))
         speeds = {name: torch.zeros_like(kept, dtype=rows.dtype) for name, kept in state["kept"].items()}
         for _ in range(self.steps):
-            for name, gradient in self.gradients(network, images, labels, rows, hidden).items():
+            for name, gradient in self.compute_coefficient_gradients(network, images, labels, rows, hidden).items():
                 speed = speeds[name].mul_(MOMENTUM).add_(gradient.masked_fill(state["kept"][name], 0.0))
                 with torch.no_grad():
-                    weights[name].sub_((speed @ self.bases[name].mT).view_as(weights[name]), alpha=self.rate)
+                    weights[name].sub_(
+                        (speed @ self.layer_input_bases[name].mT).view_as(weights[name]), alpha=self.rate
+                    )
         one_by_one = zip(images.split(1), labels.split(1), strict=True)
-        new = self.most_important(network, one_by_one, rows, hidden)
+        new = self.find_most_important_coefficients(network, one_by_one, rows, hidden)
         kept = {name: mask | new[name] for name, mask in state["kept"].items()}
         return {"weights": weights, "kept": kept, "rows": rows}
 

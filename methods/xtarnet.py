@@ -12,14 +12,16 @@ from torch.func import functional_call
 
 from ifsl_bench.plugin.adapting import stage_parameters
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.plugin.space import RATE_NAME, Range, Space
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range, SearchSpace
 from ifsl_bench.utils.cosine import normalise_exactly
 from ifsl_bench.utils.errors import UserError
 
 PHI_DEVIATION, CONDITIONING = 0.01, 0.1
-FIRST_DISTANCE = 20.0  # squared, between base classes on average, where class means give usual logits
-PACE = 0.03  # of the second stage, beside all else; at the same pace it knows the images of base/train by heart
-MAPS_AT_ONCE = 512
+INITIAL_SQUARED_DISTANCE = 20.0  # squared, between base classes on average, where class means give usual logits
+SECOND_STAGE_RATE_FACTOR = (
+    0.03  # of the second stage, beside all else; at the same pace it knows the images of base/train by heart
+)
+MAPS_PER_BATCH = 512
 
 
 class SkipLayers(nn.Module):
@@ -65,18 +67,18 @@ class TapNet(Method):
     name = "tapnet"
     display: ClassVar = {"tapnet": ("TapNet", "learned class vectors in a projected space")}
     label_slots: ClassVar[bool] = True
-    space: ClassVar[Space] = {RATE_NAME: Range(1e-5, 1e-1, log=True)}
+    space: ClassVar[SearchSpace] = {LEARNING_RATE_OPTION: Range(1e-5, 1e-1, log=True)}
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__(base, ways)
         classes, features = base.weight.shape
         apart = torch.pdist(base.prototypes).square().mean().clamp_min(torch.finfo(base.weight.dtype).tiny)
-        self.log_unit = nn.Parameter((FIRST_DISTANCE / apart).log() / 2)
+        self.log_unit = nn.Parameter((INITIAL_SQUARED_DISTANCE / apart).log() / 2)
         self.phi = nn.Parameter(PHI_DEVIATION * torch.randn(ways, features).to(base.weight))
         self.gamma, self.beta = SkipLayers(features), SkipLayers(features)
         self.relation = SkipLayers(classes, skips_first=False)  # r
 
-    def represent(self, support: Support, query: Query) -> tuple[Tensor, Tensor]:
+    def compute_representations(self, support: Support, query: Query) -> tuple[Tensor, Tensor]:
         """Return the representations z of supports and queries.
 
         Args:
@@ -90,7 +92,7 @@ class TapNet(Method):
 
     def forward(self, support: Support, query: Query) -> Prediction:
         unit = self.log_unit.exp()
-        supports, queries = (unit * z for z in self.represent(support, query))
+        supports, queries = (unit * z for z in self.compute_representations(support, query))
         means = replace(support, features=supports).class_means(self.ways)  # [E, N, D]
         whole = means.mean(1, keepdim=True)  # c*, [E, 1, D]
         scale, shift = 1 + CONDITIONING * self.gamma(whole), CONDITIONING * self.beta(whole)
@@ -115,7 +117,7 @@ def squared_distances_outside(z: Tensor, w: Tensor, span: Tensor) -> Tensor:
     return z.square().sum(-1, keepdim=True) - 2 * z @ w.mT + w.square().sum(-1).unsqueeze(1)
 
 
-def make_merge(features: int) -> nn.Sequential:
+def make_feature_share_layers(features: int) -> nn.Sequential:
     """Make h1 or h2: four linear layers, 2 D to D, with ReLU between and a sigmoid at the end."""
     layers: list[nn.Module] = []
     for width in (2 * features, features, features, features):
@@ -151,11 +153,16 @@ class XtarNet(TapNet):
         first = (base.network.network.get_parameter(name) for name in self.names)
         self.second_stage = nn.ParameterList(torch.zeros_like(value) for value in first)  # how far g is from f
         features = base.weight.shape[1]
-        self.first_share, self.second_share = make_merge(features), make_merge(features)  # h1, h2
+        self.first_share, self.second_share = (
+            make_feature_share_layers(features),
+            make_feature_share_layers(features),
+        )  # h1, h2
 
-    def represent(self, support: Support, query: Query) -> tuple[Tensor, Tensor]:
+    def compute_representations(self, support: Support, query: Query) -> tuple[Tensor, Tensor]:
         sizes = [support.features.shape[1], query.features.shape[1]]
-        first, second = self.both_features(torch.cat([support.features, query.features], 1))  # [E, S + Q, D] each
+        first, second = self.compute_both_features(
+            torch.cat([support.features, query.features], 1)
+        )  # [E, S + Q, D] each
         both = torch.cat([first, second], -1)[:, : sizes[0]]
         means = replace(support, features=both).class_means(self.ways)
         task = means.mean(1, keepdim=True)  # c, [E, 1, 2 D]
@@ -163,14 +170,14 @@ class XtarNet(TapNet):
         supports, queries = mixed.split(sizes, 1)
         return supports, queries
 
-    def both_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_both_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return f and g of maps in rows [E, R, P], [E, R, D] each."""
         assert self.base.network is not None
         network = self.base.network.network
         changes = zip(self.names, self.second_stage, strict=True)
-        own = {name: network.get_parameter(name) + PACE * change for name, change in changes}
+        own = {name: network.get_parameter(name) + SECOND_STAGE_RATE_FACTOR * change for name, change in changes}
         first, second = [], []
-        for part in rows.flatten(0, 1).split(MAPS_AT_ONCE):
+        for part in rows.flatten(0, 1).split(MAPS_PER_BATCH):
             maps = self.base.network.normalise(part)
             with torch.no_grad():
                 first.append(network(maps))

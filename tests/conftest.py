@@ -144,11 +144,11 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def learn2learn() -> ModuleType:
     """The real package; tests that ask for it are skipped where it is not installed."""
-    from ifsl_bench.plugin.learn2learn import INSTALL, load_learn2learn
+    from ifsl_bench.plugin.learn2learn import INSTALL_COMMAND, load_learn2learn
     from ifsl_bench.plugin.registry import is_installed
 
     if not is_installed("learn2learn"):
-        pytest.skip(f"learn2learn is not installed: {INSTALL}")
+        pytest.skip(f"learn2learn is not installed: {INSTALL_COMMAND}")
     return load_learn2learn()
 
 

@@ -24,7 +24,7 @@ from scipy.interpolate import RegularGridInterpolator
 from ifsl_bench.experiments.search import Point, propose_next_round
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import declared_search_space, default_options
-from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.plugin.space import Range, SearchSpace
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
 
@@ -37,7 +37,7 @@ REPEATS = 20  # of a search that draws
 Accuracy = Callable[[Point], float]
 
 
-def lattice(space: Space) -> Iterator[Point]:
+def lattice(space: SearchSpace) -> Iterator[Point]:
     """Evenly spaced values of each range with all choices."""
     count = LATTICE[len(space)]
     values = [
@@ -72,7 +72,7 @@ def measure(file: Path, home: str | None) -> None:
         print(f"{task} {name}: {max(accuracies.values()):.2f}", flush=True)
 
 
-def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
+def interpolated(space: SearchSpace, accuracies: Mapping[str, float]) -> Accuracy:
     """The accuracy anywhere in a space: linear between the lattice's points in each range, by choice."""
     ranges = {key: dimension for key, dimension in space.items() if isinstance(dimension, Range)}
     choices = [key for key in space if key not in ranges]
@@ -95,7 +95,7 @@ def interpolated(space: Space, accuracies: Mapping[str, float]) -> Accuracy:
     return accuracy
 
 
-def ours(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def ours(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
     """``--tune``, which draws nothing."""
     rounds: list[list[tuple[Point, float]]] = []
     while points := propose_next_round(space, default, trials, rounds):
@@ -103,7 +103,7 @@ def ours(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: in
     return max(value for pairs in rounds for _, value in pairs)
 
 
-def halton(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def halton(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
     """The default and points of a scrambled Halton sequence."""
     from scipy.stats.qmc import Halton
 
@@ -115,7 +115,7 @@ def halton(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: 
     return max(accuracy(point) for point in (default, *points))
 
 
-def random(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def random(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
     """The default and points drawn at random."""
     shares = np.random.default_rng(seed).random((trials - 1, len(space)))
     points = [
@@ -125,7 +125,7 @@ def random(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: 
     return max(accuracy(point) for point in (default, *points))
 
 
-def tpe(space: Space, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def tpe(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
     """The default, then Optuna's tree-structured Parzen estimator, as it is unless told otherwise."""
     import optuna
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ifsl_bench.plugin.display_names import LAZY, display_name_of_label, parse_label
+from ifsl_bench.plugin.display_names import LAZY_ROW_LABEL, display_name_of_label, parse_label
 from ifsl_bench.plugin.method_source import is_same_method
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
 from ifsl_bench.protocols.image_counts import ImageHits
@@ -388,7 +388,7 @@ def unique_row_names(rows: Sequence[SeedAggregate]) -> list[str]:
 
 def base_only_aggregate(row: SeedAggregate) -> BaseOnlyAggregate:
     """Return the lazy row of a row in sessions."""
-    return BaseOnlyAggregate(LAZY, COMPUTED_ORIGIN, row.results)
+    return BaseOnlyAggregate(LAZY_ROW_LABEL, COMPUTED_ORIGIN, row.results)
 
 
 def group_by_base_only(rows: Iterable[SeedAggregate]) -> list[tuple[BaseOnlyAggregate, list[SeedAggregate]]]:

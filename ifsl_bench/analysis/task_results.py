@@ -22,7 +22,7 @@ from ifsl_bench.analysis.aggregate import (
     base_only_aggregate,
 )
 from ifsl_bench.analysis.ranking import RankedRow, Ranking
-from ifsl_bench.plugin.display_names import LAZY, parse_label
+from ifsl_bench.plugin.display_names import LAZY_ROW_LABEL, parse_label
 from ifsl_bench.plugin.registry import refers_to_file
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Task
@@ -514,7 +514,9 @@ def find_row_or_raise(task_results: TaskResults, label: str) -> SeedAggregate:
     if not labels:
         raise make_no_results_error(task_results, label)
     method = label.rpartition(":")[2]
-    if refers_to_file(label) and (mine := [row_label for row_label in labels if parse_label(row_label).name == method]):
+    if refers_to_file(label) and (
+        mine := [row_label for row_label in labels if parse_label(row_label).method_name == method]
+    ):
         raise UserError(
             f"{label} is a method; its rows on {task_results.task_name} are called {', '.join(sorted(mine))}"
         )
@@ -539,7 +541,7 @@ def find_row_to_compare_with(task_results: TaskResults, label: str, other_label:
         UserError: there is no such row.
     """
     lazy = "lazy" in protocol_of_task(task_results.task).figures_and_tables and re.fullmatch(
-        rf"{LAZY}(?: \((.+)\))?", label
+        rf"{LAZY_ROW_LABEL}(?: \((.+)\))?", label
     )
     return (
         replace(base_only_aggregate(find_row_or_raise(task_results, lazy[1] or other_label)), label=label)

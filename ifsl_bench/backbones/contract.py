@@ -165,7 +165,9 @@ def describe_backbones() -> dict[str, str]:
     plugins = {
         name: registry.load_plugin(BACKBONE_GROUP, name) for name in registry.registered_entry_points(BACKBONE_GROUP)
     }
-    texts = {name: plugin.problem or (plugin.value.__doc__ or "").strip() for name, plugin in plugins.items()}
+    texts = {
+        name: plugin.load_problem or (plugin.loaded_object.__doc__ or "").strip() for name, plugin in plugins.items()
+    }
     return {name: text.partition("\n")[0] for name, text in texts.items()}
 
 

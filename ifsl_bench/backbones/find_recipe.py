@@ -159,7 +159,7 @@ def _parse_options(name: str, kind: type[Recipe], settings: Sequence[str]) -> di
         if key not in declared:
             raise unknown_name_error("option", key, [*declared], where=f"of recipe {name!r}")
         try:
-            options[key] = parse_value(declared[key].kind, text)
+            options[key] = parse_value(declared[key].value_type, text)
         except ValueError:
             raise UserError(
                 f"option {key!r} of recipe {name!r} takes {declared[key].type_text}, not {text!r}"
@@ -178,12 +178,12 @@ def recipes_that_provide(names: Sequence[str]) -> list[str]:
     """
     found = []
     for name in registry.registered_entry_points(registry.RECIPE_GROUP):
-        kind = registry.load_plugin(registry.RECIPE_GROUP, name).value
+        kind = registry.load_plugin(registry.RECIPE_GROUP, name).loaded_object
         if not (isinstance(kind, type) and issubclass(kind, Recipe)):
             continue
         settings: list[dict[str, Any]] = [{}]
         for option in declared_options(kind).values():  # type: ignore[arg-type]  # constructors are alike
-            settings += [{option.name: value} for value in get_args(option.kind) if isinstance(value, str)]
+            settings += [{option.name: value} for value in get_args(option.value_type) if isinstance(value, str)]
         fitting = [setting for setting in settings if set(names) <= set(kind.provides(setting))]
         if fitting:
             found.append(".".join([name, *(f"{key}={value}" for key, value in fitting[0].items())]))

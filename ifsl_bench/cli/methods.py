@@ -86,7 +86,7 @@ def _print_method(name: str, style: str) -> None:
 
     description = describe_method(name)
     table = table_from_dicts(
-        description.options,
+        description.option_rows,
         min_fold_widths={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
         dropped_first=("tried",),
     )
@@ -94,16 +94,16 @@ def _print_method(name: str, style: str) -> None:
         print_tables_in_format([table], style)
         return
     print_lines(description.title, style)
-    print_lines("\n" + "\n".join(f"{key:13}{text}" for key, text in description.facts) + "\n", style)
-    if description.options:
+    print_lines("\n" + "\n".join(f"{key:13}{text}" for key, text in description.named_facts) + "\n", style)
+    if description.option_rows:
         print_tables_in_format([table], style)
         meant = {
             key: text
             for key, text in OPTION_NOTE_MEANINGS.items()
-            if any(option[key] for option in description.options)
+            if any(option[key] for option in description.option_rows)
         }
         print_lines("\n" + (f"{'; '.join(meant.values())}.\n" if meant else ""), style)
-    print_paragraphs(description.text, style)
+    print_paragraphs(description.docstring_text, style)
 
 
 def _print_contract_check(name: str, style: str) -> None:

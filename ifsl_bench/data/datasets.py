@@ -95,7 +95,7 @@ def format_prepare_command(name: str) -> str:
         if name in registry.registered_entry_points(registry.DATASET_GROUP)
         else None
     )
-    source = "" if plugin and not plugin.problem and not plugin.value.needs_source else " --from PATH"
+    source = "" if plugin and not plugin.load_problem and not plugin.loaded_object.needs_source else " --from PATH"
     return f"ifsl-bench data prepare {name}{source}"
 
 

@@ -104,7 +104,7 @@ def check_picklable(jobs: Iterable[Job]) -> None:
             pickle.dumps(job)
         except Exception as error:
             reason = f"cannot be handed to other processes ({format_error(error)})"
-        if method.__module__ == "__main__" and not job.method_ref.file:
+        if method.__module__ == "__main__" and not job.method_ref.source_file:
             reason = "is defined in a notebook or script, where other processes cannot find it"
         if reason:
             advice = f"move it to a file (file.py:{method.__name__}), or run with --jobs 1"

@@ -18,7 +18,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import parse_label
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.options import resolve_options
-from ifsl_bench.plugin.space import RATE_NAME
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION
 from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS
@@ -165,7 +165,7 @@ def _search_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
 
 def _unknown_method_faults(result: Result, task: Task) -> Iterator[str]:
     """Check label and backbone without the method: the label is no other method's."""
-    name = parse_label(result.label).name
+    name = parse_label(result.label).method_name
     for what, text in (("label", name), ("method", result.method)):
         if not re.fullmatch(METHOD_NAME_PATTERN, text):
             yield f"{what}: {text!r} is no name of a method"
@@ -230,7 +230,7 @@ def _settings_faults(
     result: Result, job: Job, point: Mapping[str, Any], best: str, edge: Sequence[str] = ()
 ) -> Iterator[str]:
     """Compare options, training and edge with the job that was chosen, at this point."""
-    options = {**job.options, **{key: value for key, value in point.items() if key != RATE_NAME}}
+    options = {**job.options, **{key: value for key, value in point.items() if key != LEARNING_RATE_OPTION}}
     why = f"the best of those tried, {best}, has" if best else "method and task make it"
     for name, recorded, expected in (
         ("options", result.options, options),

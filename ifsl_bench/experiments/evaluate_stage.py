@@ -31,8 +31,8 @@ from ifsl_bench.experiments.stages import (
 from ifsl_bench.experiments.trained_models import TrainingRecord, load_trained
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
 from ifsl_bench.plugin.adapting import Adapting
-from ifsl_bench.plugin.adapting_contract import check_adapting
-from ifsl_bench.plugin.episode_contract import ContractProbe, check_answers, check_repeated, describe_ties
+from ifsl_bench.plugin.adapting_contract import check_adapting_method_on_probe
+from ifsl_bench.plugin.episode_contract import ContractProbe, check_answer_is_repeated, check_answers, describe_ties
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.calibration import Bias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
@@ -96,7 +96,7 @@ class EvaluationContext:
         """
         if isinstance(self.method, Adapting):
             probe = self.make_contract_probe(2)
-            return probe.select_episode(0), check_adapting(probe)
+            return probe.select_episode(0), check_adapting_method_on_probe(probe)
         probe = self.make_contract_probe(FIRST_EPISODES).with_search_flag()
         answers, count = check_answers(probe), min(FIRST_EPISODES, self.job.episodes)
         protocol_of_task(self.job.task).check_protocol_contract(self.job.name, self.method, self.loader("test"), count)
@@ -190,7 +190,7 @@ class EvaluationStage(Stage):
         loader.image_tally = ImageTally()
         evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}", loader)
         seconds = time.perf_counter() - start
-        check_repeated(first, answers)  # all that lies between must have left no trace
+        check_answer_is_repeated(first, answers)  # all that lies between must have left no trace
         remarks = (
             *evaluated.convergence_remarks(),
             *(context.training_record.training_remarks() if context.training_record else ()),

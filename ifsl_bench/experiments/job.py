@@ -18,7 +18,7 @@ from ifsl_bench.plugin.find_method import MethodRef, find_method, format_label, 
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import hash_method_source, is_same_method
 from ifsl_bench.plugin.options import is_trainable, list_missing_extras, resolve_options
-from ifsl_bench.plugin.space import RATE_NAME
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE, MetaTraining, Side, Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def fixed_options(self) -> dict[str, Any]:
-        return {**self.set_options, **({RATE_NAME: self.training.rate} if self.training.rate else {})}
+        return {**self.set_options, **({LEARNING_RATE_OPTION: self.training.rate} if self.training.rate else {})}
 
     @property
     def is_meta_trained(self) -> bool:

@@ -38,7 +38,7 @@ from ifsl_bench.plugin.options import (
     default_options,
     drop_default_values,
 )
-from ifsl_bench.plugin.space import RATE_NAME, Space
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, SearchSpace
 from ifsl_bench.protocols.calibration import Bias, bootstrap_episode_counts, find_best_bias
 from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate_method
 from ifsl_bench.protocols.metrics import HitCounts
@@ -94,7 +94,7 @@ def draw_next_search_round(
 
 
 def propose_next_round(
-    space: Space, default: Mapping[str, Any], trials: int, rounds: Sequence[Sequence[tuple[Point, float]]]
+    space: SearchSpace, default: Mapping[str, Any], trials: int, rounds: Sequence[Sequence[tuple[Point, float]]]
 ) -> list[Point]:
     """Return the settings of a search's next round; none after the last one.
 
@@ -133,7 +133,7 @@ def propose_next_round(
     return []
 
 
-def make_evenly_spread_points(space: Space, count: int) -> list[Point]:
+def make_evenly_spread_points(space: SearchSpace, count: int) -> list[Point]:
     """Return ``count`` points that fill the space evenly.
 
     They are multiples of an irrational number for each option, modulo 1 (Richtmyer's sequence, 1951); of the golden
@@ -172,7 +172,8 @@ def options_at_edge(
             continue
         ends = [end for end, extreme in ((-math.inf, min(values)), (math.inf, max(values))) if value == extreme]
         if any(
-            key == RATE_NAME or accepts_options(method, {**options, **point, key: _step_beyond_range(value, end)})
+            key == LEARNING_RATE_OPTION
+            or accepts_options(method, {**options, **point, key: _step_beyond_range(value, end)})
             for end in ends
         ):
             edges.append(key)
@@ -215,7 +216,7 @@ def candidates_by_round(
         job: with the searched options.
         accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while there is none.
     """
-    default = {**default_options(job.method, job.task), RATE_NAME: job.published_schedule.schedule.rate}
+    default = {**default_options(job.method, job.task), LEARNING_RATE_OPTION: job.published_schedule.schedule.rate}
     sessions = protocol_of_task(job.task).learns_sessions
     rounds: list[list[SearchCandidate]] = []
     finished: list[list[tuple[Point, float]]] = []
@@ -232,7 +233,7 @@ def candidates_by_round(
 
 def _make_candidate(job: Job, point: Point) -> SearchCandidate:
     options = drop_default_values(job.method, {**job.set_options, **point}, job.task)
-    rate = point.get(RATE_NAME, job.training.rate)
+    rate = point.get(LEARNING_RATE_OPTION, job.training.rate)
     published = job.published_schedule.schedule.rate
     training = msgspec.structs.replace(job.training, rate=0.0 if rate == published else rate)
     seed = TUNING_SEED if job.trials else job.seed
@@ -536,7 +537,7 @@ def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) ->
     point, best = candidates[name].option_values, candidates[name].job
     offered = [candidate.option_values for candidate in candidates.values()]
     return replace(best, seed=job.seed), {
-        "options": {**best.options, **{key: value for key, value in point.items() if key != RATE_NAME}},
+        "options": {**best.options, **{key: value for key, value in point.items() if key != LEARNING_RATE_OPTION}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
         **(
             {"choice": StoredOptionChoice(**bootstrap_selection(tried, name))}

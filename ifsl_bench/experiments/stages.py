@@ -405,7 +405,7 @@ class MetaTrainStage(Stage):
         from ifsl_bench.experiments.meta_training import MetaTrainer
 
         facts = {
-            "method": job.method_ref.file or job.name,
+            "method": job.method_ref.source_file or job.name,
             **job.identity,
             "options": job.options,
             "train": {key: value for key, value in job.training.non_default_values().items() if key != "select"},

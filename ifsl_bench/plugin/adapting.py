@@ -23,11 +23,12 @@ from ifsl_bench.plugin.method import (
     State,
     Support,
 )
-from ifsl_bench.solvers.tree import leaves, rebuild, tree_map
+from ifsl_bench.solvers.tree import list_leaves, rebuild_tree, tree_map
+from ifsl_bench.utils.deprecated import accept_old_names
 from ifsl_bench.utils.errors import UserError
 
-IMAGES_AT_ONCE = 256  # that `classify` is given
-ALONE = 1 << 40  # bytes a class: sequences are learned one at a time
+CLASSIFY_BATCH_SIZE = 256  # that `classify` is given
+CLASS_BYTES_FOR_ONE_SEQUENCE_AT_A_TIME = 1 << 40  # bytes a class: sequences are learned one at a time
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class SessionInfo:
     hidden: Tensor
 
 
+@accept_old_names(prepare="rows_to_images")
 class Adapting(Method):
     """A method that is given images, and may change any weight of the network.
 
@@ -81,7 +83,7 @@ class Adapting(Method):
     sees = "images"
     drawn_seed: Tensor
     changes: ClassVar[str] = "the network"
-    class_bytes = ALONE
+    class_bytes = CLASS_BYTES_FOR_ONE_SEQUENCE_AT_A_TIME
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__(base, ways)
@@ -130,7 +132,7 @@ class Adapting(Method):
         Args:
             changed: tensors to put in place of its own, by their names in its ``state_dict()``.
         """
-        network = copy.deepcopy(self._images_of_base().network).requires_grad_(True).eval()
+        network = copy.deepcopy(self._require_base_network().network).requires_grad_(True).eval()
         if changed:
             own = network.state_dict()
             with torch.no_grad():
@@ -156,17 +158,17 @@ class Adapting(Method):
                 f"{type(self).__qualname__} changes stage {stage} of a network that has {len(stages)}: its class needs "
                 "`stages`, see docs/backbones.md"
             )
-        return stage_parameters(network, self.prepare(rows[:2]), stage)
+        return stage_parameters(network, self.rows_to_images(rows[:2]), stage)
 
     def base_images(self) -> tuple[Tensor, Tensor]:
-        """Return all images of base/train as rows for :meth:`prepare`, [n, P], and their labels [n]."""
-        return self._images_of_base().images()
+        """Return all images of base/train as rows for :meth:`rows_to_images`, [n, P], and their labels [n]."""
+        return self._require_base_network().images()
 
-    def prepare(self, rows: Tensor) -> Tensor:
+    def rows_to_images(self, rows: Tensor) -> Tensor:
         """Return images [B, C, H, W], normalised for the network, or maps, from rows [B, P]."""
-        return self._images_of_base().normalise(rows)
+        return self._require_base_network().normalise(rows)
 
-    def _images_of_base(self) -> BaseNetwork:
+    def _require_base_network(self) -> BaseNetwork:
         if self.base.network is None:
             raise UserError(f"{type(self).__qualname__} sees images, and its base has no network")
         return self.base.network
@@ -174,31 +176,39 @@ class Adapting(Method):
     # -- as the harness asks any method
 
     def base_logits(self, query: Query) -> Tensor:
-        start = self._checked("start", self.start())
+        start = self._check_and_detach_state("start", self.start())
         return torch.stack([self.logits_of_rows(start, rows) for rows in query.features])
 
     def learn(self, support: Support, before: State | None = None) -> SessionOutput:
         sessions = () if before is None else before["sessions"]
         states = []
         for at, (rows, labels) in enumerate(zip(support.features, support.labels, strict=True)):
-            state = self._checked("start", self.start()) if before is None else self.of_sequence(before, at)
+            state = (
+                self._check_and_detach_state("start", self.start())
+                if before is None
+                else self.state_of_sequence(before, at)
+            )
             absent = (support.base_logits[at] == -torch.inf).all(0)  # where no base class is in the softmax
             classes = support.hidden.shape[1] + len(sessions) * self.ways
             session = SessionInfo(len(sessions) + 1, classes, support.hidden[at] | absent)
             with torch.random.fork_rng([rows.device] if rows.is_cuda else []), torch.enable_grad():
-                torch.manual_seed(self._seed_of(session.number, rows))
-                states.append(self._checked("adapt", self.adapt(state, self.prepare(rows), labels, session)))
-        columns = zip(*map(leaves, states), strict=True)
+                torch.manual_seed(self._derive_session_seed(session.number, rows))
+                states.append(
+                    self._check_and_detach_state("adapt", self.adapt(state, self.rows_to_images(rows), labels, session))
+                )
+        columns = zip(*map(list_leaves, states), strict=True)
         stacked = [None if parts[0] is None else torch.stack(parts) for parts in columns]
         # A None for each session, which takes no bytes.
-        return SessionOutput({"state": rebuild(states[0], stacked), "sessions": (*sessions, None)})
+        return SessionOutput({"state": rebuild_tree(states[0], stacked), "sessions": (*sessions, None)})
 
     def answer(self, state: State, query: Query) -> Prediction:
-        logits = [self.logits_of_rows(self.of_sequence(state, at), rows) for at, rows in enumerate(query.features)]
+        logits = [
+            self.logits_of_rows(self.state_of_sequence(state, at), rows) for at, rows in enumerate(query.features)
+        ]
         return Prediction(torch.stack(logits))
 
     @staticmethod
-    def of_sequence(state: State, at: int) -> State:
+    def state_of_sequence(state: State, at: int) -> State:
         """Return the state of one sequence, as :meth:`adapt` returned it.
 
         Args:
@@ -207,11 +217,11 @@ class Adapting(Method):
         """
         return tree_map(lambda x: x[at], state["state"])
 
-    def _seed_of(self, session: int, rows: Tensor) -> int:
+    def _derive_session_seed(self, session: int, rows: Tensor) -> int:
         drawn = f"{self.drawn_seed.item()} {session} ".encode() + rows.cpu().numpy().tobytes()
         return int.from_bytes(hashlib.sha256(drawn).digest()[:7])
 
-    def logits_of_rows(self, state: State, rows: Tensor, at_once: int = IMAGES_AT_ONCE) -> Tensor:
+    def logits_of_rows(self, state: State, rows: Tensor, at_once: int = CLASSIFY_BATCH_SIZE) -> Tensor:
         """Return the logits of images, [Q, C].
 
         Args:
@@ -221,7 +231,7 @@ class Adapting(Method):
         """
         logits = []
         for part in rows.split(max(1, len(rows)) if self.transductive else at_once):
-            of_part = self.classify(state, self.prepare(part))
+            of_part = self.classify(state, self.rows_to_images(part))
             if not isinstance(of_part, Tensor) or of_part.dim() != 2 or len(of_part) != len(part):
                 shape = list(of_part.shape) if isinstance(of_part, Tensor) else type(of_part).__name__
                 raise UserError(
@@ -230,7 +240,7 @@ class Adapting(Method):
             logits.append(of_part.detach())
         return torch.cat(logits)
 
-    def _checked(self, name: str, state: State) -> State:
+    def _check_and_detach_state(self, name: str, state: State) -> State:
         """Return a state without gradients; refuse one that is no tree of finite tensors."""
         try:
             state = tree_map(lambda x: x.detach(), state)
@@ -239,7 +249,7 @@ class Adapting(Method):
                 f"{type(self).__qualname__}.{name} returned a state that is no tree of tensors: "
                 f"{str(error).partition(';')[0]}"
             ) from error
-        if not all(x.isfinite().all() for x in leaves(state) if x is not None and x.is_floating_point()):
+        if not all(x.isfinite().all() for x in list_leaves(state) if x is not None and x.is_floating_point()):
             raise NonFiniteLogitsError(
                 f"{type(self).__qualname__}.{name} returned a state with NaN or infinite numbers"
             )
@@ -278,7 +288,7 @@ def class_means(features: Tensor, labels: Tensor, ways: int) -> Tensor:
 # -- a small base classifier with a network and images, for checks before anything is computed
 
 
-class SmallNetwork(nn.Module):
+class SmallCheckNetwork(nn.Module):
     """Two stages with batch norm and dropout: images [B, 1, 8, 8] to 8 features."""
 
     features = 8
@@ -297,12 +307,12 @@ class SmallNetwork(nn.Module):
         return self.last(self.stem(x)).mean((2, 3))
 
 
-def make_small_base() -> Base:
-    """Make a base classifier of 6 classes on the features of a :class:`SmallNetwork`; always the same one."""
+def make_small_base_for_checks() -> Base:
+    """Make a base classifier of 6 classes on the features of a :class:`SmallCheckNetwork`; always the same one."""
     classes, each = 6, 10
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        network = SmallNetwork().eval().requires_grad_(False)
+        network = SmallCheckNetwork().eval().requires_grad_(False)
         labels = torch.arange(classes).repeat_interleave(each)
         rows = (torch.randint(40, 216, (classes, 64))[labels] + torch.randint(-40, 40, (len(labels), 64))).byte()
 

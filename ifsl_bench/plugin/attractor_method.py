@@ -11,8 +11,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.method import FEW, AdditiveClassifier, Base, MemoryPolicy, Query, SessionOutput, State, Support
-from ifsl_bench.plugin.space import RATE_NAME, Range, Space
+from ifsl_bench.plugin.method import (
+    DEFAULT_GPU_MIN_EPISODES,
+    AdditiveClassifier,
+    Base,
+    MemoryPolicy,
+    Query,
+    SessionOutput,
+    State,
+    Support,
+)
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range, SearchSpace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.solvers import make_learner
 from ifsl_bench.solvers.attractor_prior import to_prior
@@ -22,8 +31,8 @@ from ifsl_bench.utils.errors import UserError
 
 GAMMA, GAMMA_OF_ONE_SHOT = 0.01, 0.1
 
-Gradient = Literal["rbp", "implicit", "t-bptt"]
-OPTIONS_OF_GRADIENT: Mapping[Gradient, tuple[str, ...]] = {
+GradientKind = Literal["rbp", "implicit", "t-bptt"]
+OPTIONS_OF_GRADIENT: Mapping[GradientKind, tuple[str, ...]] = {
     "rbp": ("steps", "damping", "rate"), "implicit": (), "t-bptt": ("steps", "rate", "converge"),
 }  # fmt: skip
 
@@ -35,7 +44,7 @@ class AttractorMethod(AdditiveClassifier):
         R(V) = (1/N) sum_k sum_d exp(log_gamma_d) (V_kd - u_kd)^2
 
     A subclass has an option ``gamma`` (default `GAMMA`) beside its own, registers what its centres u are made of, calls
-    `complete`, and answers `centres`. Its docstring gets the options below, behind its own.
+    `register_log_gamma`, and answers `centres`. Its docstring gets the options below, behind its own.
 
     Options:
         learner: ``lr``, convex and solved by Newton's method in dual numbers, or ``mlp``, solved by L-BFGS.
@@ -54,10 +63,10 @@ class AttractorMethod(AdditiveClassifier):
     An option that ``gradient`` does not read is refused unless it has its default.
     """
 
-    space: ClassVar[Space] = {
+    space: ClassVar[SearchSpace] = {
         "gamma": Range(1e-5, 10.0, log=True),
         "weight_decay": Range(1e-9, 1.0, log=True),
-        RATE_NAME: Range(3e-5, 3e-2, log=True),
+        LEARNING_RATE_OPTION: Range(3e-5, 3e-2, log=True),
     }
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -73,7 +82,7 @@ class AttractorMethod(AdditiveClassifier):
         ways: int,
         *,
         learner: Literal["lr", "mlp"] = "mlp",
-        gradient: Gradient = "rbp",
+        gradient: GradientKind = "rbp",
         steps: int = 20,
         damping: float = 0.1,
         rate: float = 1.0,
@@ -85,7 +94,7 @@ class AttractorMethod(AdditiveClassifier):
         if not 0 <= weight_decay < float("inf"):
             raise UserError(f"weight_decay must be 0 or positive, and finite, not {weight_decay}")
         self.weight_decay = weight_decay
-        self.meta = make_meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
+        self.meta = make_inner_solve(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
         self.learner = make_learner(learner, ways, base.weight.shape[1])
         self.per_class_state = learner == "lr"  # hidden units serve all classes of a session
         start = self.learner.draw_start() if isinstance(self.meta, UnrolledSolve) else []
@@ -93,7 +102,7 @@ class AttractorMethod(AdditiveClassifier):
         for name, weights in zip(self.starts, start, strict=True):
             self.register_buffer(name, weights, persistent=False)
 
-    def complete(self, gamma: float) -> None:
+    def register_log_gamma(self, gamma: float) -> None:
         """Register log_gamma, [size] for each group of fast weights; the end of a subclass's constructor.
 
         All parameters move to the type and device of the base weights.
@@ -116,8 +125,8 @@ class AttractorMethod(AdditiveClassifier):
         The cores were always faster at exact gradients of a network.
         """
         if options["learner"] == "mlp" and options["gradient"] != "t-bptt":
-            return None if options["gradient"] == "implicit" else 2 * FEW
-        return FEW
+            return None if options["gradient"] == "implicit" else 2 * DEFAULT_GPU_MIN_EPISODES
+        return DEFAULT_GPU_MIN_EPISODES
 
     @classmethod
     def defaults(cls, task: Task) -> dict[str, Any]:
@@ -141,7 +150,7 @@ class AttractorMethod(AdditiveClassifier):
         return self.learner.logits(state, query.features)
 
 
-def make_meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> InnerSolve:
+def make_inner_solve(gradient: GradientKind, *, steps: int, damping: float, rate: float, converge: bool) -> InnerSolve:
     """Return the `InnerSolve` that the options of `AttractorMethod` ask for.
 
     Args:

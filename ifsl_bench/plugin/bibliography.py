@@ -25,7 +25,7 @@ from ifsl_bench.utils.errors import UserError
 if TYPE_CHECKING:
     from ifsl_bench.protocols.tasks.task import Task
 
-PROTOCOL_KEY = "ren2019incremental"  # the paper whose protocol all tasks follow
+PROTOCOL_PAPER_KEY = "ren2019incremental"  # the paper whose protocol all tasks follow
 _TRAINING_PREFIX = re.compile(r"^train\.")
 
 
@@ -86,7 +86,7 @@ def cite_suite() -> str:
 
 
 def _protocol_paper() -> PaperEntry:
-    return next(paper for paper in read_papers("methods") if paper.key == PROTOCOL_KEY)
+    return next(paper for paper in read_papers("methods") if paper.bibtex_key == PROTOCOL_PAPER_KEY)
 
 
 def cite_task(task: Task) -> str:

@@ -15,22 +15,22 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-LAZY = "lazy"  # the row of a model that never answers with a novel class: computed from other rows, no method
+LAZY_ROW_LABEL = "lazy"  # the row of a model that never answers with a novel class: computed from other rows, no method
 
 
 class SuiteMethod(NamedTuple):
     """A method of the suite as its file declares it."""
 
-    target: str  # ``module:Class``, as an entry point has it
+    entry_point_target: str  # ``module:Class``, as an entry point has it
     display: Mapping[str, tuple[str, str]]  # row -> its name in print, and a few words on it
 
 
 class DisplayName(NamedTuple):
     """A row's name in print, and what it is in a few words."""
 
-    printed: str
-    says: str
-    of: str = ""  # the method that has the row's name as a shorthand; "" for a method's own name
+    printed_name: str
+    short_description: str
+    method_of_shorthand: str = ""  # the method that has the row's name as a shorthand; "" for a method's own name
 
 
 @lru_cache(maxsize=1)
@@ -61,7 +61,7 @@ def _literal_attributes(node: ast.ClassDef, names: tuple[str, ...]) -> dict[str,
 class PaperEntry:
     """An entry of a bibliography."""
 
-    key: str
+    bibtex_key: str
     row_names: tuple[str, ...]  # the rows or data sets that it is to be cited for
     bibtex: str  # the entry, without the field that says so
 
@@ -98,7 +98,7 @@ def read_papers(folder: str) -> tuple[PaperEntry, ...]:
 def display_names_by_row() -> Mapping[str, DisplayName]:
     """Return the rows of the suite's methods, by the names that ``--method`` takes, in the order of ``papers.bib``."""
     named = {
-        row: DisplayName(*display, of="" if row == name else name)
+        row: DisplayName(*display, method_of_shorthand="" if row == name else name)
         for name, method in suite_methods().items()
         for row, display in method.display.items()
     }
@@ -109,7 +109,7 @@ def display_names_by_row() -> Mapping[str, DisplayName]:
 def format_display_label(name: str) -> str:
     """Return the label by which papers print a row; a row of another package keeps its name."""
     named = display_names_by_row().get(name)
-    return named.printed if named else name
+    return named.printed_name if named else name
 
 
 # Where the next option begins; values have dots, too.
@@ -125,34 +125,34 @@ def split_off_recipe(text: str) -> list[str]:
 class RowLabel(NamedTuple):
     """A row's label in its parts."""
 
-    name: str  # of the method, or a shorthand
-    calibrated: bool  # whether the bias of its calibration is part of the row
+    method_name: str  # of the method, or a shorthand
+    is_calibrated: bool  # whether the bias of its calibration is part of the row
     setting: str  # what is behind `@`, as `tuned-12`; "" for a method as published
-    options: tuple[str, ...]  # `key=value`, with `train.` or `recipe.` before one of the training or the recipe
+    option_texts: tuple[str, ...]  # `key=value`, with `train.` or `recipe.` before one of the training or the recipe
 
     def __str__(self) -> str:
-        name = self.name + "+cal" * self.calibrated + f"@{self.setting}" * bool(self.setting)
-        return ".".join([name, *self.options])
+        name = self.method_name + "+cal" * self.is_calibrated + f"@{self.setting}" * bool(self.setting)
+        return ".".join([name, *self.option_texts])
 
     @property
     def recipe(self) -> str:
         """The recipe that trained the backbone, with its options, as ``closer.beta=1``; "" for the task's own."""
-        parts = [option for option in self.options if option.startswith(("recipe=", "recipe."))]
+        parts = [option for option in self.option_texts if option.startswith(("recipe=", "recipe."))]
         return ".".join(option[len("recipe") + 1 :] for option in parts)
 
     @property
     def without_recipe(self) -> str:
         """The label that the row has where the task's own recipe trains."""
-        options = tuple(option for option in self.options if not option.startswith(("recipe=", "recipe.")))
-        return str(self._replace(options=options))
+        options = tuple(option for option in self.option_texts if not option.startswith(("recipe=", "recipe.")))
+        return str(self._replace(option_texts=options))
 
     @property
     def command_line_words(self) -> list[str]:
         """The words that make the row on the command line, behind ``ifsl-bench run``."""
-        words = ["--method", self.name]
+        words = ["--method", self.method_name]
         if trials := self.setting.removeprefix("tuned-"):
             words += ["--tune", trials]
-        for option in self.options:
+        for option in self.option_texts:
             if option.startswith("train."):
                 words += ["--train", option.removeprefix("train.")]
             elif option.startswith("episodes="):
@@ -163,7 +163,7 @@ class RowLabel(NamedTuple):
                 continue  # with its recipe, above
             else:
                 words += ["--set", option]
-        return words + ["--calibrate"] * self.calibrated
+        return words + ["--calibrate"] * self.is_calibrated
 
 
 def format_recipe_for_print(recipe: str) -> str:

@@ -28,34 +28,36 @@ from ifsl_bench.plugin.method import (
 from ifsl_bench.utils.errors import UserError
 
 # Of the logits' spread in an episode: what two ways to one answer differ by at most, through rounding alone.
-TOLERANCE = 1e-4
+RELATIVE_TOLERANCE = 1e-4
 # With a search that ends where its own tolerance says; and in some episodes it may find another minimum.
-SEARCH_TOLERANCE = 0.05
+INNER_SEARCH_TOLERANCE = 0.05
 MAX_DIFFERENT_SHARE = 0.5
-Rows = TypeVar("Rows", Support, Query)
-ROUNDINGS = 32  # and so many roundings of the largest logit, which may be far above their spread
+SupportOrQuery = TypeVar("SupportOrQuery", Support, Query)
+ALLOWED_ROUNDING_ERRORS = 32  # and so many roundings of the largest logit, which may be far above their spread
 
 
 @dataclass(frozen=True)
 class ContractProbe:
     """A method with episodes that it has to answer."""
 
-    name: str
+    name_in_errors: str
     method: Method
     support: Support
     query: Query
-    masked: Tensor  # [E, K], the base classes without a logit
+    masked_base_classes: Tensor  # [E, K], the base classes without a logit
     # whether its answers have `solver_*` statistics: an inner search found them, to its own tolerance
-    searches: bool = False
+    has_inner_search: bool = False
 
     def answer(self) -> Prediction:
         """Return the method's answer, checked for its form; see :func:`check_prediction`."""
-        prediction = predict_with_method(self.method, self.name, self.support, self.query)
-        return check_prediction(self.name, prediction, self.masked, self.query.features.shape[1], self.method.ways)
+        prediction = predict_with_method(self.method, self.name_in_errors, self.support, self.query)
+        return check_prediction(
+            self.name_in_errors, prediction, self.masked_base_classes, self.query.features.shape[1], self.method.ways
+        )
 
     def logits(self) -> Tensor:
-        """Return the joint logits [E, Q, K + N], -inf where ``masked``."""
-        return masked_logits(self.answer(), self.masked)
+        """Return the joint logits [E, Q, K + N], -inf where ``masked_base_classes``."""
+        return masked_logits(self.answer(), self.masked_base_classes)
 
     def as_float64(self) -> ContractProbe:
         """Return the same question in double precision."""
@@ -63,20 +65,20 @@ class ContractProbe:
         return replace(self, method=method_to_float64(self.method), support=support, query=query)
 
     def with_search_flag(self) -> ContractProbe:
-        """Return the same question with :attr:`searches` as one answer shows it.
+        """Return the same question with :attr:`has_inner_search` as one answer shows it.
 
         Raises:
             UserError: the method writes into what it is given, which may spoil that answer and all later ones.
         """
         if broken := find_input_change_fault(self):
-            raise UserError(f"method {self.name!r} breaks the contract: {broken}")
-        return replace(self, searches=is_prediction_of_search(self.answer()))
+            raise UserError(f"method {self.name_in_errors!r} breaks the contract: {broken}")
+        return replace(self, has_inner_search=is_prediction_of_search(self.answer()))
 
     def select_episode(self, episode: int) -> ContractProbe:
         """Return the question with one episode alone."""
         at = slice(episode, episode + 1)
         support, query = map_tensors(self.support, lambda x: x[at]), map_tensors(self.query, lambda x: x[at])
-        return replace(self, support=support, query=query, masked=self.masked[at])
+        return replace(self, support=support, query=query, masked_base_classes=self.masked_base_classes[at])
 
 
 def rule_in_words(rule: Callable[..., str | None]) -> str:
@@ -90,7 +92,7 @@ def is_prediction_of_search(prediction: Prediction) -> bool:
     return any(key.startswith("solver_") for key in prediction.statistics)
 
 
-def map_tensors(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+def map_tensors(rows: SupportOrQuery, change: Callable[[Tensor], Tensor]) -> SupportOrQuery:
     """Return support or query with a change of each tensor.
 
     Args:
@@ -129,9 +131,13 @@ def do_logits_differ(logits: Tensor, expected: Tensor, searches: bool) -> bool:
     centred = (expected - mean[:, None, None]).masked_fill(~there, 0.0).flatten(1)
     spread = (centred.square().sum(1) / count).sqrt().clamp_min(1e-6)
     if searches:
-        return bool((apart > SEARCH_TOLERANCE * spread).float().mean() > MAX_DIFFERENT_SHARE)
+        return bool((apart > INNER_SEARCH_TOLERANCE * spread).float().mean() > MAX_DIFFERENT_SHARE)
     largest = expected.masked_fill(~there, 0.0).abs().flatten(1).amax(1)
-    return bool((apart > TOLERANCE * spread + ROUNDINGS * torch.finfo(expected.dtype).eps * largest).any())
+    return bool(
+        (
+            apart > RELATIVE_TOLERANCE * spread + ALLOWED_ROUNDING_ERRORS * torch.finfo(expected.dtype).eps * largest
+        ).any()
+    )
 
 
 def describe_ties(logits: Tensor) -> str | None:
@@ -153,7 +159,7 @@ def find_repeat_fault(probe: ContractProbe) -> str | None:
     first = probe.logits()
     probe.select_episode(0).logits()
     broken = "a second call gives another answer: it draws at random or keeps something between calls"
-    return broken if do_logits_differ(probe.logits(), first, probe.searches) else None
+    return broken if do_logits_differ(probe.logits(), first, probe.has_inner_search) else None
 
 
 def find_input_change_fault(probe: ContractProbe) -> str | None:
@@ -161,7 +167,7 @@ def find_input_change_fault(probe: ContractProbe) -> str | None:
     given = (probe.support, probe.query, probe.method.base)
     parts = {f"{type(of).__name__.lower()}.{name}": x for of in given for name, x in named_tensors_of(of).items()}
     before = {name: value.detach().clone() for name, value in parts.items()}
-    with name_method_in_errors(probe.name, probe.method):
+    with name_method_in_errors(probe.name_in_errors, probe.method):
         probe.method(probe.support, probe.query)
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
     return f"it writes into {changed[0]}" if changed else None
@@ -172,14 +178,14 @@ def find_episode_dependence_fault(probe: ContractProbe) -> str | None:
     whole = probe.logits()
     alone = torch.cat([probe.select_episode(episode).logits() for episode in range(len(whole))])
     broken = "the answer to an episode depends on the other episodes in its batch"
-    return broken if do_logits_differ(alone, whole, probe.searches) else None
+    return broken if do_logits_differ(alone, whole, probe.has_inner_search) else None
 
 
 def find_query_order_fault(probe: ContractProbe) -> str | None:
     """Check that queries in another order get the same answers in that order."""
     turned = replace(probe, query=map_tensors(probe.query, lambda x: x.flip(1))).logits()
     broken = "the answer to a query depends on its place among the queries"
-    return broken if do_logits_differ(turned.flip(1), probe.logits(), probe.searches) else None
+    return broken if do_logits_differ(turned.flip(1), probe.logits(), probe.has_inner_search) else None
 
 
 def find_query_dependence_fault(probe: ContractProbe) -> str | None:
@@ -188,11 +194,11 @@ def find_query_dependence_fault(probe: ContractProbe) -> str | None:
         return None
     alone = replace(probe, query=map_tensors(probe.query, lambda x: x[:, :1])).logits()
     broken = "the answer to a query depends on the other queries"
-    return broken if do_logits_differ(alone, probe.logits()[:, :1], probe.searches) else None
+    return broken if do_logits_differ(alone, probe.logits()[:, :1], probe.has_inner_search) else None
 
 
-Rule = Callable[[ContractProbe], str | None]  # returns how a method breaks it; None where it does not
-RULES_IN_EVERY_RUN: tuple[Rule, ...] = (
+EpisodeRule = Callable[[ContractProbe], str | None]  # returns how a method breaks it; None where it does not
+RULES_IN_EVERY_RUN: tuple[EpisodeRule, ...] = (
     find_input_change_fault,
     find_repeat_fault,
     find_episode_dependence_fault,
@@ -203,7 +209,7 @@ RULES_IN_EVERY_RUN: tuple[Rule, ...] = (
 
 @torch.no_grad()
 def check_answers(probe: ContractProbe) -> Tensor:
-    """Check a method's answers against the rules of every run, and return them, for :func:`check_repeated`.
+    """Check a method's answers against the rules of every run, and return them, for :func:`check_answer_is_repeated`.
 
     Raises:
         UserError: it breaks one; the message names it.
@@ -211,12 +217,12 @@ def check_answers(probe: ContractProbe) -> Tensor:
     for rule in RULES_IN_EVERY_RUN:
         exact = rule in (find_input_change_fault, find_repeat_fault)
         if (broken := rule(probe)) and (exact or not holds_in_float64(rule, probe)):
-            raise UserError(f"method {probe.name!r} breaks the contract: {broken}")
+            raise UserError(f"method {probe.name_in_errors!r} breaks the contract: {broken}")
     return probe.logits()
 
 
 @torch.no_grad()
-def check_repeated(probe: ContractProbe, answers: Tensor) -> None:
+def check_answer_is_repeated(probe: ContractProbe, answers: Tensor) -> None:
     """Check, after other episodes, that the method answers as it did in :func:`check_answers`.
 
     Args:
@@ -226,10 +232,10 @@ def check_repeated(probe: ContractProbe, answers: Tensor) -> None:
     Raises:
         UserError: the answers are others: the method keeps something between calls.
     """
-    if do_logits_differ(probe.logits(), answers, probe.searches):
+    if do_logits_differ(probe.logits(), answers, probe.has_inner_search):
         raise UserError(
-            f"method {probe.name!r} breaks the contract: after the evaluation it answers its first episodes otherwise "
-            "than before; it keeps something between calls"
+            f"method {probe.name_in_errors!r} breaks the contract: after the evaluation it answers its first "
+            "episodes otherwise than before; it keeps something between calls"
         )
 
 

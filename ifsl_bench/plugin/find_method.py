@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.display_names import LAZY
+from ifsl_bench.plugin.display_names import LAZY_ROW_LABEL
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import EXECUTED_KEY, FROM_KEY, hash_method_source, neighbour_modules
+from ifsl_bench.plugin.method_source import EXECUTED_SOURCE_KEY, SOURCE_PATH_KEY, hash_method_source, neighbour_modules
 from ifsl_bench.plugin.options import check_method, default_options
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.errors import UserError, format_error_location, unknown_name_error
@@ -34,18 +34,20 @@ class MethodRef:
 
     name: str  # in results: the registered name, or the class's own
     method: type[Method]
-    file: str = ""  # `/path/to/file.py:Class` where the class comes from a file that is in no package; "" elsewhere
+    source_file: str = (
+        ""  # `/path/to/file.py:Class` where the class comes from a file that is in no package; "" elsewhere
+    )
 
     @property
     def distribution(self) -> dict[str, str]:
         """Name and version of the package that registers it; empty for a class that is not registered."""
-        points = [] if self.file else registry.find_owning_entry_points(registry.METHOD_GROUP, self.name)
+        points = [] if self.source_file else registry.find_owning_entry_points(registry.METHOD_GROUP, self.name)
         return registry.distribution_name_and_version(points[0]) if points else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A class from a file cannot be imported by its name elsewhere: the file is read there.
-        if self.file:
-            return _unpickle_method_ref, (self.file, hash_method_source(self.method))
+        if self.source_file:
+            return _unpickle_method_ref, (self.source_file, hash_method_source(self.method))
         return type(self), (self.name, self.method)
 
 
@@ -69,7 +71,7 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
     """
     if isinstance(reference, type):
         check_method(reference, repr(reference))
-        origin = getattr(sys.modules.get(reference.__module__), FROM_KEY, "")
+        origin = getattr(sys.modules.get(reference.__module__), SOURCE_PATH_KEY, "")
         return MethodRef(_registered_name(reference), reference, origin and f"{origin}:{reference.__name__}"), {}
     if not isinstance(reference, str):
         raise UserError(
@@ -77,7 +79,7 @@ def find_method(reference: str | type[Method]) -> tuple[MethodRef, Mapping[str, 
         )
     path, _, wanted = reference.rpartition(".py:") if ".py:" in reference else (reference.removesuffix(".py"), "", "")
     if path == reference:  # no file
-        if reference == LAZY and not registry.find_owning_entry_points(registry.METHOD_GROUP, reference):
+        if reference == LAZY_ROW_LABEL and not registry.find_owning_entry_points(registry.METHOD_GROUP, reference):
             raise UserError(
                 "lazy, the model that never answers with a novel class, needs no run: tables of tasks in sessions "
                 "compute its row from each A_0 of the other rows ('ifsl-bench table tiny-features-sessions')"
@@ -154,7 +156,7 @@ def load_class_from_file(file: Path, wanted: str, contract: type = Method, plura
     Raises:
         UserError: the file cannot be read or run, or has no such class.
     """
-    module = _run_as_module(file)
+    module = _execute_file_as_module(file)
     ours = {
         name: value
         for name, value in vars(module).items()
@@ -189,7 +191,7 @@ def _make_folder_importable(folder: Path, beside: Iterable[Path]) -> Iterator[No
         sys.modules.update(before)
 
 
-def _run_as_module(file: Path) -> ModuleType:
+def _execute_file_as_module(file: Path) -> ModuleType:
     """Run a file as a module; again only if its content changed, or a module's in its folder that it imports."""
     try:
         content = file.read_bytes()
@@ -203,7 +205,7 @@ def _run_as_module(file: Path) -> ModuleType:
             return sys.modules[name]
         module = ModuleType(name)
         module.__file__ = str(file)
-        vars(module).update({EXECUTED_KEY: content, FROM_KEY: str(file)})
+        vars(module).update({EXECUTED_SOURCE_KEY: content, SOURCE_PATH_KEY: str(file)})
         sys.modules[name] = module  # dataclasses and pickle look there while the file runs
         try:
             with _make_folder_importable(file.parent, beside):

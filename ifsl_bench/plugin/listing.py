@@ -14,7 +14,7 @@ from ifsl_bench.plugin.display_names import display_names_by_row
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import declared_option_grid, declared_options, declared_search_space, is_trainable
-from ifsl_bench.plugin.space import RATE_NAME, Range
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.text_format import format_value
 
@@ -26,9 +26,9 @@ class MethodDescription:
     """A method in full."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]  # what it is, name and text
-    options: tuple[dict[str, str], ...]  # a row for each option, with what is searched
-    text: str  # the docstring without the section on options
+    named_facts: tuple[tuple[str, str], ...]  # what it is, name and text
+    option_rows: tuple[dict[str, str], ...]  # a row for each option, with what is searched
+    docstring_text: str  # the docstring without the section on options
 
 
 def method_rows() -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def method_rows() -> list[dict[str, Any]]:
     table: list[dict[str, Any]] = []
     for name in registry.registered_entry_points(registry.METHOD_GROUP):
         plugin = registry.load_plugin(registry.METHOD_GROUP, name)
-        kind, problem = None, plugin.problem
+        kind, problem = None, plugin.load_problem
         if not problem:
             try:
                 kind = registry.get_method(name)
@@ -45,16 +45,16 @@ def method_rows() -> list[dict[str, Any]]:
         if kind is None:
             has_row = name in display_names_by_row()
             reason = f"needs {plugin.missing_module}" if plugin.missing_module else problem.partition(": ")[0]
-            what = f"{display_names_by_row()[name].says} ({reason})" if has_row else problem
+            what = f"{display_names_by_row()[name].short_description} ({reason})" if has_row else problem
             paper = papers_of_method(name)[0].author_year if has_row else ""
-            table.append(_method_row(name, name, plugin.package) | {"what": what, "paper": paper})
+            table.append(_method_row(name, name, plugin.distribution) | {"what": what, "paper": paper})
             continue
         meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
         usual = {option.name: option.default for option in declared_options(kind).values()}
         if not any(usual | dict(meant) == usual for meant in meanings.values()):
             meanings[name] = {}
         for row, meant in meanings.items():
-            table.append(_method_row(row, name, plugin.package) | _usable_row(row, kind, meant))
+            table.append(_method_row(row, name, plugin.distribution) | _usable_row(row, kind, meant))
     return sorted(table, key=lambda row: str(row["method"]))
 
 
@@ -73,7 +73,7 @@ def _method_row(row: str, name: str, package: str) -> dict[str, Any]:
 
 def _usable_row(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
     summary = (
-        display_names_by_row()[row].says
+        display_names_by_row()[row].short_description
         if row in display_names_by_row()
         else (kind.__doc__ or "").strip().split("\n")[0]
     )
@@ -105,7 +105,10 @@ def describe_method(name: str) -> MethodDescription:
     """
     papers, title = papers_of_method(name), display_label_in_paper(name) if display_label_in_paper(name) != name else ""
     title = ": ".join(
-        filter(None, [title or name, display_names_by_row()[name].says if name in display_names_by_row() else ""])
+        filter(
+            None,
+            [title or name, display_names_by_row()[name].short_description if name in display_names_by_row() else ""],
+        )
     )
     of_papers = [("paper", f"{paper.read_bibtex_field('title')} ({paper.author_year})") for paper in papers]
     try:
@@ -133,12 +136,13 @@ def describe_method(name: str) -> MethodDescription:
         }
         for option in declared_options(kind).values()
     ]
-    if RATE_NAME in space:
-        rate = {"option": RATE_NAME, "takes": "float", "default": "as published", "tried": ""}
+    if LEARNING_RATE_OPTION in space:
+        rate = {"option": LEARNING_RATE_OPTION, "takes": "float", "default": "as published", "tried": ""}
         options.append(
-            rate | {"--tune": _format_range(space[RATE_NAME]), "meaning": "of meta-training (--train rate=...)"}
+            rate
+            | {"--tune": _format_range(space[LEARNING_RATE_OPTION]), "meaning": "of meta-training (--train rate=...)"}
         )
-    owner = chosen.distribution.get("name") or chosen.file or "this session"
+    owner = chosen.distribution.get("name") or chosen.source_file or "this session"
     with_these = ", with " + ", ".join(f"{key}={format_value(value)}" for key, value in meant.items()) if meant else ""
     others = [shorthand for shorthand in vars(kind).get("shorthands", {}) if shorthand != name]
     facts = [("method", f"{chosen.name} of {owner}{with_these}")]

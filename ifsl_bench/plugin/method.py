@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.plugin.space import Space
+from ifsl_bench.plugin.space import SearchSpace
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
 from ifsl_bench.solvers.tree import Tree
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
@@ -26,7 +26,9 @@ from ifsl_bench.utils.errors import UserError, format_class_and_message, format_
 if TYPE_CHECKING:
     from ifsl_bench.solvers.linear import AdjointReport
 
-FEW = 64  # episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
+DEFAULT_GPU_MIN_EPISODES = (
+    64  # episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
+)
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ class Method(nn.Module, ABC):
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
-    space: ClassVar[Space] = {}
+    space: ClassVar[SearchSpace] = {}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     session_grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     schedule: ClassVar[MetaTraining | None] = None
@@ -305,7 +307,7 @@ class Method(nn.Module, ABC):
 
         None where a step of any number is. ``--device auto`` goes by it; ``options`` are all, defaults included.
         """
-        return FEW
+        return DEFAULT_GPU_MIN_EPISODES
 
     @classmethod
     def defaults(cls, task: Task) -> dict[str, Any]:
@@ -485,7 +487,7 @@ def join_logits_so_far(base: Tensor, earlier: Tensor | None) -> Tensor:
     return base if earlier is None else torch.cat([base, earlier], -1)
 
 
-R = TypeVar("R", SessionOutput, Prediction)
+OutputT = TypeVar("OutputT", SessionOutput, Prediction)
 FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of logits
 NUMBER_TYPES = (
     *FLOAT_TYPES[:3],
@@ -498,7 +500,7 @@ NUMBER_TYPES = (
 )  # of statistics
 
 
-def call_method(kind: type[R], function: Callable[..., R], *arguments: Any) -> R:
+def call_method(kind: type[OutputT], function: Callable[..., OutputT], *arguments: Any) -> OutputT:
     """Call a function of a method and return its value.
 
     Args:

@@ -19,8 +19,8 @@ from ifsl_bench.plugin.registry import OWN_PACKAGE
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
 
-EXECUTED_KEY = "__executed__"  # a module made from a file says what was executed, whatever the file holds now
-FROM_KEY = "__from__"  # a module made from a file says which
+EXECUTED_SOURCE_KEY = "__executed__"  # a module made from a file says what was executed, whatever the file holds now
+SOURCE_PATH_KEY = "__from__"  # a module made from a file says which
 INSTALL_FOLDERS = ("site-packages", "dist-packages")  # folders where a module's neighbours are other distributions
 NODES_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -90,7 +90,7 @@ def _syntax_of_modules(kind: type, module: ModuleType | None) -> Iterator[str]:
 
 def _read_executed_source(module: ModuleType | None) -> tuple[Path, bytes | None]:
     """Return the path of a module and the source it was made from; None where there is no file."""
-    path, content = Path(getattr(module, "__file__", None) or ""), getattr(module, EXECUTED_KEY, None)
+    path, content = Path(getattr(module, "__file__", None) or ""), getattr(module, EXECUTED_SOURCE_KEY, None)
     if isinstance(content, bytes):
         return path, content
     return path, path.read_bytes() if path.is_file() else None

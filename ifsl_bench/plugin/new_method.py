@@ -13,7 +13,7 @@ from ifsl_bench.plugin.registry import METHOD_GROUP, list_shorthands_by_name, re
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import translate_disk_errors
 
-RESERVED_NAMES = (
+RESERVED_CLASS_NAMES = (
     "Adapting",
     "Method",
     "Prediction",
@@ -49,7 +49,7 @@ class $kind(Method):
         novel = 10 * normalize(query.features, dim=-1) @ state.mT + self.bias
         return Prediction(torch.cat([self.base_logits(query), novel], -1))
 '''
-IMAGES_TEMPLATE = '''"""$kind, a method that sees images; see docs/writing-a-method.md of ifsl_bench."""
+IMAGE_METHOD_TEMPLATE = '''"""$kind, a method that sees images; see docs/writing-a-method.md of ifsl_bench."""
 
 import torch
 import torch.nn.functional as F
@@ -96,7 +96,7 @@ class $kind(Adapting):
     def classify(self, state, images):  # [B, C, H, W]; returns the logits of all classes met so far
         return cosines(self.network(state["weights"])(images), state["means"])
 '''
-PROJECT_TEMPLATE = """\
+PYPROJECT_TEMPLATE = """\
 [build-system]
 requires = ["setuptools>=61"]
 build-backend = "setuptools.build_meta"
@@ -137,7 +137,7 @@ def test_an_image_like_the_supports_of_a_class_is_of_that_class():
 '''
 
 
-IMAGES_TEST_TEMPLATE = '''"""Run by pytest once the package is installed: pip install -e ."""
+IMAGE_METHOD_TEST_TEMPLATE = '''"""Run by pytest once the package is installed: pip install -e ."""
 
 from ifsl_bench.cli.main import cli
 
@@ -162,7 +162,7 @@ def write_new_method(name: str, package: bool = False, images: bool = False) -> 
         UserError: something of that name is there, a method or module has it, or it is no name.
     """
     module, kind = name.replace("-", "_"), "".join(word[:1].upper() + word[1:] for word in re.split("[-_]", name))
-    if not re.fullmatch("[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", name) or {module, kind} & {*RESERVED_NAMES}:
+    if not re.fullmatch("[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", name) or {module, kind} & {*RESERVED_CLASS_NAMES}:
         raise UserError(f"methods new: {name[:80]!r} is no name for a method; choose letters and digits, as my-method")
     path = Path(name if package else f"{module}.py")
     if path.exists() or path.is_symlink():
@@ -173,10 +173,10 @@ def write_new_method(name: str, package: bool = False, images: bool = False) -> 
         raise UserError(f"methods new: there is a method {name!r} ('ifsl-bench methods'); choose another name")
     if module in sys.stdlib_module_names or find_spec(module):  # the new file would be imported in its place
         raise UserError(f"methods new: there is a Python module {module!r}; choose another name")
-    files = {f"{module}.py": IMAGES_TEMPLATE if images else METHOD_TEMPLATE}
+    files = {f"{module}.py": IMAGE_METHOD_TEMPLATE if images else METHOD_TEMPLATE}
     if package:
-        tests = IMAGES_TEST_TEMPLATE if images else TEST_TEMPLATE
-        files |= {"pyproject.toml": PROJECT_TEMPLATE, f"test_{module}.py": tests}
+        tests = IMAGE_METHOD_TEST_TEMPLATE if images else TEST_TEMPLATE
+        files |= {"pyproject.toml": PYPROJECT_TEMPLATE, f"test_{module}.py": tests}
     with translate_disk_errors(path, "cd"):
         if package:
             path.mkdir()

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Method, forbid_writes, format_failure
-from ifsl_bench.plugin.space import RATE_NAME, Choices, Range, Space
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Choices, Range, SearchSpace
 from ifsl_bench.protocols.tasks.task import MetaTraining, Task
 from ifsl_bench.utils.errors import (
     UserError,
@@ -107,7 +107,7 @@ def convert_values(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(typed_values)
 
 
-def convert_range(kind: Any, offer: Range | Choices) -> Range | Choices:
+def convert_range_bounds(kind: Any, offer: Range | Choices) -> Range | Choices:
     """Convert a range or choices to a type, so that a whole number is tried where the option is one.
 
     Args:
@@ -137,13 +137,13 @@ class Option:
     """An option of a method: its name, type and default."""
 
     name: str
-    kind: Any
+    value_type: Any
     default: Any
 
     @property
     def type_text(self) -> str:
         """The type as :func:`format_type` writes it."""
-        return format_type(self.kind)
+        return format_type(self.value_type)
 
 
 @lru_cache(maxsize=256)  # looking up a name reads the options of all methods
@@ -210,16 +210,19 @@ def _option_type(method: type[Method], constructor: Any, parameter: inspect.Para
     return kind
 
 
-def declared_search_space(method: type[Method]) -> Space:
+def declared_search_space(method: type[Method]) -> SearchSpace:
     """Return the method's space with every number converted to its option's type; learning rates are floats.
 
     Raises:
         UserError: values that the option does not take, or a range for one that is no number.
     """
-    kind_of, space = {RATE_NAME: float, **{key: option.kind for key, option in declared_options(method).items()}}, {}
+    kind_of, space = (
+        {LEARNING_RATE_OPTION: float, **{key: option.value_type for key, option in declared_options(method).items()}},
+        {},
+    )
     for key, values in method.space.items():
         try:
-            space[key] = convert_range(kind_of[key], values)
+            space[key] = convert_range_bounds(kind_of[key], values)
         except ValueError as error:
             raise UserError(f"{method.__qualname__}.space[{key!r}]: {error}") from None
     return space
@@ -239,7 +242,7 @@ def declared_option_grid(method: type[Method], sessions: bool = False) -> dict[s
     for key, values in method.grid.items():
         try:
             more = method.session_grid.get(key, ()) if sessions else ()
-            grid[key] = convert_values(options[key].kind, (*values, *more))
+            grid[key] = convert_values(options[key].value_type, (*values, *more))
         except ValueError as error:
             raise UserError(f"{method.__qualname__}.grid[{key!r}]: {error}") from None
     return grid
@@ -288,7 +291,7 @@ def remake_method(method: Method, base: Base, ways: int) -> Method:
     return make_method(type(method), base, ways, method.__dict__["_made_with"]).to(base.weight.device)
 
 
-def with_ways(method: Method, ways: int) -> Method:
+def remake_method_for_ways(method: Method, ways: int) -> Method:
     """Return a copy of a method, parameters included, for episodes of another number of ways.
 
     Args:
@@ -336,7 +339,7 @@ def accepts_options(method: type[Method], options: Mapping[str, Any]) -> bool:
         options: of the constructor, and perhaps ``train.rate``.
     """
     try:
-        _make_small_method(method, {key: value for key, value in options.items() if key != RATE_NAME})
+        _make_small_method(method, {key: value for key, value in options.items() if key != LEARNING_RATE_OPTION})
     except UserError:
         return False
     return True
@@ -345,10 +348,10 @@ def accepts_options(method: type[Method], options: Mapping[str, Any]) -> bool:
 def _make_small_method(method: type[Method], options: Mapping[str, Any]) -> Method:
     """Construct the method with a small base classifier."""
     if method.sees != "features":
-        from ifsl_bench.plugin.adapting import make_small_base
+        from ifsl_bench.plugin.adapting import make_small_base_for_checks
 
         with torch.random.fork_rng(devices=[]):
-            return make_method(method, make_small_base(), 5, options)
+            return make_method(method, make_small_base_for_checks(), 5, options)
     small, counts = torch.ones(6, 8), torch.full((6,), 2)
     with torch.random.fork_rng(devices=[]):
         images = torch.rand(12, 8), torch.arange(6).repeat_interleave(2)  # classes vary, as covariances need it
@@ -408,7 +411,7 @@ def resolve_options(
         if key not in options:
             raise unknown_name_error("option", key, options, where=f"of method {name!r}")
         try:
-            resolved[key] = parse_value(options[key].kind, value)
+            resolved[key] = parse_value(options[key].value_type, value)
         except ValueError:
             raise UserError(
                 f"option {key!r} of method {name!r} takes {options[key].type_text}, not {value!r}"
@@ -502,7 +505,7 @@ ATTRIBUTE_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 
-DEFINED = {  # by the missing ones of the two that a method without forward needs
+TEXT_OF_MISSING_METHODS = {  # by the missing ones of the two that a method without forward needs
     ("learn", "answer"): "neither forward nor learn and answer",
     ("learn",): "answer, but not learn",
     ("answer",): "learn, but not answer",
@@ -527,7 +530,7 @@ def check_method(method: Any, called_in_error: str = "") -> None:
         raise UserError(f"{called} does not define {', '.join(missing)}")
     lacking = tuple(name for name in ("learn", "answer") if getattr(method, name) is getattr(Method, name))
     if lacking and method.forward is Method.forward:
-        raise UserError(f"{called} defines {DEFINED[lacking]}")
+        raise UserError(f"{called} defines {TEXT_OF_MISSING_METHODS[lacking]}")
     if issubclass(method, AdditiveClassifier):
         for name in ("learn", "answer"):
             if getattr(method, name) is not getattr(AdditiveClassifier, name):
@@ -545,19 +548,21 @@ def check_method(method: Any, called_in_error: str = "") -> None:
         raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
     for name, option in options.items():
         try:
-            convert_values(option.kind, (option.default,))
+            convert_values(option.value_type, (option.default,))
         except ValueError as error:
             raise UserError(f"option {name!r} of {called}: its default {error}") from None
     for shorthand, meant in method.shorthands.items():
         if strange := [key for key in meant if key not in options]:
             raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
-    if strange := [key for key in space if key not in options and key != RATE_NAME]:
-        raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE_NAME!r}")
+    if strange := [key for key in space if key not in options and key != LEARNING_RATE_OPTION]:
+        raise UserError(
+            f"{called}.space names {strange[0]!r}, which is none of its options, nor {LEARNING_RATE_OPTION!r}"
+        )
     if strange := [key for key in method.grid if key not in space or key not in options]:
         raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
-    rate = declared_search_space(method).get(RATE_NAME)
+    rate = declared_search_space(method).get(LEARNING_RATE_OPTION)
     if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
-        raise UserError(f"{called}.space[{RATE_NAME!r}] is {rate}, but a learning rate is positive")
+        raise UserError(f"{called}.space[{LEARNING_RATE_OPTION!r}] is {rate}, but a learning rate is positive")
     if strange := [key for key in method.session_grid if key not in method.grid]:
         raise UserError(f"{called}.session_grid names {strange[0]!r}, which is no option of its grid")
     declared_option_grid(method, sessions=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 METHOD_GROUP = "ifsl_bench.methods"
 DATASET_GROUP = "ifsl_bench.datasets"
 RECIPE_GROUP = "ifsl_bench.recipes"
-LIST_COMMANDS = {
+LIST_COMMAND_OF_GROUP = {
     METHOD_GROUP: "ifsl-bench methods",
     DATASET_GROUP: "ifsl-bench data list",
     RECIPE_GROUP: "ifsl-bench recipes",
@@ -35,15 +35,15 @@ OWN_PACKAGE = "ifsl_bench"  # this package's distribution
 
 @dataclass(frozen=True)
 class Plugin:
-    """A registered name. ``value`` is the loaded object, or None with the reason in ``problem``.
+    """A registered name. ``loaded_object`` is None where ``load_problem`` says why.
 
-    ``lacks`` names the module that has to be installed first, where that is the whole problem.
+    ``missing_module`` names the module that has to be installed first, where that is the whole problem.
     """
 
     name: str
-    package: str
-    value: Any = None
-    problem: str = ""
+    distribution: str
+    loaded_object: Any = None
+    load_problem: str = ""
     missing_module: str = ""
 
 
@@ -60,7 +60,7 @@ def _entry_points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoi
     if group == METHOD_GROUP:  # the files of ``methods/`` declare those of the suite
         suite = distribution(OWN_PACKAGE)
         for name, declared in suite_methods().items():
-            point = EntryPoint(name, declared.target, METHOD_GROUP)
+            point = EntryPoint(name, declared.entry_point_target, METHOD_GROUP)
             vars(point)["dist"] = suite  # as importlib.metadata does
             found.append(point)
     points: dict[str, list[EntryPoint]] = {}
@@ -123,7 +123,7 @@ def load_plugin(group: str, name: str) -> Plugin:
     if len(points) > 1:
         whose = [distribution_name(point) for point in points]
         problem = f"ambiguous: {' and '.join(whose)} register it; uninstall all but one of them"
-        return Plugin(name, "/".join(whose), problem=problem)
+        return Plugin(name, "/".join(whose), load_problem=problem)
     (point,) = points
     package = distribution_name(point)
     try:
@@ -131,19 +131,19 @@ def load_plugin(group: str, name: str) -> Plugin:
         for module, install in getattr(value, "requires", {}).items():
             if not is_installed(module):
                 return _missing_dependency(name, package, module, install)
-        return Plugin(name, package, value=value)
+        return Plugin(name, package, loaded_object=value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if point.extras and missing and not missing.startswith("ifsl_bench"):
             return _missing_dependency(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
-        return Plugin(name, package, problem=f"broken: {format_class_and_message(error)}")
+        return Plugin(name, package, load_problem=f"broken: {format_class_and_message(error)}")
 
 
 def _missing_dependency(name: str, package: str, module: str, install: str) -> Plugin:
     return Plugin(
-        name, package, problem=f"needs an extra ({module} is not installed): {install}", missing_module=module
+        name, package, load_problem=f"needs an extra ({module} is not installed): {install}", missing_module=module
     )
 
 
@@ -160,12 +160,12 @@ def get_registered(group: str, kind: str, name: str) -> Any:
         MissingDependencyError: something has to be installed first.
     """
     if not find_owning_entry_points(group, name):
-        raise unknown_name_error(kind, name, registered_entry_points(group), see=LIST_COMMANDS.get(group, ""))
+        raise unknown_name_error(kind, name, registered_entry_points(group), see=LIST_COMMAND_OF_GROUP.get(group, ""))
     plugin = load_plugin(group, name)
-    if plugin.problem:
+    if plugin.load_problem:
         kind_of = MissingDependencyError if plugin.missing_module else UserError
-        raise kind_of(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
-    return plugin.value
+        raise kind_of(f"{kind} {name!r} of package {plugin.distribution} cannot be used; {plugin.load_problem}")
+    return plugin.loaded_object
 
 
 def refers_to_file(method: str) -> bool:
@@ -205,17 +205,20 @@ def resolve_method(name: str) -> tuple[str, type[Method], dict[str, Any]]:
     shorthands = find_shorthands_named(name)
     if not shorthands:
         label = parse_label(name)
-        if label.name != name and label.name in {**registered_entry_points(METHOD_GROUP), **list_shorthands_by_name()}:
+        if label.method_name != name and label.method_name in {
+            **registered_entry_points(METHOD_GROUP),
+            **list_shorthands_by_name(),
+        }:
             raise UserError(
                 f"{name!r} is the label of a row, which is run with {shlex.join(label.command_line_words)}; "
                 "its method: "
-                f"ifsl-bench methods {label.name}"
+                f"ifsl-bench methods {label.method_name}"
             )
         raise unknown_name_error(
             "method",
             name,
             [*registered_entry_points(METHOD_GROUP), *list_shorthands_by_name()],
-            see=LIST_COMMANDS[METHOD_GROUP],
+            see=LIST_COMMAND_OF_GROUP[METHOD_GROUP],
         )
     if len(shorthands) > 1:
         whose = " and ".join(f"{point.name} of {distribution_name(point)}" for point, *_ in shorthands)
@@ -258,10 +261,12 @@ def check_label_is_free(label: str, name: str, what: str) -> None:
             )
 
 
-Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, and the class and options it stands for
+ShorthandEntry = tuple[
+    EntryPoint, type["Method"], dict[str, Any]
+]  # whose it is, and the class and options it stands for
 
 
-def find_shorthands_named(name: str) -> list[Shorthand]:
+def find_shorthands_named(name: str) -> list[ShorthandEntry]:
     """Return the shorthands of that name; of the suite's methods only the one that has it is loaded."""
     suite = suite_methods()
     points = [
@@ -272,15 +277,15 @@ def find_shorthands_named(name: str) -> list[Shorthand]:
     return [shorthand for called, shorthand in _iterate_shorthands(points) if called == name]
 
 
-def list_shorthands_by_name() -> dict[str, list[Shorthand]]:
+def list_shorthands_by_name() -> dict[str, list[ShorthandEntry]]:
     """Return all shorthands by name."""
-    by_name: dict[str, list[Shorthand]] = {}
+    by_name: dict[str, list[ShorthandEntry]] = {}
     for name, shorthand in _iterate_shorthands(registered_entry_points(METHOD_GROUP).values()):
         by_name.setdefault(name, []).append(shorthand)
     return by_name
 
 
-def _iterate_shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, Shorthand]]:
+def _iterate_shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, ShorthandEntry]]:
     """Yield the shorthands of methods; plugins that cannot be used are left out."""
     for point in points:
         try:

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.plugin.adapting import make_small_base
+from ifsl_bench.plugin.adapting import make_small_base_for_checks
 from ifsl_bench.plugin.episode_contract import (
     RULES_IN_EVERY_RUN,
     ContractProbe,
-    Rule,
+    EpisodeRule,
     describe_ties,
     do_logits_differ,
     find_input_change_fault,
@@ -29,7 +29,7 @@ from ifsl_bench.plugin.method import Base, Method, Query, Support, format_failur
 from ifsl_bench.plugin.options import add_example_extras, make_method, remake_method
 from ifsl_bench.utils.errors import UserError, format_class_and_message
 
-PARALLEL_COPIES = 3  # that answer at once, and twice as many answers
+N_PARALLEL_COPIES = 3  # that answer at once, and twice as many answers
 
 
 def find_hidden_class_fault(probe: ContractProbe) -> str | None:
@@ -57,7 +57,7 @@ def find_hidden_class_fault(probe: ContractProbe) -> str | None:
     expected, found = (question.logits()[there].log_softmax(-1) for question in (probe, shifted))
     return (
         "a hidden base class leaves a trace in the answers"
-        if do_logits_differ(found, expected, probe.searches)
+        if do_logits_differ(found, expected, probe.has_inner_search)
         else None
     )
 
@@ -68,12 +68,16 @@ def find_support_order_fault(probe: ContractProbe) -> str | None:
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
     turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
     broken = "the answer depends on the order of a class's support images"
-    return broken if do_logits_differ(replace(probe, support=turned).logits(), probe.logits(), probe.searches) else None
+    return (
+        broken
+        if do_logits_differ(replace(probe, support=turned).logits(), probe.logits(), probe.has_inner_search)
+        else None
+    )
 
 
-def label_order_fault(probe: ContractProbe) -> str | None:
+def find_label_order_fault(probe: ContractProbe) -> str | None:
     """Check that the labels of an episode are in no particular order, unless the class declares label_slots."""
-    if probe.method.label_slots or probe.searches:  # which may then find another minimum
+    if probe.method.label_slots or probe.has_inner_search:  # which may then find another minimum
         return None
     s, ways = probe.support, probe.method.ways
     order = torch.arange(s.features.shape[1]).view(ways, -1).flip(0).flatten()
@@ -95,13 +99,15 @@ def find_parallel_copies_fault(probe: ContractProbe) -> str | None:
         return [replace(probe, method=mine).logits() for _ in range(2)]
 
     try:
-        copies = [copy.deepcopy(probe.method) for _ in range(PARALLEL_COPIES)]
+        copies = [copy.deepcopy(probe.method) for _ in range(N_PARALLEL_COPIES)]
     except Exception as error:  # of anybody's code
         return f"it cannot be copied, against parallel_copies: {format_class_and_message(error)}"
-    with ThreadPoolExecutor(PARALLEL_COPIES) as pool:
+    with ThreadPoolExecutor(N_PARALLEL_COPIES) as pool:
         copies_answers = pool.map(answer, copies)
         wrong = any(
-            do_logits_differ(logits, expected, probe.searches) for answers in copies_answers for logits in answers
+            do_logits_differ(logits, expected, probe.has_inner_search)
+            for answers in copies_answers
+            for logits in answers
         )
     return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else None
 
@@ -134,7 +140,7 @@ def find_gradient_fault(probe: ContractProbe) -> str | None:
         classes = logits.shape[-1]
         shown = torch.isfinite(logits[:, 0]).int()  # [E, K + N]
         labels = (shown * torch.arange(1, classes + 1)).argmax(-1, keepdim=True).expand(logits.shape[:2])
-        with name_method_in_errors(probe.name, method):
+        with name_method_in_errors(probe.name_in_errors, method):
             F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     for name, parameter in parameters.items():
         if parameter.grad is None:
@@ -144,11 +150,11 @@ def find_gradient_fault(probe: ContractProbe) -> str | None:
     return None
 
 
-EPISODE_RULES: tuple[Rule, ...] = (
+EPISODE_RULES: tuple[EpisodeRule, ...] = (
     *RULES_IN_EVERY_RUN,
     find_hidden_class_fault,
     find_support_order_fault,
-    label_order_fault,
+    find_label_order_fault,
     find_parallel_copies_fault,
     find_missing_images_fault,
     find_gradient_fault,
@@ -193,7 +199,7 @@ def _make_image_probe(
 ) -> ContractProbe:
     """Make a probe of a method that sees images or maps, in rows; arguments are those of :func:`make_random_probe`."""
     E, N, Q = 4, 5, 8
-    base = make_small_base().to(dtype=torch.float64)
+    base = make_small_base_for_checks().to(dtype=torch.float64)
     assert base.network is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -235,7 +241,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
     Raises:
         UserError: the method gives no answers that could be checked; the message names the episodes.
     """
-    breaches: dict[Rule, str | None] = {}
+    breaches: dict[EpisodeRule, str | None] = {}
     for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
         case = shots, hide, regular
         try:
@@ -257,7 +263,7 @@ def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) ->
             if breaches.setdefault(rule, None):
                 continue
             try:  # with episodes of its own, since a method may write into them
-                probe = replace(make_random_probe(name, kind, options, *case), searches=first.searches)
+                probe = replace(make_random_probe(name, kind, options, *case), has_inner_search=first.has_inner_search)
                 with name_method_in_errors(name, probe.method):
                     breaches[rule] = rule(probe)
             except UserError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ifsl_bench.utils.deprecated import accept_old_names
 
-RATE_NAME = "train.rate"  # the learning rate of meta-training, as a name among options
+LEARNING_RATE_OPTION = "train.rate"  # the learning rate of meta-training, as a name among options
 
 
 @accept_old_names(at="value_at_share", share="share_of_value", beside="neighbouring_values")
@@ -91,4 +91,4 @@ class Choices:
         return [self.values[place - 1], self.values[(place + 1) % len(self.values)]]
 
 
-Space = Mapping[str, Range | Choices]
+SearchSpace = Mapping[str, Range | Choices]

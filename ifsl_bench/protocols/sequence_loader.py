@@ -28,14 +28,14 @@ from ifsl_bench.plugin.method import (
     masked_logits,
     name_method_in_errors,
 )
-from ifsl_bench.plugin.options import with_ways
+from ifsl_bench.plugin.options import remake_method_for_ways
 from ifsl_bench.protocols.calibration import Bias, Margins
 from ifsl_bench.protocols.episode_loader import gather_features_and_base_logits, gather_rows
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, make_session_image_hits
 from ifsl_bench.protocols.loader import SEQUENCE_BLOCK_BYTES, Batch, BatchEvaluator, EvaluationResult, Loader
 from ifsl_bench.protocols.sampling.sequences import SequenceSampler
 from ifsl_bench.protocols.session_metrics import SessionCounts, session_and_group_indices
-from ifsl_bench.solvers.tree import concatenate_trees, leaves, rebuild, tree_map
+from ifsl_bench.solvers.tree import concatenate_trees, list_leaves, rebuild_tree, tree_map
 
 FIRST_SESSION_BASE_QUERIES, FIRST_SESSION_NOVEL_QUERIES = (
     25,
@@ -379,7 +379,9 @@ class SessionEvaluator:
         self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.n_base_classes
         pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
         with name_method_in_errors(name, method, loader.base, pool, method.base):
-            self._whole = with_ways(method, self.sessions * self.ways) if method.uses_all_images else method
+            self._whole = (
+                remake_method_for_ways(method, self.sessions * self.ways) if method.uses_all_images else method
+            )
             self._base = method.base_logits(loader.base)[0]  # [B, K]
             if isinstance(method, AdditiveClassifier):
                 self._novel = method.base_logits(pool)[0]  # [images, K]
@@ -560,7 +562,7 @@ class SessionEvaluator:
                 if whole is not None:
                     prediction = Prediction(whole.logits[:, :queries, :classes], whole.statistics)
                 elif self.supports_kept:
-                    prediction = with_ways(method, t * self.ways)(batch.join_supports(t), query)
+                    prediction = remake_method_for_ways(method, t * self.ways)(batch.join_supports(t), query)
                 else:
                     answer = call_method(Prediction, method.answer, state, query)
                     prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
@@ -656,11 +658,11 @@ def _learn_sessions(
     """
     if not method.uses_earlier_logits:
         whole = call_method(SessionOutput, method.learn_classes, supports[0], None)
-        columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in leaves(whole.state)]
+        columns = [None if x is None else x.unflatten(0, shape).unbind(1) for x in list_leaves(whole.state)]
         statistics = {name: value.unflatten(0, shape).unbind(1) for name, value in whole.statistics.items()}
         return [
             SessionOutput(
-                rebuild(whole.state, [None if x is None else x[t] for x in columns]),
+                rebuild_tree(whole.state, [None if x is None else x[t] for x in columns]),
                 {name: value[t] for name, value in statistics.items()},
             )
             for t in range(shape[1])
@@ -682,4 +684,4 @@ def _keep_supports_as_state(support: Support) -> State:
 
 def _state_bytes_per_sequence(state: State, sequences: int) -> int:
     """Return the bytes of one sequence's state."""
-    return sum(x.numel() * x.element_size() for x in leaves(state) if x is not None) // sequences
+    return sum(x.numel() * x.element_size() for x in list_leaves(state) if x is not None) // sequences

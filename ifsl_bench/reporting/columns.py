@@ -10,7 +10,7 @@ from typing import Any
 from ifsl_bench.analysis.aggregate import COMPUTED_ORIGIN, SeedAggregate, group_by_base_only
 from ifsl_bench.analysis.ranking import RankedRow, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
-from ifsl_bench.plugin.display_names import LAZY, display_name_of_label
+from ifsl_bench.plugin.display_names import LAZY_ROW_LABEL, display_name_of_label
 from ifsl_bench.protocols.metrics import METRICS, Estimate, PairedDifference
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import protocol_of_task
@@ -109,13 +109,13 @@ def _base_only_table_rows(task_results: TaskResults) -> list[TableRow]:
     rows = [
         (lazy, alike)
         for lazy, alike in group_by_base_only(task_results.rows)
-        if LAZY not in {row.label for row in alike}
+        if LAZY_ROW_LABEL not in {row.label for row in alike}
     ]
     entries = []
     for lazy, alike in rows:
         labels = list(dict.fromkeys(row.label for row in alike))
         plainest = min(labels, key=lambda label: "." in label)
-        name = LAZY if len(rows) == 1 else f"{LAZY} ({plainest})"
+        name = LAZY_ROW_LABEL if len(rows) == 1 else f"{LAZY_ROW_LABEL} ({plainest})"
         note, after = f"the A_0 of {', '.join(map(display_name_of_label, labels))}", lazy.metric_after_sessions()
         entry = TableRow(
             task_results.task,

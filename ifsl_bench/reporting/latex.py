@@ -217,7 +217,8 @@ def _block_place_and_title(entry: TableRow) -> tuple[int, str]:
     if entry.measured_row:
         return INCOMPARABLE_BLOCK
     paper = next(
-        (paper.author_year for paper in read_papers("methods") if paper.key.startswith(entry.source)), entry.source
+        (paper.author_year for paper in read_papers("methods") if paper.bibtex_key.startswith(entry.source)),
+        entry.source,
     )
     if text := read_bibtex_by_source().get(entry.source):
         paper = PaperEntry(entry.source, (), text).author_year

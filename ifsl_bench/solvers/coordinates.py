@@ -13,13 +13,13 @@ from ifsl_bench.solvers.linear import conjugate_gradient
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
 from ifsl_bench.solvers.tree import (
     Tree,
-    dot,
     expand_to_episode_shape,
     fixed_normal_draws,
-    pack,
+    inner_product_by_episode,
+    pack_leaves_into_rows,
     tensor_leaves,
     tree_map,
-    unpack,
+    unpack_rows_to_tree,
 )
 
 
@@ -117,22 +117,22 @@ class EuclideanCoordinates:
         return tensor_leaves(self.v0)[0].dtype
 
     def initial_point(self) -> Tensor:
-        return pack(self.v0).detach().clone()
+        return pack_leaves_into_rows(self.v0).detach().clone()
 
     def apply_metric(self, z: Tensor) -> Tensor:
         return z
 
     def evaluate(self, z: Tensor, metric_z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        value, slope = value_and_gradient(self.objective, unpack(z, self.v0), self.args)
-        flat = pack(slope)
-        return value, flat, dot(flat, flat).sqrt()
+        value, slope = value_and_gradient(self.objective, unpack_rows_to_tree(z, self.v0), self.args)
+        flat = pack_leaves_into_rows(slope)
+        return value, flat, inner_product_by_episode(flat, flat).sqrt()
 
     def hessian(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        product = self.objective.hessian(unpack(z, self.v0), self.args).product
-        return lambda p, _: pack(product(unpack(p, self.v0)))
+        product = self.objective.hessian(unpack_rows_to_tree(z, self.v0), self.args).product
+        return lambda p, _: pack_leaves_into_rows(product(unpack_rows_to_tree(p, self.v0)))
 
     def to_unknowns(self, z: Tensor) -> Tree:
-        return unpack(z, self.v0)
+        return unpack_rows_to_tree(z, self.v0)
 
     def select_episodes(self, index: Tensor) -> EuclideanCoordinates | None:
         if (args := self.objective.select_episodes(self.args, index)) is None:
@@ -163,7 +163,7 @@ class _UnchangedCoordinates:
         return value, (slope,)
 
     def gradient_norm(self, g: Tensor) -> Tensor:
-        return dot(g, g).sqrt()
+        return inner_product_by_episode(g, g).sqrt()
 
     def select_episodes(self, index: Tensor) -> _UnchangedCoordinates | None:
         return None if (part := self.space.select_episodes(index)) is None else _UnchangedCoordinates(part)
@@ -204,7 +204,9 @@ def escape_saddles(space: SearchCoordinates, z: Tensor, value: Tensor) -> tuple[
         return best, saddle
     image = space.apply_metric(z)
     d_image = space.apply_metric(d)
-    unit = (1 + dot(z, image).clamp_min(0).sqrt()) / dot(d, d_image).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
+    unit = (1 + inner_product_by_episode(z, image).clamp_min(0).sqrt()) / inner_product_by_episode(
+        d, d_image
+    ).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
     for length in ESCAPE_LENGTHS:
         for sign in (1, -1):
             t = expand_to_episode_shape(sign * length * unit, z)

@@ -17,20 +17,20 @@ from torch import Tensor
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
     RegressionArgs,
+    class_scores,
     cross_entropy,
     cross_entropy_gradient,
     floor_precisions,
     labels_minus_probabilities,
     one_hot,
     precision_kernel_matrix,
-    scores,
 )
 from ifsl_bench.solvers.tree import (
     IterationState,
     choose_steps_between_checks,
-    dot,
     expand_to_episode_shape,
     indices_of_marked_episodes,
+    inner_product_by_episode,
     iterate_until_finished,
     to_float64,
 )
@@ -75,7 +75,14 @@ def solve_newton_system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_
     """
     image = b @ k
     w, _, steps = _conjugate_gradient(
-        k, pi, b, image, dot(b, image), tolerance, max_steps, check_every=choose_steps_between_checks(k)
+        k,
+        pi,
+        b,
+        image,
+        inner_product_by_episode(b, image),
+        tolerance,
+        max_steps,
+        check_every=choose_steps_between_checks(k),
     )
     return w, steps.long()
 
@@ -115,19 +122,19 @@ def _solve_episode_batch(args: RegressionArgs, tolerance: float | None, max_step
     dtype = x.dtype
     inverse_p = 1 / floor_precisions(precisions)
     k = precision_kernel_matrix(x, inverse_p)  # [E, S, S]
-    start = scores(centres, x)  # [E, N, S]
+    start = class_scores(centres, x)  # [E, N, S]
     episodes, ways, size = start.shape
     hot = one_hot(labels, ways + 1)  # [E, N+1, S], the fixed class last
     f = torch.cat([start, base_logsumexp[:, None]], 1)
     p = f.softmax(1)
     r = labels_minus_probabilities(p, hot) / -size
     r_image = r @ k
-    first = dot(r, r_image)
+    first = inner_product_by_episode(r, r_image)
     eps, largest = torch.finfo(dtype).eps, k.diagonal(dim1=1, dim2=2).amax(1)
     # A start that is already a solution up to rounding has no gradient to shrink.
     target = hot[:, :-1].to(dtype) / size
     relative = relative_tolerance(tolerance, dtype, 1e-6, 1e-9)
-    share = relative**2 * torch.maximum(first, eps**2 * dot(target, target @ k))
+    share = relative**2 * torch.maximum(first, eps**2 * inner_product_by_episode(target, target @ k))
     near = 1e-6 if dtype == torch.float64 else 1e-3  # a tenth of how far a support score may be from its minimum's
     close = near**2 / largest.clamp_min(torch.finfo(dtype).tiny)
     converged = first <= torch.minimum(share, close)
@@ -154,7 +161,7 @@ def _solve_episode_batch(args: RegressionArgs, tolerance: float | None, max_step
         p = torch.where(expand_to_episode_shape(s.is_active, p), p, s.probabilities)
         r = a - labels_minus_probabilities(p, s.one_hot_labels) / size
         r_image = r @ s.kernel_matrix
-        length = dot(r, r_image)
+        length = inner_product_by_episode(r, r_image)
         moved = t[:, 0, 0] * d_image.abs().amax((1, 2))
         arrived = (
             s.is_active
@@ -248,11 +255,13 @@ def _conjugate_gradient(
         h = shares * kernel_p
         h = p + torch.addcmul(h, pi, h.sum(1, keepdim=True), value=-1)
         going = rho > least
-        length = expand_to_episode_shape(torch.where(going, rho / dot(h, kernel_p).maximum(rho), zero), p)
+        length = expand_to_episode_shape(
+            torch.where(going, rho / inner_product_by_episode(h, kernel_p).maximum(rho), zero), p
+        )
         w = torch.addcmul(w, length, p)
         residual = torch.addcmul(residual, length, h, value=-1)
         kernel_residual = residual @ k
-        before, rho = rho, dot(residual, kernel_residual).maximum(least)
+        before, rho = rho, inner_product_by_episode(residual, kernel_residual).maximum(least)
         steps = steps + going if check_every else steps
         if i == count or (check_every and i % check_every == 0 and not bool(going.any())):
             break
@@ -275,7 +284,11 @@ def _line_search(s: _DualNewtonState, d: Tensor, kernel_d: Tensor) -> tuple[Tens
     # How much further the label's score goes than another: what the labels and the probabilities have in common in
     # the slope is gone before it is added up.
     gains = (move.gather(1, s.labels) - move)[:, None]
-    fixed_slope, fixed_curvature, size = dot(s.duals, kernel_d)[:, None], dot(d, kernel_d)[:, None], move.shape[2]
+    fixed_slope, fixed_curvature, size = (
+        inner_product_by_episode(s.duals, kernel_d)[:, None],
+        inner_product_by_episode(d, kernel_d)[:, None],
+        move.shape[2],
+    )
 
     def gains_times_probability(t: Tensor) -> Tensor:
         """Return gains times their probability at steps t [E, T]: [E, T, N+1, S]."""
@@ -284,7 +297,7 @@ def _line_search(s: _DualNewtonState, d: Tensor, kernel_d: Tensor) -> tuple[Tens
     fitted = gains_times_probability(safe)
     sums = fitted.sum(2)  # [E, 1, S]
     slope = torch.addcmul(fixed_slope, safe, fixed_curvature) - sums.sum(2) / size
-    curvature = fixed_curvature + dot(fitted, gains - sums[:, :, None])[:, None] / size
+    curvature = fixed_curvature + inner_product_by_episode(fitted, gains - sums[:, :, None])[:, None] / size
     further = torch.fmin(1 - slope / (curvature * safe), s.max_step_extension)  # [E, 1]
     steps = safe * further**s.step_extension_exponents  # [E, T]
     slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - gains_times_probability(steps).sum((2, 3)) / size
@@ -332,6 +345,6 @@ def evaluate_dual_solution(
     v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
     squares, square = both[:, ways:].square().sum(1), ones.square().sum(1)  # [E, D], [E]
     norm, remainder = (squares.sum(1) + square).sqrt(), squares @ inverse_p[:-1] + square * inverse_p[-1]
-    value = cross_entropy(f, base_logsumexp, labels).mean(1) + dot(a, a_image) / 2
-    off = (scores(v, x) - f).abs().amax((1, 2))
+    value = cross_entropy(f, base_logsumexp, labels).mean(1) + inner_product_by_episode(a, a_image) / 2
+    off = (class_scores(v, x) - f).abs().amax((1, 2))
     return v, norm, value, remainder, torch.where(a.abs().amax((1, 2)) <= 2 / size, off, torch.inf)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ifsl_bench.solvers.linear import check_solver_options
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
 from ifsl_bench.solvers.outcome import Outcome, evaluate_outcome
-from ifsl_bench.solvers.tree import Tree, dot, pack, tensor_leaves, tree_map
+from ifsl_bench.solvers.tree import Tree, inner_product_by_episode, pack_leaves_into_rows, tensor_leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ class GradientDescent:
         if self.tolerance is None:
             converged = outcome.converged & (outcome.objective <= value)
         else:
-            flat = pack(slope0)
-            converged = outcome.converged & (outcome.gradient_norm <= self.tolerance * dot(flat, flat).sqrt())
+            flat = pack_leaves_into_rows(slope0)
+            converged = outcome.converged & (
+                outcome.gradient_norm <= self.tolerance * inner_product_by_episode(flat, flat).sqrt()
+            )
         return Outcome(v, converged, steps, outcome.gradient_norm, outcome.objective)
 
 

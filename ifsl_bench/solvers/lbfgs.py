@@ -26,9 +26,9 @@ from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.tree import (
     IterationState,
     Tree,
-    dot,
     fixed_normal_draws,
     indices_of_marked_episodes,
+    inner_product_by_episode,
     iterate_until_finished,
 )
 
@@ -191,8 +191,8 @@ TURNS_BEFORE_FIRST_CHECK, TURNS_BETWEEN_CHECKS = (
     20,
     10,
 )  # turns before the first look at how far the episodes have come, and between two
-TURNS_BEFORE_LONG_MEMORY = 60  # turns after which few episodes are left, for which twice as many pairs are stored
-CAREFUL_TURNS = 16  # turns with a line search that also goes further: what minimum is found is decided here
+STEPS_BEFORE_LONG_MEMORY = 60  # turns after which few episodes are left, for which twice as many pairs are stored
+CAREFUL_STEPS = 16  # turns with a line search that also goes further: what minimum is found is decided here
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class LBFGS:
         s = iterate_until_finished(
             turn, begin, self.max_steps, finish_episodes, select_turn, TURNS_BETWEEN_CHECKS, TURNS_BEFORE_FIRST_CHECK
         )
-        z = whitened.to_coordinates(s.point_and_gradient[:, : s.direction.shape[1]])
+        z = whitened.to_coordinates(s.point_and_gradient[:, : s.search_direction.shape[1]])
         # Here it was in other coordinates; what counts is where z is.
         value, _, norm = space.evaluate(z, space.apply_metric(z))
         return Outcome(z, s.converged & (norm <= 10 * goal), s.steps, norm, value)
@@ -316,10 +316,10 @@ class _SearchState(IterationState):
     )
 
     point_and_gradient: Tensor  # [E, 2P] where it stands, and the gradient there
-    value: Tensor  # [E]
+    objective_value: Tensor  # [E]
     gradient_norm: Tensor  # [E] of the gradient in the large form, as it was looked at last
-    direction: Tensor  # [E, P] the direction
-    slope: Tensor  # [E]
+    search_direction: Tensor  # [E, P] the direction
+    slope_along_direction: Tensor  # [E]
     step_length: Tensor  # [E] the next trial step, between low and high; 0 for episodes that are done
     bracket_low: Tensor
     bracket_high: Tensor
@@ -328,12 +328,12 @@ class _SearchState(IterationState):
     unit_step_length: Tensor  # []
     step_growth_factor: Tensor  # [] what the next step is multiplied by where one was good, and where not
     step_shrink_factor: Tensor
-    pairs: CurvaturePairs
+    curvature_pairs: CurvaturePairs
     accepted_steps: Tensor  # [E] steps, also those after an episode is done
     steps: Tensor  # [E] accepted steps
     goal_gradient_norm: Tensor  # [E] what the norm is to come down to
     evaluations_near_goal: Tensor  # [E] turns since the gradient was first small enough
-    is_active: Tensor  # [E] bool
+    episode_is_active: Tensor  # [E] bool
     converged: Tensor  # [E] bool
     evaluation_number: int = 0
     last_check_evaluation: int = 0  # the turn of the latest look
@@ -344,16 +344,16 @@ def _start_search(space: SearchCoordinates, z: Tensor, n_pairs: int) -> _SearchS
     w = whitened.from_coordinates(z)
     value, pieces = whitened.evaluate(w)
     g = torch.cat([*pieces], 1)
-    norm, square = whitened.gradient_norm(g), dot(g, g)
+    norm, square = whitened.gradient_norm(g), inner_product_by_episode(g, g)
     t, unit = choose_first_step_length(value, square.sqrt(), space.is_metric_penalty)
     active = (norm > 0) & value.isfinite()
     zero, count = torch.zeros_like(value), torch.zeros(len(z), dtype=torch.long, device=z.device)
     return _SearchState(
         point_and_gradient=torch.cat([w, g], 1),
-        value=value,
+        objective_value=value,
         gradient_norm=norm,
-        direction=-g,
-        slope=-square,
+        search_direction=-g,
+        slope_along_direction=-square,
         step_length=torch.where(active, t, zero),
         bracket_low=zero,
         bracket_high=torch.full_like(zero, torch.inf),
@@ -362,12 +362,12 @@ def _start_search(space: SearchCoordinates, z: Tensor, n_pairs: int) -> _SearchS
         unit_step_length=zero.new_full((), 1.0),
         step_growth_factor=zero.new_full((), 2.0),
         step_shrink_factor=zero.new_full((), 0.25),
-        pairs=CurvaturePairs.make_empty_history(w, n_pairs, unit),
+        curvature_pairs=CurvaturePairs.make_empty_history(w, n_pairs, unit),
         accepted_steps=count,
         steps=count,
         goal_gradient_norm=zero,
         evaluations_near_goal=count,
-        is_active=active,
+        episode_is_active=active,
         converged=count > 0,
     )
 
@@ -379,22 +379,24 @@ class _LineSearchEvaluation:
     space: WhitenedCoordinates
 
     def __call__(self, s: _SearchState) -> _SearchState:
-        size = s.direction.shape[1]
-        there = torch.addcmul(s.point_and_gradient[:, :size], s.step_length[:, None], s.direction)
+        size = s.search_direction.shape[1]
+        there = torch.addcmul(s.point_and_gradient[:, :size], s.step_length[:, None], s.search_direction)
         value, pieces = self.space.evaluate(there)
         new = torch.cat([there, *pieces], 1)  # [E, 2P]
-        careful, low, high = s.evaluation_number < CAREFUL_TURNS, s.bracket_low, s.bracket_high
+        careful, low, high = s.evaluation_number < CAREFUL_STEPS, s.bracket_low, s.bracket_high
         if careful:
-            slope = dot(new[:, size:], s.direction)
+            slope = inner_product_by_episode(new[:, size:], s.search_direction)
             good, again, low, high = check_weak_wolfe_and_next_step(
-                s.step_length, low, high, s.value, s.slope, value, slope, s.rounding_slack
+                s.step_length, low, high, s.objective_value, s.slope_along_direction, value, slope, s.rounding_slack
             )
         else:
-            good = is_sufficient_decrease(s.step_length, s.value, s.slope, value, s.rounding_slack)
+            good = is_sufficient_decrease(
+                s.step_length, s.objective_value, s.slope_along_direction, value, s.rounding_slack
+            )
         point = torch.where(good[:, None], new, s.point_and_gradient)
-        s.pairs.add_pair(point, s.point_and_gradient)
+        s.curvature_pairs.add_pair(point, s.point_and_gradient)
         g = point[:, size:]
-        d, curved = s.pairs.descent_direction(g, doubled=s.evaluation_number >= TURNS_BEFORE_LONG_MEMORY)
+        d, curved = s.curvature_pairs.descent_direction(g, doubled=s.evaluation_number >= STEPS_BEFORE_LONG_MEMORY)
         if careful:
             # Steps that had to be short stay short for a while: a saturating loss bends more than it did before.
             # The very first is not short if it was one unit of its own: the first pair knows that unit.
@@ -403,7 +405,7 @@ class _LineSearchEvaluation:
                 if s.evaluation_number == 0
                 else (2 * s.step_length).clamp_max(1)
             )
-            t, d = torch.where(good, first, again), torch.where(good[:, None], d, s.direction)
+            t, d = torch.where(good, first, again), torch.where(good[:, None], d, s.search_direction)
             low, high = low.masked_fill(good, 0), high.masked_fill(good, torch.inf)
         else:
             # Where the objective curves downwards no pair is known, nor how long a step should be.
@@ -414,9 +416,9 @@ class _LineSearchEvaluation:
         return replace(
             s,
             point_and_gradient=point,
-            value=torch.where(good, value, s.value),
-            direction=d,
-            slope=dot(d, g),
+            objective_value=torch.where(good, value, s.objective_value),
+            search_direction=d,
+            slope_along_direction=inner_product_by_episode(d, g),
             step_length=t,
             bracket_low=low,
             bracket_high=high,
@@ -426,23 +428,26 @@ class _LineSearchEvaluation:
 
     def finish_episodes(self, s: _SearchState, gap: float, least: float) -> tuple[_SearchState, Tensor]:
         """Decide from how far they have come which episodes go on [E]; the others make steps of 0 from now on."""
-        size = s.direction.shape[1]
+        size = s.search_direction.shape[1]
         w, g = s.point_and_gradient[:, :size], s.point_and_gradient[:, size:]
         norm = self.space.gradient_norm(g)
-        small = s.is_active & (norm <= s.goal_gradient_norm)
+        small = s.episode_is_active & (norm <= s.goal_gradient_norm)
         if gap < torch.inf:
-            small = small & (dot(g, g) <= 2 * gap * s.value.abs())
-        short = dot(s.direction, s.direction) <= 1e-4 * (1 + dot(w, w).sqrt()) ** 2
+            small = small & (inner_product_by_episode(g, g) <= 2 * gap * s.objective_value.abs())
+        short = (
+            inner_product_by_episode(s.search_direction, s.search_direction)
+            <= 1e-4 * (1 + inner_product_by_episode(w, w).sqrt()) ** 2
+        )
         late = s.evaluations_near_goal + small * (s.evaluation_number - s.last_check_evaluation)
         converged = s.converged | (small & short)
-        active = s.is_active & ~converged & (late < 50) & (s.step_length > least * s.first_step_length_unit)
+        active = s.episode_is_active & ~converged & (late < 50) & (s.step_length > least * s.first_step_length_unit)
         return replace(
             s,
             gradient_norm=norm,
-            steps=torch.where(s.is_active, s.accepted_steps, s.steps),
+            steps=torch.where(s.episode_is_active, s.accepted_steps, s.steps),
             step_length=torch.where(active, s.step_length, 0),
             evaluations_near_goal=late,
-            is_active=active,
+            episode_is_active=active,
             converged=converged,
             last_check_evaluation=s.evaluation_number,
         ), active

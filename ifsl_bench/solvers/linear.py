@@ -16,12 +16,12 @@ from torch import Tensor
 from ifsl_bench.solvers.tree import (
     Tree,
     choose_steps_between_checks,
-    dot,
     expand_to_episode_shape,
-    pack,
-    rebuild,
+    inner_product_by_episode,
+    pack_leaves_into_rows,
+    rebuild_tree,
     tensor_leaves,
-    unpack,
+    unpack_rows_to_tree,
 )
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 
@@ -73,7 +73,7 @@ def conjugate_gradient(
     """
     x, residual, residual_image = torch.zeros_like(rhs), rhs, metric_rhs
     p, p_image = rhs, metric_rhs
-    rho = dot(rhs, metric_rhs)  # [E]
+    rho = inner_product_by_episode(rhs, metric_rhs)  # [E]
     goal = rho * tolerance**2
     active = rho > 0
     steps, zero = torch.zeros_like(rho), rho.new_zeros(())
@@ -82,11 +82,11 @@ def conjugate_gradient(
     often = choose_steps_between_checks(rhs)
     for step in range(1, max_steps + 1):
         h = apply(p, p_image)
-        curvature = dot(h, p_image)
-        own, square = dot(h, h), dot(p, p)
+        curvature = inner_product_by_episode(h, p_image)
+        own, square = inner_product_by_episode(h, h), inner_product_by_episode(p, p)
         size = size.maximum(own / square.clamp_min(torch.finfo(rhs.dtype).tiny))  # of A, squared, from below
         # Beyond what its rounding could be; and where A is semidefinite, zero means that A p is zero too.
-        noise = 4 * eps * (size * square * dot(p_image, p_image)).sqrt()
+        noise = 4 * eps * (size * square * inner_product_by_episode(p_image, p_image)).sqrt()
         down = active & ((curvature < -noise) | ((curvature <= noise) & (own > 64 * eps * size * square)))
         indefinite = indefinite | down
         direction = torch.where(expand_to_episode_shape(down, p), p, direction)
@@ -96,7 +96,7 @@ def conjugate_gradient(
         residual = torch.addcmul(residual, length, h, value=-1)
         residual_image = metric(residual)
         steps += active
-        new = dot(residual, residual_image)
+        new = inner_product_by_episode(residual, residual_image)
         ratio = expand_to_episode_shape(torch.where(active, new / rho, zero), rhs)
         rho = torch.where(active, new, rho)
         active = active & (new > goal)
@@ -131,7 +131,7 @@ def minres(
         active: the episodes to solve, [E] bool; x is zero in the others.
     """
     tiny = torch.finfo(rhs.dtype).tiny
-    beta = dot(rhs, metric_rhs).clamp_min(0).sqrt()  # [E]
+    beta = inner_product_by_episode(rhs, metric_rhs).clamp_min(0).sqrt()  # [E]
     goal = tolerance * beta
     active = active & (beta > 0)
     zero, unit = torch.zeros_like(beta), torch.ones_like(beta)
@@ -149,10 +149,10 @@ def minres(
     for step in range(1, max_steps + 1):
         # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
         h = apply(v, v_image)
-        alpha = dot(h, v_image)
+        alpha = inner_product_by_episode(h, v_image)
         h = h - expand_to_episode_shape(alpha, h) * v - expand_to_episode_shape(beta, h) * v_before
         h_image = metric(h)
-        beta = dot(h, h_image).clamp_min(0).sqrt()
+        beta = inner_product_by_episode(h, h_image).clamp_min(0).sqrt()
         # One more column of the tridiagonal matrix, rotated to triangular form.
         above, diagonal = c * d + s * alpha, s * d - c * alpha
         far_above, e, d = e, s * beta, -c * beta
@@ -213,15 +213,24 @@ class Operator:
             tolerance: on the residual, relative to rhs; None for the default.
             max_steps: for each episode and method.
         """
-        b = pack(rhs)
+        b = pack_leaves_into_rows(rhs)
         if tolerance is None:
             tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
         x, steps, indefinite = solve_self_adjoint(
-            lambda p, _: pack(self.product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
+            lambda p, _: pack_leaves_into_rows(self.product(unpack_rows_to_tree(p, rhs))),
+            lambda r: r,
+            b,
+            b,
+            tolerance,
+            max_steps,
         )
-        wrong = b - pack(self.product(unpack(x, rhs)))
-        share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
-        return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
+        wrong = b - pack_leaves_into_rows(self.product(unpack_rows_to_tree(x, rhs)))
+        share = (
+            inner_product_by_episode(wrong, wrong) / inner_product_by_episode(b, b).clamp_min(torch.finfo(b.dtype).tiny)
+        ).sqrt()
+        return LinearOutcome(
+            unpack_rows_to_tree(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite
+        )
 
     def neumann_series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         """Return the sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E].
@@ -237,20 +246,22 @@ class Operator:
         keep = 1 - damping
         length = before = squared_norm_by_episode(terms)
         for step in range(steps):
-            products = tensor_leaves(self.product(rebuild(rhs, terms)))
+            products = tensor_leaves(self.product(rebuild_tree(rhs, terms)))
             terms = [torch.add(keep * term, h, alpha=-rate) for term, h in zip(terms, products, strict=True)]
             for total, term in zip(totals, terms, strict=True):
                 total += term
             if step >= steps - 2:
                 before, length = length, squared_norm_by_episode(terms)
-        return rebuild(rhs, [rate * total for total in totals]), ~length.isfinite() | ((length > before) & (steps > 1))
+        return rebuild_tree(rhs, [rate * total for total in totals]), ~length.isfinite() | (
+            (length > before) & (steps > 1)
+        )
 
     def add_shift(self, shift: float) -> Operator:
         """Return the operator H + shift."""
 
         def product(d: Tree) -> Tree:
             pairs = zip(tensor_leaves(self.product(d)), tensor_leaves(d), strict=True)
-            return rebuild(d, [torch.add(h, part, alpha=shift) for h, part in pairs])
+            return rebuild_tree(d, [torch.add(h, part, alpha=shift) for h, part in pairs])
 
         return Operator(product) if shift else self
 
@@ -261,13 +272,13 @@ class Operator:
             like: a tree of the form of H's arguments.
             steps: of the power iteration.
         """
-        z = pack(like)
+        z = pack_leaves_into_rows(like)
         generator = torch.Generator().manual_seed(0)
         d = torch.randn(z.shape[1], generator=generator, dtype=z.dtype).to(z.device).expand_as(z)
         size = torch.ones_like(z[:, 0])
         for _ in range(steps):
             d = d / d.norm(dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-            h = pack(self.product(unpack(d, like))).detach()
+            h = pack_leaves_into_rows(self.product(unpack_rows_to_tree(d, like))).detach()
             # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
             size, d = h.norm(dim=1), h
         return size
@@ -400,12 +411,12 @@ class Neumann:
         if grown:
             limit = self._solve_for_series_limit(operator, rhs, diverged, report)
             pairs = zip(tensor_leaves(u), tensor_leaves(limit), strict=True)
-            u = rebuild(rhs, [torch.where(expand_to_episode_shape(diverged, a), b, a) for a, b in pairs])
+            u = rebuild_tree(rhs, [torch.where(expand_to_episode_shape(diverged, a), b, a) for a, b in pairs])
         return u
 
     def _solve_for_series_limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
         """Return (H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
-        some = rebuild(rhs, [torch.where(expand_to_episode_shape(rows, v), v, 0.0) for v in tensor_leaves(rhs)])
+        some = rebuild_tree(rhs, [torch.where(expand_to_episode_shape(rows, v), v, 0.0) for v in tensor_leaves(rhs)])
         outcome = operator.add_shift(self.damping / self.rate).solve(some, None, 1000)
         report.add_counts(failed=outcome.failed & rows, indefinite=outcome.indefinite & rows)
         return outcome.value
@@ -413,7 +424,7 @@ class Neumann:
 
 def squared_norm_by_episode(parts: list[Tensor]) -> Tensor:
     """Return the squared length of each episode's vector, which comes in parts [E, ...]: [E]."""
-    return torch.stack([dot(part, part) for part in parts]).sum(0)
+    return torch.stack([inner_product_by_episode(part, part) for part in parts]).sum(0)
 
 
 def check_solver_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:

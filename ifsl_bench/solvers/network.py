@@ -35,9 +35,22 @@ from ifsl_bench.solvers.network_space import (
 from ifsl_bench.solvers.numba_code_cache import kernels_enabled
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, Solver
-from ifsl_bench.solvers.softmax import TINY, adjoint_of_class_scores, cross_entropy, cross_entropy_gradient, scores
+from ifsl_bench.solvers.softmax import (
+    SMALLEST_NORMAL_FLOAT64,
+    adjoint_of_class_scores,
+    class_scores,
+    cross_entropy,
+    cross_entropy_gradient,
+)
 from ifsl_bench.solvers.support_checks import NamedPrior, check_support_sets_and_priors
-from ifsl_bench.solvers.tree import Tree, dot, fixed_normal_draws, pack, to_float64, tree_map
+from ifsl_bench.solvers.tree import (
+    Tree,
+    fixed_normal_draws,
+    inner_product_by_episode,
+    pack_leaves_into_rows,
+    to_float64,
+    tree_map,
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ class TanhNetwork(NetworkShape, Objective):
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
         if kernels_enabled(args.features):
-            return numba_backend.descend(self.kernel_problems(args), v, args, rate, steps, slowly)
+            return numba_backend.run_gradient_descent(self.kernel_problems(args), v, args, rate, steps, slowly)
         return slowly(v, args, rate, steps)
 
     def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
@@ -137,7 +150,7 @@ class TanhNetwork(NetworkShape, Objective):
         """Return the episodes of args as the kernels take them."""
         x, n, h = args.features, self.ways, self.hidden
         shapes = ((n, h + 1), (n, x.shape[2]), (h, x.shape[2] + 1))
-        return numba_backend.network_problems(args, NetworkWeights(*(x.new_empty(0, *shape) for shape in shapes)))
+        return numba_backend.make_network_problems(args, NetworkWeights(*(x.new_empty(0, *shape) for shape in shapes)))
 
     def search_coordinates(self, v0: Tree, args: Tree) -> SearchCoordinates:
         return DualCoordinates.from_arguments(self, args) if v0 is None else EuclideanCoordinates(self, v0, args)
@@ -154,7 +167,7 @@ class NetworkHessian(Operator):
         args, x, curvature = self.args, self.args.features, make_activation_hessian(self.v, self.args)
 
         def product(d: Tree) -> Tree:
-            da, df, output = curvature(scores(d.hidden, x), d.skip @ x.mT, d.output)
+            da, df, output = curvature(class_scores(d.hidden, x), d.skip @ x.mT, d.output)
             return NetworkWeights(
                 output + args.output_precisions * d.output,
                 df @ x + args.skip_precisions * d.skip,
@@ -209,7 +222,7 @@ class NetworkHessian(Operator):
             space.inverse_skip_precisions * rhs.skip,
             space.inverse_hidden_precisions * rhs.hidden,
         )
-        da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
+        da, df, moved = curvature(class_scores(hidden, x), skip @ x.mT, output)
         b = -space.join_coordinates(da, df, space.inverse_output_precisions * moved)
         apply, image = space.add_penalty_to_hessian(curvature), space.apply_metric(b)
         z, steps, indefinite = solve_self_adjoint(apply, space.apply_metric, b, image, tolerance or 1e-10, max_steps)
@@ -225,7 +238,7 @@ class NetworkHessian(Operator):
         parts = list(zip(product, rhs, u, precisions, strict=True))
         wrong = torch.stack([((a - b).square() / p).sum((1, 2)) for a, b, _, p in parts])
         size = torch.stack([(c.square() * p).sum((1, 2)) for _, _, c, p in parts])
-        share = (wrong.sum(0) / size.sum(0).clamp_min(TINY)).sqrt()
+        share = (wrong.sum(0) / size.sum(0).clamp_min(SMALLEST_NORMAL_FLOAT64)).sqrt()
         u = tree_map(lambda leaf: leaf.to(dtype), u)
         return LinearOutcome(u, share, steps, ~(share <= MAX_RELATIVE_RESIDUAL), indefinite)
 
@@ -254,9 +267,9 @@ class NetworkLearner(Learner):
         space = objective.search_coordinates(None, args)
         z = space.initial_point()
         _, _, remainder = space.evaluate(z, space.apply_metric(z))  # [E]
-        slope = pack(objective.gradient(start, args))
+        slope = pack_leaves_into_rows(objective.gradient(start, args))
         # As near to the minimum as a search from `start` would come: much of that way is done.
-        done = dot(slope, slope).sqrt() / remainder.clamp_min(torch.finfo(remainder.dtype).tiny)
+        done = inner_product_by_episode(slope, slope).sqrt() / remainder.clamp_min(torch.finfo(remainder.dtype).tiny)
         done = done.nan_to_num(1, 1).clamp_min(1e-3)  # an episode that is beyond help must not stop the others
         return objective, replace(solver, tolerance=self.gradient_tolerance(remainder.dtype) * done)
 

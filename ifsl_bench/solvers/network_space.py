@@ -20,6 +20,7 @@ from torch.nn.functional import pad, softplus
 from ifsl_bench.solvers.softmax import (
     adjoint_of_class_scores,
     apply_cross_entropy_hessian,
+    class_scores,
     cross_entropy,
     cross_entropy_gradient,
     floor_precisions,
@@ -27,12 +28,11 @@ from ifsl_bench.solvers.softmax import (
     one_hot,
     precision_kernel_matrix,
     probabilities_of_novel_classes,
-    scores,
 )
-from ifsl_bench.solvers.tree import Tree, dot, to_float64, tree_map
+from ifsl_bench.solvers.tree import Tree, inner_product_by_episode, to_float64, tree_map
 from ifsl_bench.utils.cosine import normalise_exactly
 
-ALWAYS_ON = 20.0  # tanh of it is 1
+SATURATED_ACTIVATION = 20.0  # tanh of it is 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class WhitenedDualCoordinates:
     labels: Tensor  # [E, 1, S]
     one_hot_labels: Tensor  # [E, N+1, S] labels as ones
     negative_infinity_at_label: Tensor  # [E, N+1, S] -inf for the label, 0 elsewhere
-    zeros: Tensor  # [E, S + H+1] zeros
+    zero_coordinates: Tensor  # [E, S + H+1] zeros
     output_scale: Tensor  # [S + H+1] ones, and P_1^(-1/2)
 
     @staticmethod
@@ -61,7 +61,7 @@ class WhitenedDualCoordinates:
             cholesky_with_jitter(space.hidden_kernel),
             cholesky_with_jitter(space.skip_kernel),
             space.gram_matrix,
-            pad(space.hidden_inputs_at_centre, (0, 0, 0, 1), value=ALWAYS_ON),
+            pad(space.hidden_inputs_at_centre, (0, 0, 0, 1), value=SATURATED_ACTIVATION),
             torch.cat([space.skip_scores_at_centre.expand(episodes, -1, -1), base_logsumexp[:, None]], 1),
             pad(args.output_centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
             args.labels[:, None],
@@ -82,7 +82,7 @@ class WhitenedDualCoordinates:
             ],
             2,
         )
-        return torch.cat([hidden.flatten(1), classes.flatten(1), self.zeros], 1)
+        return torch.cat([hidden.flatten(1), classes.flatten(1), self.zero_coordinates], 1)
 
     def to_coordinates(self, w: Tensor) -> Tensor:
         return torch.cat([part.flatten(1) for part in self._unwhiten(w)], 1)
@@ -104,7 +104,7 @@ class WhitenedDualCoordinates:
         da = torch.ops.aten.tanh_backward(weights[..., size:].mT @ df, t)  # [E, H+1, S]: times 1 - t^2
         g_hidden = torch.baddbmm(hidden, da, self.hidden_kernel_cholesky, alpha=1 / size)
         g_classes = torch.addcmul(classes[:, :-1], df[:, :-1] @ inputs.mT, self.output_scale, value=1 / size)
-        return value, (g_hidden.flatten(1), g_classes.flatten(1), self.zeros)
+        return value, (g_hidden.flatten(1), g_classes.flatten(1), self.zero_coordinates)
 
     def gradient_norm(self, g: Tensor) -> Tensor:
         b, beta, output = self._unwhiten(g)
@@ -143,7 +143,12 @@ def gradient_norm_of_unknowns(b: Tensor, beta: Tensor, output: Tensor, gram: Ten
         gram: X X^T, [E, S, S].
     """
     ones = b.sum(2)
-    square = dot(b, b @ gram) + dot(ones, ones) + dot(beta, beta @ gram) + dot(output, output)
+    square = (
+        inner_product_by_episode(b, b @ gram)
+        + inner_product_by_episode(ones, ones)
+        + inner_product_by_episode(beta, beta @ gram)
+        + inner_product_by_episode(output, output)
+    )
     return square.clamp_min(0).sqrt()
 
 
@@ -239,7 +244,7 @@ class DualCoordinates:
             precision_kernel_matrix(x, inverse_2),
             (x * inverse_3) @ x.mT,
             x @ x.mT,
-            scores(args.hidden_centres, x).expand(-1, shape.hidden, -1),
+            class_scores(args.hidden_centres, x).expand(-1, shape.hidden, -1),
             args.skip_centres @ x.mT,
         )
 
@@ -265,7 +270,7 @@ class DualCoordinates:
         args, h, n = self.args, self.shape.hidden, self.shape.ways
         x = args.features
         if (v := tree_map(lambda leaf: leaf.to(x), self.shape.start)) is not None:
-            b = (scores(v.hidden, x) - self.hidden_inputs_at_centre) @ _pseudo_inverse(self.hidden_kernel)
+            b = (class_scores(v.hidden, x) - self.hidden_inputs_at_centre) @ _pseudo_inverse(self.hidden_kernel)
             beta = (v.skip @ x.mT - self.skip_scores_at_centre) @ _pseudo_inverse(self.skip_kernel)
             return self.join_coordinates(b, beta, v.output - args.output_centres)
         tiny = torch.finfo(x.dtype).tiny
@@ -293,8 +298,8 @@ class DualCoordinates:
         b, beta, moved = self.split_coordinates(z)
         output = args.output_centres + moved
         t = torch.tanh(self.hidden_inputs_at_centre + a)  # [E, H, S]
-        f = self.skip_scores_at_centre + skip + scores(output, t.mT)  # [E, N, S]
-        value = dot(z, metric_z) / 2 + cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
+        f = self.skip_scores_at_centre + skip + class_scores(output, t.mT)  # [E, N, S]
+        value = inner_product_by_episode(z, metric_z) / 2 + cross_entropy(f, args.base_logsumexp, args.labels).mean(1)
         df = cross_entropy_gradient(f, args.base_logsumexp, args.labels)
         da = (output[..., :-1].mT @ df) * (1 - t.square())
         r_b, r_beta = b + da, beta + df
@@ -310,7 +315,7 @@ class DualCoordinates:
         a, skip, _ = self.split_coordinates(self.apply_metric(z))
         output = self.args.output_centres + self.split_coordinates(z)[2]
         t = torch.tanh(self.hidden_inputs_at_centre + a)
-        return t, self.skip_scores_at_centre + skip + scores(output, t.mT), output
+        return t, self.skip_scores_at_centre + skip + class_scores(output, t.mT), output
 
     def add_penalty_to_hessian(self, curvature: ActivationHessian) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the map from p and M p to (1 + C' M) p, for C the Hessian of the loss between the activations."""
@@ -353,8 +358,8 @@ def compute_activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         v: the unknowns, a `NetworkWeights`.
         x: features, [E, S, D].
     """
-    t = torch.tanh(scores(v.hidden, x))
-    return t, scores(v.output, t.mT) + v.skip @ x.mT
+    t = torch.tanh(class_scores(v.hidden, x))
+    return t, class_scores(v.output, t.mT) + v.skip @ x.mT
 
 
 def make_activation_hessian(v: Tree, args: Tree) -> ActivationHessian:
@@ -379,7 +384,7 @@ def _activation_hessian(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Act
 
     def product(a: Tensor, skip: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dt = slope * a
-        df2 = apply_cross_entropy_hessian(pi, shares, w @ dt + scores(output, t.mT) + skip)  # [E, N, S]
+        df2 = apply_cross_entropy_hessian(pi, shares, w @ dt + class_scores(output, t.mT) + skip)  # [E, N, S]
         da = (w.mT @ df2 + output[..., :-1].mT @ df) * slope + bend * dt
         return da, df2, torch.cat([df2 @ t.mT + df @ dt.mT, df2.sum(2, keepdim=True)], 2)
 

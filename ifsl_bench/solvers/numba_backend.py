@@ -16,7 +16,7 @@ from torch import Tensor
 from ifsl_bench.solvers.linear import LinearOutcome
 from ifsl_bench.solvers.outcome import Outcome
 from ifsl_bench.solvers.softmax import RegressionArgs, floor_precisions
-from ifsl_bench.solvers.tree import Tree, pack, tensor_leaves, unpack
+from ifsl_bench.solvers.tree import Tree, pack_leaves_into_rows, tensor_leaves, unpack_rows_to_tree
 from ifsl_bench.utils.threads import kernel_thread_count
 
 FlatArray = np.ndarray[Any, np.dtype[np.float64]]
@@ -40,24 +40,24 @@ class KernelProblems:
     """E episodes of one kind of problem.
 
     Attributes:
-        kernels: the module with `solve`, `solve_hessian`, `neumann_series`, `largest_eigenvalue`, `descend` and
+        kernel_module: the module with `solve`, `solve_hessian`, `neumann_series`, `largest_eigenvalue`, `descend` and
             `descend_backward`.
-        arguments: of all kernels, before others: x, labels, base_logsumexp, centres, precisions and the sizes.
-        template: a tree with the shapes of the unknowns.
+        kernel_arguments: of all kernels, before others: x, labels, base_logsumexp, centres, precisions and the sizes.
+        unknowns_template: a tree with the shapes of the unknowns.
 
     Raises:
         ValueError: shapes or labels with which kernels, which look at no bounds, would read or write elsewhere.
     """
 
-    kernels: Any
-    arguments: tuple[Any, ...]
-    template: Tree
+    kernel_module: Any
+    kernel_arguments: tuple[Any, ...]
+    unknowns_template: Tree
 
     def __post_init__(self) -> None:
-        x, labels, base_logsumexp, centres, precisions, ways, *_ = self.arguments
-        unknowns = sum(leaf.shape[1:].numel() for leaf in tensor_leaves(self.template))
+        x, labels, base_logsumexp, centres, precisions, ways, *_ = self.kernel_arguments
+        unknowns = sum(leaf.shape[1:].numel() for leaf in tensor_leaves(self.unknowns_template))
         fits = labels.shape == base_logsumexp.shape == x.shape[:2] and precisions.shape == (unknowns,)
-        fits = fits and x.shape[2] + 1 == tensor_leaves(self.template)[-1].shape[-1]
+        fits = fits and x.shape[2] + 1 == tensor_leaves(self.unknowns_template)[-1].shape[-1]
         if not fits or centres.shape not in ((1, unknowns), (len(x), unknowns)):
             raise ValueError("the shapes of a support set, its centres and precisions do not fit together")
         if labels.size and not 0 <= labels.min() <= labels.max() < ways:
@@ -65,16 +65,16 @@ class KernelProblems:
 
     @property
     def n_episodes(self) -> int:
-        return len(self.arguments[0])
+        return len(self.kernel_arguments[0])
 
     @property
     def n_unknowns(self) -> int:
-        return len(self.arguments[4])
+        return len(self.kernel_arguments[4])
 
     def run_kernel(self, kernel_name: str, *arguments: Any) -> None:
-        x, labels, base_logsumexp, centres, *others = self.arguments
+        x, labels, base_logsumexp, centres, *others = self.kernel_arguments
         problems = (as_float32_words(x), labels, as_float32_words(base_logsumexp), as_float32_words(centres), *others)
-        run_kernel(getattr(self.kernels, kernel_name), self.n_episodes, problems, *arguments)
+        run_kernel(getattr(self.kernel_module, kernel_name), self.n_episodes, problems, *arguments)
 
     def solve(self, dtype: torch.dtype, *options: Any) -> Outcome:
         """Return the outcome of `solve` with these options."""
@@ -100,7 +100,7 @@ class KernelProblems:
             "solve_hessian", to_flat_array(v), to_flat_array(rhs), tolerance, max_steps, (u, share, steps, indefinite)
         )
         residual = torch.from_numpy(share)
-        value = self.to_tree(u, pack(rhs).dtype)
+        value = self.to_tree(u, pack_leaves_into_rows(rhs).dtype)
         failed = ~(residual <= max_residual)
         return LinearOutcome(value, residual, torch.from_numpy(steps), failed, torch.from_numpy(indefinite))
 
@@ -116,15 +116,15 @@ class KernelProblems:
         """
         u, diverged = np.empty((self.n_episodes, self.n_unknowns)), np.empty(self.n_episodes, np.bool_)
         self.run_kernel("neumann_series", to_flat_array(v), to_flat_array(rhs), steps, damping, rate, (u, diverged))
-        return self.to_tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
+        return self.to_tree(u, pack_leaves_into_rows(rhs).dtype), torch.from_numpy(diverged)
 
     def largest_eigenvalue(self, v: Tree, start: Tensor, steps: int) -> Tensor:
         largest = np.empty(self.n_episodes)
         self.run_kernel("largest_eigenvalue", to_flat_array(v), start.double().numpy(), steps, largest)
-        return torch.from_numpy(largest).to(pack(v).dtype)
+        return torch.from_numpy(largest).to(pack_leaves_into_rows(v).dtype)
 
     def to_tree(self, unknowns: FlatArray, dtype: torch.dtype) -> Tree:
-        return unpack(torch.from_numpy(unknowns).to(dtype), self.template)
+        return unpack_rows_to_tree(torch.from_numpy(unknowns).to(dtype), self.unknowns_template)
 
 
 def as_float32_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -134,7 +134,7 @@ def as_float32_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def to_flat_array(tree: Tree) -> FlatArray:
     """Return the leaves side by side, [E, P], in double precision."""
-    return pack(tree).detach().double().contiguous().numpy()
+    return pack_leaves_into_rows(tree).detach().double().contiguous().numpy()
 
 
 def flatten_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, FlatArray]:
@@ -152,7 +152,7 @@ def flatten_priors(centres: list[tuple[Tensor, int]], precisions: list[tuple[Ten
     )
 
 
-def regression_problems(args: RegressionArgs) -> KernelProblems:
+def make_regression_problems(args: RegressionArgs) -> KernelProblems:
     """Return the episodes of args as the kernels take them."""
     x, labels, base_logsumexp, centres, precisions = args
     ways = centres.shape[-2]
@@ -163,7 +163,7 @@ def regression_problems(args: RegressionArgs) -> KernelProblems:
     return KernelProblems(numba_regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
 
 
-def network_problems(args: Any, like: Any) -> KernelProblems:
+def make_network_problems(args: Any, like: Any) -> KernelProblems:
     """Return the episodes of args as the kernels take them.
 
     Args:
@@ -198,14 +198,17 @@ class _DescentFunction(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         args = ctx.saved_tensors
         problems: KernelProblems = ctx.problems
-        rows = problems.arguments[0].shape[1]
+        rows = problems.kernel_arguments[0].shape[1]
         grads = np.empty((problems.n_episodes, 3, max(problems.n_unknowns, rows)))
         problems.run_kernel(
             "descend_backward", ctx.start, ctx.rate, ctx.steps, slope.double().contiguous().numpy(), grads
         )
         centres, precisions, base_logsumexp = torch.from_numpy(grads).unbind(1)
         by_leaf: list[Tensor | None] = [None, None, base_logsumexp[:, :rows]]
-        trees = (tensor_leaves(unpack(g[:, : problems.n_unknowns], problems.template)) for g in (centres, precisions))
+        trees = (
+            tensor_leaves(unpack_rows_to_tree(g[:, : problems.n_unknowns], problems.unknowns_template))
+            for g in (centres, precisions)
+        )
         for c, p in zip(*trees, strict=True):
             by_leaf += [c, p]
         return (None,) * 4 + tuple(
@@ -214,7 +217,7 @@ class _DescentFunction(torch.autograd.Function):
         )
 
 
-def descend(
+def run_gradient_descent(
     problems: KernelProblems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, fallback: Callable[..., Tree]
 ) -> Tree:
     """Return the point `steps` gradient steps from v0, once differentiable.
@@ -231,4 +234,4 @@ def descend(
     if rate_learns or args[0].requires_grad or any(leaf.requires_grad for leaf in tensor_leaves(v0)):
         return fallback(v0, args, rate, steps)
     rates = torch.as_tensor(rate, dtype=torch.float64).expand(problems.n_episodes).contiguous().numpy()
-    return unpack(_DescentFunction.apply(problems, v0, rates, steps, *args), v0)
+    return unpack_rows_to_tree(_DescentFunction.apply(problems, v0, rates, steps, *args), v0)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CHECKSUM_BYTES = 32  # bytes in front of the code
 _cache_folder: Path | None = None
 _report: Callable[[str], None] = lambda text: None  # noqa: E731
-_announced = False
+_compilation_is_announced = False
 _enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
 
@@ -151,9 +151,9 @@ def hold_compile_lock(folder: Path | None) -> Iterator[None]:
 
 def announce_compilation(on_disk: bool) -> None:
     """Report once that kernels are compiled, and whether the machine code is stored."""
-    global _announced
-    if not _announced:
-        _announced = True
+    global _compilation_is_announced
+    if not _compilation_is_announced:
+        _compilation_is_announced = True
         often = "once" if on_disk else "and again in every process, for the home folder cannot be written"
         with contextlib.suppress(ValueError):  # the stream may have been closed since
             _report(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")

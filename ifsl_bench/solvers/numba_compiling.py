@@ -16,9 +16,9 @@ from ifsl_bench.solvers.numba_code_cache import KernelCache, announce_compilatio
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
 Kernel = Callable[..., Any]
-F = TypeVar("F", bound=Callable[..., Any])
+DecoratedT = TypeVar("DecoratedT", bound=Callable[..., Any])
 
-CODE_FOLDER = make_code_folder()
+COMPILED_CODE_FOLDER = make_code_folder()
 
 
 class _CompilationAnnouncer(event.Listener):
@@ -26,7 +26,7 @@ class _CompilationAnnouncer(event.Listener):
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):
-            announce_compilation(CODE_FOLDER is not None)
+            announce_compilation(COMPILED_CODE_FOLDER is not None)
 
     def on_end(self, event: Any) -> None:
         pass
@@ -34,7 +34,7 @@ class _CompilationAnnouncer(event.Listener):
 
 event.register("numba:compile", _CompilationAnnouncer())
 
-Decorator = Callable[[F], F]
+Decorator = Callable[[DecoratedT], DecoratedT]
 _exact_options: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
@@ -43,7 +43,7 @@ _exact_options: dict[str, Any] = {
 }
 
 
-def kernel_jit(function: F, name: str = "") -> F:
+def kernel_jit(function: DecoratedT, name: str = "") -> DecoratedT:
     """Compile a function that Python calls, and cache its machine code.
 
     Args:
@@ -51,10 +51,10 @@ def kernel_jit(function: F, name: str = "") -> F:
         name: unlike the name of any other kernel; by default the names of its module and its own.
     """
     kernel = njit(**_exact_options)(function)
-    if CODE_FOLDER is not None:
+    if COMPILED_CODE_FOLDER is not None:
         name = name or f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        kernel._cache = KernelCache(CODE_FOLDER, name)  # in the place where `njit(cache=True)` puts Numba's
-    return cast(F, kernel)
+        kernel._cache = KernelCache(COMPILED_CODE_FOLDER, name)  # in the place where `njit(cache=True)` puts Numba's
+    return cast(DecoratedT, kernel)
 
 
 # For parts of compiled functions. Operations stay in their order; only a product and a sum may become one.

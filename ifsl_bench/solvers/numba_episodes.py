@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from ifsl_bench.solvers.numba_code_cache import hold_compile_lock
-from ifsl_bench.solvers.numba_compiling import CODE_FOLDER, Array, Decorator, inline_jit, kernel_jit
+from ifsl_bench.solvers.numba_compiling import COMPILED_CODE_FOLDER, Array, Decorator, inline_jit, kernel_jit
 from ifsl_bench.utils.threads import cancellation_event, check_cancelled
 
 CHUNKS_PER_THREAD = 8  # for each thread: episodes take longer or shorter, and no thread should wait long for the last
@@ -48,7 +48,7 @@ def run_kernel_in_threads(kernel: Any, count: int, threads: int, *arguments: Any
         kernel(*piece, *arguments)
 
     if new and todo:  # alone: the first call compiles, or loads what another process has compiled by then
-        with hold_compile_lock(CODE_FOLDER):
+        with hold_compile_lock(COMPILED_CODE_FOLDER):
             kernel(*todo.pop(0), *arguments)
         _called_kernels.add(kernel)
     if threads > 1 and len(todo) > 1:
@@ -76,12 +76,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_thread_pool.cache_clear)  # threads do not come along
 
 
-Indices = Any  # int64 [E, ...]
-Flags = Any  # bool [E, ...]
+IndexArray = Any  # int64 [E, ...]
+FlagArray = Any  # bool [E, ...]
 
 
 @inline_jit
-def copy_row(bank: Array, row: int, out: Array) -> bool:
+def copy_bank_row(bank: Array, row: int, out: Array) -> bool:
     """Return whether there is such a row; then it is in `out`.
 
     Args:
@@ -98,7 +98,14 @@ def copy_row(bank: Array, row: int, out: Array) -> bool:
 
 @kernel_jit
 def gather_episodes(
-    begin: int, end: int, rows: Indices, from_second: Flags, bank: Array, second_bank: Array, out: Array, found: Flags
+    begin: int,
+    end: int,
+    rows: IndexArray,
+    from_second: FlagArray,
+    bank: Array,
+    second_bank: Array,
+    out: Array,
+    found: FlagArray,
 ) -> None:
     """Put rows of two feature banks together to episodes.
 
@@ -116,9 +123,9 @@ def gather_episodes(
         good = True
         for i in range(rows.shape[1]):
             if from_second[e, i]:
-                good &= copy_row(second_bank, rows[e, i], out[e, i])
+                good &= copy_bank_row(second_bank, rows[e, i], out[e, i])
             else:
-                good &= copy_row(bank, rows[e, i], out[e, i])
+                good &= copy_bank_row(bank, rows[e, i], out[e, i])
         found[e] = good
 
 
@@ -127,7 +134,7 @@ maximum_jit: Decorator = cast(Any, njit(nogil=True, error_model="numpy", fastmat
 
 
 @maximum_jit
-def maximum(x: Array) -> float:
+def array_maximum(x: Array) -> float:
     """Return the largest of a flat array; anything where it has NaN."""
     value = x[0]
     for i in range(x.shape[0]):
@@ -166,15 +173,15 @@ def count_hits(
     begin: int,
     end: int,
     logits: Array,
-    is_masked: Flags,
-    labels: Indices,
-    is_novel: Flags,
-    hits: Indices,
+    is_masked: FlagArray,
+    labels: IndexArray,
+    is_novel: FlagArray,
+    hits: IndexArray,
     base_margins: Array,
     novel_margins: Array,
-    pairs: Indices,
-    is_invalid: Flags,
-    is_right: Flags,
+    pairs: IndexArray,
+    is_invalid: FlagArray,
+    is_right: FlagArray,
 ) -> None:
     """Count hits in episodes with joint logits.
 
@@ -205,7 +212,7 @@ def count_hits(
                 out_of_range |= (row[k] == -np.inf) & (not is_masked[e, k])
             for n in range(classes, len(row)):
                 out_of_range |= row[n] == -np.inf
-            base, novel, label = maximum(shown), maximum(row[classes:]), labels[e, q]
+            base, novel, label = array_maximum(shown), array_maximum(row[classes:]), labels[e, q]
             margin = np.float32(np.inf) if novel == -np.inf else np.float32(base - novel)
             if is_novel[e, q]:
                 alone = is_first_maximum(row[classes:], novel, label - classes)

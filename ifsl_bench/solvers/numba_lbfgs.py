@@ -12,13 +12,13 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import EPS, Array, Kernel, helper_jit
-from ifsl_bench.solvers.numba_softmax import add_scaled, inner_product
+from ifsl_bench.solvers.numba_softmax import add_scaled_array, inner_product
 
 SUFFICIENT_DECREASE = 1e-4  # a good step takes off so much of what the slope promised
 
 
 @helper_jit
-def first_step_length(value: float, square: float) -> tuple[float, float]:
+def choose_first_step_length(value: float, square: float) -> tuple[float, float]:
     """Return the first step and its unit, by the rules of `ifsl_bench.solvers.lbfgs.choose_first_step_length`.
 
     Args:
@@ -31,7 +31,7 @@ def first_step_length(value: float, square: float) -> tuple[float, float]:
     return t, 1.0
 
 
-def make_lbfgs(metric: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
+def make_lbfgs_kernel(metric: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
     """Return the method in these coordinates.
 
     Args:
@@ -53,12 +53,12 @@ def make_lbfgs(metric: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
         for back in range(count):
             j = (newest - back) % m
             rho[1, j] = rho[0, j] * inner_product(pairs[2, j], d)
-            add_scaled(d, -rho[1, j], pairs[1, j])
+            add_scaled_array(d, -rho[1, j], pairs[1, j])
         for i in range(g.shape[0]):
             d[i] *= -scale
         for back in range(count - 1, -1, -1):
             j = (newest - back) % m
-            add_scaled(d, -(rho[1, j] + rho[0, j] * inner_product(pairs[3, j], d)), pairs[0, j])
+            add_scaled_array(d, -(rho[1, j] + rho[0, j] * inner_product(pairs[3, j], d)), pairs[0, j])
 
     @helper_jit
     def search(
@@ -92,7 +92,7 @@ def make_lbfgs(metric: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
             far = 0.0
             for i in range(n):
                 far = max(far, abs(z[i]))
-            add_scaled(z, 1e-3 * (1 + far), saddle_offset)
+            add_scaled_array(z, 1e-3 * (1 + far), saddle_offset)
             metric(data, z, z_image)
             value = evaluate(data, z, z_image, g)
             size = norm(data, g)
@@ -107,7 +107,7 @@ def make_lbfgs(metric: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
         for i in range(n):
             d[i], d_image[i] = -g[i], -g_image[i]
         slope = -inner_product(g, g_image)
-        t, unit = first_step_length(value, -slope)
+        t, unit = choose_first_step_length(value, -slope)
         low, high, scale = 0.0, math.inf, 1.0
         for _ in range(max_steps):
             for i in range(n):
@@ -160,7 +160,7 @@ def make_lbfgs(metric: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
                 for i in range(n):
                     d[i] = -g[i]
                 slope = -square
-                t = first_step_length(value, square)[0]
+                t = choose_first_step_length(value, square)[0]
             metric(data, d, d_image)
             if square <= 2 * gap * abs(value):
                 size = norm(data, g)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, Kernel, helper_jit, inline_jit, kernel_jit
-from ifsl_bench.solvers.numba_softmax import add_scaled, copy_into, inner_product, words_to_float64
+from ifsl_bench.solvers.numba_softmax import add_scaled_array, copy_array_into, inner_product, words_to_float64
 
 
 def make_krylov_methods(apply: Kernel, metric: Kernel) -> tuple[Kernel, Kernel]:
@@ -180,7 +180,7 @@ def make_hessian_kernels(
         for e in range(begin, end):
             data = open_episode(problems, e, problems[4])  # the centres play no part
             write_gradient(data, v[e], h)
-            copy_into(start, d)
+            copy_array_into(start, d)
             sizes[e] = 1.0
             for _ in range(steps):
                 over = 1.0 / max(math.sqrt(inner_product(d, d)), TINY)
@@ -189,7 +189,7 @@ def make_hessian_kernels(
                 write_hessian_product(data, d, h)
                 # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
                 sizes[e] = math.sqrt(inner_product(h, h))
-                copy_into(h, d)
+                copy_array_into(h, d)
 
     @helper_jit
     def descend_path(data: tuple, rate: float, path: Array, gradient: Array) -> None:
@@ -204,9 +204,9 @@ def make_hessian_kernels(
         path, gradient, centre = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
         for e in range(begin, end):
             words_to_float64(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
-            copy_into(v[e], path[0])
+            copy_array_into(v[e], path[0])
             descend_path(open_episode(problems, e, centre), rate[e], path, gradient)
-            copy_into(path[steps], ends[e])
+            copy_array_into(path[steps], ends[e])
 
     def descend_backward(
         begin: int, end: int, problems: tuple, v: Array, rate: Array, steps: int, slopes: Array, grads: Array
@@ -222,7 +222,7 @@ def make_hessian_kernels(
         for e in range(begin, end):
             words_to_float64(problems[3][e if problems[3].shape[0] > 1 else 0], centre)
             data = open_episode(problems, e, centre)
-            copy_into(v[e], path[0])
+            copy_array_into(v[e], path[0])
             descend_path(data, rate[e], path, u)
             slope = slopes[e].copy()
             grads[e] = 0.0
@@ -234,7 +234,7 @@ def make_hessian_kernels(
                     grads[e, 1, i] += u[i] * (centre[i] - path[back, i])
                 write_hessian_product(data, u, h)
                 add_base_gradient(data, grads[e, 2])
-                add_scaled(slope, -1.0, h)
+                add_scaled_array(slope, -1.0, h)
 
     return tuple(
         kernel_jit(kernel, f"{module}.{kernel.__name__}")

@@ -16,22 +16,22 @@ from ifsl_bench.solvers.numba_network_space import (
     add_input_weights,
     apply_loss_hessian,
     apply_metric,
+    compute_scores_and_loss_gradient,
     escape_saddle,
-    forward_pass,
-    input_width,
-    kernel_matrices,
+    make_kernel_matrices,
     search_minimum,
     solve_definite,
     solve_indefinite,
     split_output_weights,
     stack_input_weights,
-    write_start,
+    width_of_inputs_with_bias,
+    write_start_point,
 )
 from ifsl_bench.solvers.numba_softmax import (
     add_fixed_logit_gradient,
-    add_scaled,
+    add_scaled_array,
     append_ones,
-    copy_into,
+    copy_array_into,
     words_to_float64,
 )
 
@@ -55,7 +55,7 @@ def solve(begin: int, end: int, problems: tuple, starts_and_draws: tuple, option
     tolerance, gap, max_steps, history, max_trials, escapes = options
     v, norms, values, steps, converged = out
     size, outer = x.shape[1], ways * (units + 1)
-    rank, width = (units + ways) * size, input_width(v.shape[1], units, ways)
+    rank, width = (units + ways) * size, width_of_inputs_with_bias(v.shape[1], units, ways)
     count = rank + outer
     z, workspace, pairs, more = (
         np.empty(count),
@@ -74,7 +74,7 @@ def solve(begin: int, end: int, problems: tuple, starts_and_draws: tuple, option
     change = np.empty((ways, units + 1))
     for e in range(begin, end):
         rows = append_ones(x[e], width)
-        hidden, skip, inverse_2, inverse_3 = kernel_matrices(rows, precisions, units, ways)
+        hidden, skip, inverse_2, inverse_3 = make_kernel_matrices(rows, precisions, units, ways)
         gram = np.dot(rows, rows.T) - 1.0
         words_to_float64(centres[e if centres.shape[0] > 1 else 0], centre)
         words_to_float64(base_logsumexp[e], fixed)
@@ -85,9 +85,9 @@ def solve(begin: int, end: int, problems: tuple, starts_and_draws: tuple, option
             scratch, back, output,
         )  # fmt: skip
         if starts.shape[0] == 0:
-            write_start(rows, planes, draws, spread, hidden, skip, z)
+            write_start_point(rows, planes, draws, spread, hidden, skip, z)
         else:
-            copy_into(starts[e], z)
+            copy_array_into(starts[e], z)
         good, taken, size_there, value, goal = search_minimum(
             space, z, -1.0, tolerance[e], gap, max_steps, max_trials, aside, pairs, workspace
         )
@@ -108,7 +108,7 @@ def solve(begin: int, end: int, problems: tuple, starts_and_draws: tuple, option
         for i in range(outer):
             centre[i] += z[rank + i]
         add_input_weights(matrix, units, ways, centre)
-        copy_into(centre, v[e])
+        copy_array_into(centre, v[e])
 
 
 @helper_jit
@@ -116,7 +116,7 @@ def _open_episode(problems: tuple, e: int, centres: Array) -> tuple:
     """Return the data of an episode; `make_hessian_kernels` describes this function and the next ones."""
     x, labels, base_logsumexp, _, precisions, ways, units = problems
     size, both = x.shape[1], units + ways
-    width = input_width(precisions.shape[0], units, ways)
+    width = width_of_inputs_with_bias(precisions.shape[0], units, ways)
     workspace, fixed = np.empty((6 * both, size)), np.empty(size)
     words_to_float64(base_logsumexp[e], fixed)
     return (
@@ -138,7 +138,7 @@ def _write_gradient(data: tuple, v: Array, gradient: Array) -> None:
     stack_input_weights(v, units, ways, matrix)
     np.dot(matrix, rows.T, act)
     split_output_weights(v[:outer].reshape(ways, units + 1), w, b)
-    forward_pass(act, w, b, base_logsumexp, labels, t, f, p, df, scratch)
+    compute_scores_and_loss_gradient(act, w, b, base_logsumexp, labels, t, f, p, df, scratch)
     np.dot(w.T, df, moved[:units])
     flat, flat_t = moved[:units].reshape(-1), t.reshape(-1)
     for i in range(units * size):
@@ -174,17 +174,17 @@ def _write_hessian_product(data: tuple, d: Array, out: Array) -> None:
     for i in range(d.shape[0]):
         out[i] = precisions[i] * d[i]
     add_input_weights(matrix, units, ways, out)
-    add_scaled(out[:outer], 1.0, output.reshape(-1))
+    add_scaled_array(out[:outer], 1.0, output.reshape(-1))
 
 
 @helper_jit
-def _add_base_gradient(data: tuple, out: Array) -> None:
+def _add_base_logsumexp_gradient(data: tuple, out: Array) -> None:
     units, ways = data[8].shape[0], data[9].shape[0]
     add_fixed_logit_gradient(data[10], data[7][2 * units + ways :], out)
 
 
 neumann_series, largest_eigenvalue, descend, descend_backward = make_hessian_kernels(
-    "numba_network", _open_episode, _write_gradient, _write_hessian_product, _add_base_gradient
+    "numba_network", _open_episode, _write_gradient, _write_hessian_product, _add_base_logsumexp_gradient
 )
 
 
@@ -215,7 +215,7 @@ def solve_hessian(
     for e in range(begin, end):
         data = _open_episode(problems, e, precisions)  # the centres play no part
         rows, _, _, _, _, act, moved, wide, t, _, p, df, w, _, dw, db, output, matrix, scratch = data
-        hidden, skip, inverse_2, inverse_3 = kernel_matrices(rows, precisions, units, ways)
+        hidden, skip, inverse_2, inverse_3 = make_kernel_matrices(rows, precisions, units, ways)
         _write_gradient(data, v[e], gradient)
         net = (hidden, skip, precisions[:outer], t, p, df, w, wide, moved, output, dw, db, scratch)
         for i in range(count):
@@ -235,14 +235,14 @@ def solve_hessian(
             net, b, b_image, tolerance, max_steps, True, z, z_image, workspace[4:7]
         )
         if indefinite[e]:
-            copy_into(first, b)
+            copy_array_into(first, b)
             apply_metric(net, b, b_image)
             steps[e] += solve_indefinite(net, b, b_image, tolerance, max_steps, z)
         np.dot(z[:rank].reshape(units + ways, size), rows, matrix)
         for k in range(units + ways):
             for d in range(rows.shape[1]):
                 matrix[k, d] *= inverse_2[d] if k < units else inverse_3[d]
-        add_scaled(u[e, :outer], 1.0, z[rank:])
+        add_scaled_array(u[e, :outer], 1.0, z[rank:])
         add_input_weights(matrix, units, ways, u[e])
         _write_hessian_product(data, u[e], gradient)
         wrong, own = 0.0, 0.0

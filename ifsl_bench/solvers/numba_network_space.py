@@ -12,18 +12,18 @@ import math
 import numpy as np
 
 from ifsl_bench.solvers.numba_compiling import TINY, Array, helper_jit
-from ifsl_bench.solvers.numba_lbfgs import make_lbfgs
+from ifsl_bench.solvers.numba_lbfgs import make_lbfgs_kernel
 from ifsl_bench.solvers.numba_linear import make_krylov_methods
 from ifsl_bench.solvers.numba_softmax import (
-    add_scaled,
+    add_scaled_array,
     apply_cross_entropy_hessian,
-    copy_into,
-    cross_entropy_gradient,
+    copy_array_into,
     inner_product,
     mean_cross_entropy,
-    scale_columns,
-    softmax_with_base,
-    tanh,
+    multiply_columns,
+    write_cross_entropy_gradient,
+    write_softmax_with_base,
+    write_tanh,
 )
 
 ESCAPE_LENGTHS = (
@@ -40,7 +40,7 @@ MAX_ESCAPE_PRODUCTS = 200
 
 
 @helper_jit
-def input_width(n_unknowns: int, units: int, ways: int) -> int:
+def width_of_inputs_with_bias(n_unknowns: int, units: int, ways: int) -> int:
     """Return D + 1 from the number of unknowns.
 
     The output has N (H + 1) of them, the skip N D and the hidden layer H (D + 1).
@@ -110,7 +110,7 @@ def split_output_weights(output: Array, w: Array, b: Array) -> None:
 
 
 @helper_jit
-def forward_pass(
+def compute_scores_and_loss_gradient(
     act: Array,
     w: Array,
     b: Array,
@@ -137,13 +137,13 @@ def forward_pass(
         scratch: a workspace, [S].
     """
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
-    tanh(act[:units].reshape(-1), t.reshape(-1))
+    write_tanh(act[:units].reshape(-1), t.reshape(-1))
     np.dot(w, t, f)
     for k in range(ways):
         for i in range(size):
             f[k, i] += act[units + k, i] + b[k]
-    softmax_with_base(f, base_logsumexp, p, scratch)
-    cross_entropy_gradient(p, labels, df, scratch)
+    write_softmax_with_base(f, base_logsumexp, p, scratch)
+    write_cross_entropy_gradient(p, labels, df, scratch)
 
 
 @helper_jit
@@ -221,7 +221,8 @@ def apply_metric(data: tuple, d: Array, out: Array) -> None:
     """Write M d.
 
     Args:
-        data: of a search (`evaluate`) or of the Hessian (`apply_operator`); both begin with K_2, K_3, P_1, t, p, df.
+        data: of a search (`evaluate_objective_and_gradient`) or of the Hessian (`apply_newton_operator`); both begin
+            with K_2, K_3, P_1, t, p, df.
         d: dual numbers, flat.
         out: written to, likewise.
     """
@@ -235,7 +236,7 @@ def apply_metric(data: tuple, d: Array, out: Array) -> None:
 
 
 @helper_jit
-def evaluate(space: tuple, z: Array, metric_z: Array, gradient: Array) -> float:
+def evaluate_objective_and_gradient(space: tuple, z: Array, metric_z: Array, gradient: Array) -> float:
     """Return the value, and write the gradient as a representer in the metric.
 
     Args:
@@ -254,7 +255,7 @@ def evaluate(space: tuple, z: Array, metric_z: Array, gradient: Array) -> float:
     for i in range(flat.shape[0]):
         flat[i] = centres[i] + z[end + i]
     split_output_weights(output, w, b)
-    forward_pass(act, w, b, base_logsumexp, labels, t, f, p, df, scratch)
+    compute_scores_and_loss_gradient(act, w, b, base_logsumexp, labels, t, f, p, df, scratch)
     value = mean_cross_entropy(f, base_logsumexp, labels, p) + inner_product(z, metric_z) / 2
     np.dot(w.T, df, back)
     above, flat_t = back.reshape(-1), t.reshape(-1)
@@ -276,11 +277,11 @@ def evaluate(space: tuple, z: Array, metric_z: Array, gradient: Array) -> float:
 
 
 @helper_jit
-def gradient_norm(space: tuple, gradient: Array) -> float:
+def gradient_norm_of_unknowns(space: tuple, gradient: Array) -> float:
     """Return the norm of the gradient in the large form.
 
     Args:
-        space: the data of a search, as `evaluate` has left them.
+        space: the data of a search, as `evaluate_objective_and_gradient` has left them.
         gradient: a representer in the metric, flat.
     """
     precisions, t, gram, f = space[2], space[3], space[6], space[12]
@@ -299,7 +300,7 @@ def gradient_norm(space: tuple, gradient: Array) -> float:
 
 
 @helper_jit
-def apply_operator(net: tuple, d: Array, d_image: Array, out: Array) -> None:
+def apply_newton_operator(net: tuple, d: Array, d_image: Array, out: Array) -> None:
     """Write (1 + C' M) d.
 
     Args:
@@ -322,12 +323,12 @@ def apply_operator(net: tuple, d: Array, d_image: Array, out: Array) -> None:
         out[end + i] = d[end + i] + last[i] / precisions[i]
 
 
-search_minimum = make_lbfgs(apply_metric, evaluate, gradient_norm)
-solve_definite, solve_indefinite = make_krylov_methods(apply_operator, apply_metric)
+search_minimum = make_lbfgs_kernel(apply_metric, evaluate_objective_and_gradient, gradient_norm_of_unknowns)
+solve_definite, solve_indefinite = make_krylov_methods(apply_newton_operator, apply_metric)
 
 
 @helper_jit
-def kernel_matrices(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Array, Array, Array, Array]:
+def make_kernel_matrices(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Array, Array, Array, Array]:
     """Return K_2, K_3 [S, S], and the inverse precisions [D+1] of one unit's [W_2 b_2] and one class's [W_3 0].
 
     Args:
@@ -344,15 +345,17 @@ def kernel_matrices(rows: Array, precisions: Array, units: int, ways: int) -> tu
     for d in range(width - 1):
         inverse_3[d] = 1.0 / precisions[skip + d]
     return (
-        np.dot(scale_columns(rows, inverse_2), rows.T),
-        np.dot(scale_columns(rows, inverse_3), rows.T),
+        np.dot(multiply_columns(rows, inverse_2), rows.T),
+        np.dot(multiply_columns(rows, inverse_3), rows.T),
         inverse_2,
         inverse_3,
     )
 
 
 @helper_jit
-def write_start(rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array) -> None:
+def write_start_point(
+    rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array
+) -> None:
     """Write fixed functions of each support row, so that their order plays no part.
 
     See `DualCoordinates.initial_point`.
@@ -398,7 +401,7 @@ def escape_saddle(space: tuple, net: tuple, z: Array, value: float, draw: Array,
 
     Args:
         space: the data of a search.
-        net: the data of the Hessian at z, as `apply_operator` takes them.
+        net: the data of the Hessian at z, as `apply_newton_operator` takes them.
         z: dual numbers of a stationary point, flat; changed.
         value: the objective there.
         draw: the right-hand side of the linear solve, fixed random numbers, flat.
@@ -414,9 +417,9 @@ def escape_saddle(space: tuple, net: tuple, z: Array, value: float, draw: Array,
     )
     n = z.shape[0]
     apply_metric(space, z, z_image)
-    evaluate(space, z, z_image, b)
-    split_output_weights(space[17], space[13], space[14])  # W, where `evaluate` has left something else
-    copy_into(draw, b)
+    evaluate_objective_and_gradient(space, z, z_image, b)
+    split_output_weights(space[17], space[13], space[14])  # W, where the evaluation has left something else
+    copy_array_into(draw, b)
     apply_metric(net, b, b_image)
     _, _, down = solve_definite(net, b, b_image, 1e-3, MAX_ESCAPE_PRODUCTS, True, x, x_image, workspace[6:9])
     if not down:
@@ -430,8 +433,8 @@ def escape_saddle(space: tuple, net: tuple, z: Array, value: float, draw: Array,
             t = sign * length * unit
             for i in range(n):
                 x[i], x_image[i] = z[i] + t * d[i], z_image[i] + t * d_image[i]
-            height = evaluate(space, x, x_image, best)
+            height = evaluate_objective_and_gradient(space, x, x_image, best)
             if height < lowest:
                 lowest, at = height, t
-    add_scaled(z, at, d)
+    add_scaled_array(z, at, d)
     return lowest < value

@@ -20,18 +20,18 @@ from ifsl_bench.solvers.numba_compiling import EPS, TINY, Array, helper_jit, ker
 from ifsl_bench.solvers.numba_linear import make_hessian_kernels, make_krylov_methods
 from ifsl_bench.solvers.numba_softmax import (
     add_fixed_logit_gradient,
-    add_scaled,
+    add_scaled_array,
     append_ones,
     apply_cross_entropy_hessian,
-    copy_into,
-    cross_entropy_gradient,
+    copy_array_into,
     inner_product,
     max_absolute,
     mean_cross_entropy,
-    scale_columns,
-    softmax_with_base,
+    multiply_columns,
     sum_elements,
     words_to_float64,
+    write_cross_entropy_gradient,
+    write_softmax_with_base,
 )
 
 SCORE_TOLERANCE = 1e-6  # a tenth of how far a support score may be from its value at the minimum
@@ -50,22 +50,22 @@ def _apply_newton_operator(system: tuple, d: Array, image: Array, out: Array) ->
     _, p, scratch = system
     ways, size = p.shape[0] - 1, p.shape[1]
     apply_cross_entropy_hessian(p, image.reshape(ways, size), out.reshape(ways, size), scratch)
-    add_scaled(out, 1.0, d)
+    add_scaled_array(out, 1.0, d)
 
 
 @helper_jit
-def _apply_kernel(system: tuple, d: Array, out: Array) -> None:
+def _multiply_by_kernel_matrix(system: tuple, d: Array, out: Array) -> None:
     """Write d K to out."""
     k, p, _ = system
     ways, size = p.shape[0] - 1, p.shape[1]
     np.dot(d.reshape(ways, size), k, out.reshape(ways, size))
 
 
-solve_system, _ = make_krylov_methods(_apply_newton_operator, _apply_kernel)
+solve_system, _ = make_krylov_methods(_apply_newton_operator, _multiply_by_kernel_matrix)
 
 
 @helper_jit
-def line_search(
+def search_dual_step_length(
     f: Array,
     base_logsumexp: Array,
     labels: Array,
@@ -121,7 +121,7 @@ def line_search(
         for k in range(ways):
             for i in range(size):
                 moved[k, i] = f[k, i] + t * d_image[k, i]
-        softmax_with_base(moved, base_logsumexp, p, workspace)
+        write_softmax_with_base(moved, base_logsumexp, p, workspace)
         if trial == 30:
             break
         for i in range(size):
@@ -153,7 +153,7 @@ def line_search(
 
 
 @helper_jit
-def dual_newton(
+def solve_by_dual_newton(
     k: Array,
     start: Array,
     base_logsumexp: Array,
@@ -198,10 +198,10 @@ def dual_newton(
     minus, minus_image = np.empty(ways * size), np.empty(ways * size)
     system = (k, p, scratch[0])
     for i in range(ways):
-        copy_into(start[i], f[i])
+        copy_array_into(start[i], f[i])
     duals[:] = 0.0
-    softmax_with_base(f, base_logsumexp, p, scratch[0])
-    cross_entropy_gradient(p, labels, r, scratch[0])
+    write_softmax_with_base(f, base_logsumexp, p, scratch[0])
+    write_cross_entropy_gradient(p, labels, r, scratch[0])
     np.dot(r, k, r_image)
     first = length = best = inner_product(flat, flat_image)
     widest, across = 0.0, 0.0
@@ -223,14 +223,14 @@ def dual_newton(
         remainder, _, _ = solve_system(
             system, minus, minus_image, force, inner_steps if steps else 1, False, step, step_image, cg
         )
-        t = line_search(
+        t = search_dual_step_length(
             f, base_logsumexp, labels, a, s, s_image, inner_product(flat, step_image), p, moved, gains, scratch
         )
         for i in range(ways):
-            copy_into(moved[i], f[i])
-        add_scaled(duals, t, step)
-        cross_entropy_gradient(p, labels, r, scratch[0])
-        add_scaled(flat, 1.0, duals)
+            copy_array_into(moved[i], f[i])
+        add_scaled_array(duals, t, step)
+        write_cross_entropy_gradient(p, labels, r, scratch[0])
+        add_scaled_array(flat, 1.0, duals)
         np.dot(r, k, r_image)
         length = inner_product(flat, flat_image)
         steps += 1
@@ -281,18 +281,20 @@ def solve(
     base_row, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
     for e in range(begin, end):
         rows = append_ones(x[e], features)
-        np.dot(scale_columns(rows, inverse), rows.T, k)
+        np.dot(multiply_columns(rows, inverse), rows.T, k)
         words_to_float64(centres[e if centres.shape[0] > 1 else 0], there.reshape(-1))
         np.dot(there, rows.T, start)
         words_to_float64(base_logsumexp[e], base_row)
-        good, steps[e], goal = dual_newton(k, start, base_row, labels[e], tolerance, max_steps, inner_steps, a, f, p)
+        good, steps[e], goal = solve_by_dual_newton(
+            k, start, base_row, labels[e], tolerance, max_steps, inner_steps, a, f, p
+        )
         # A search adds its scores up step by step. What counts is where V is, so this looks afresh.
         np.dot(a, k, image)
         for i in range(ways):
             for j in range(size):
                 start[i, j] += image[i, j]
-        softmax_with_base(start, base_row, p, two)
-        cross_entropy_gradient(p, labels[e], duals[ways:], two)
+        write_softmax_with_base(start, base_row, p, two)
+        write_cross_entropy_gradient(p, labels[e], duals[ways:], two)
         for i in range(ways):
             for j in range(size):
                 duals[i, j] = a[i, j]
@@ -335,8 +337,8 @@ def _write_gradient(data: tuple, v: Array, gradient: Array) -> None:
     ways = wide.shape[1]
     shape = (ways, rows.shape[1])
     np.dot(v.reshape(shape), rows.T, wide[0])
-    softmax_with_base(wide[0], base_logsumexp, p, scratch)
-    cross_entropy_gradient(p, labels, wide[1], scratch)
+    write_softmax_with_base(wide[0], base_logsumexp, p, scratch)
+    write_cross_entropy_gradient(p, labels, wide[1], scratch)
     np.dot(wide[1], rows, gradient.reshape(shape))
     for i in range(v.shape[0]):
         gradient[i] += precisions[i] * (v[i] - centres[i])
@@ -355,12 +357,12 @@ def _write_hessian_product(data: tuple, d: Array, out: Array) -> None:
 
 
 @helper_jit
-def _add_base_gradient(data: tuple, out: Array) -> None:
+def _add_base_logsumexp_gradient(data: tuple, out: Array) -> None:
     add_fixed_logit_gradient(data[6], data[5][2], out)
 
 
 neumann_series, largest_eigenvalue, descend, descend_backward = make_hessian_kernels(
-    "numba_regression", _open_episode, _write_gradient, _write_hessian_product, _add_base_gradient
+    "numba_regression", _open_episode, _write_gradient, _write_hessian_product, _add_base_logsumexp_gradient
 )
 
 
@@ -393,14 +395,14 @@ def solve_hessian(
         data = _open_episode(problems, e, precisions)  # the centres play no part
         rows, _, _, _, _, wide, p, scratch = data
         _write_gradient(data, v[e], slope)
-        np.dot(scale_columns(rows, reciprocal[:features]), rows.T, k)
+        np.dot(multiply_columns(rows, reciprocal[:features]), rows.T, k)
         for i in range(count):
             slope[i] = reciprocal[i] * rhs[e, i]
         np.dot(slope.reshape(ways, features), rows.T, wide[2])
         apply_cross_entropy_hessian(p, wide[2], wide[3], scratch)
         b, b_image, w, w_image = wide[3].reshape(-1), wide[1].reshape(-1), workspace[0], workspace[1]
         system = (k, p, scratch)
-        _apply_kernel(system, b, b_image)
+        _multiply_by_kernel_matrix(system, b, b_image)
         _, steps[e], _ = solve_system(system, b, b_image, tolerance, max_steps, False, w, w_image, workspace[2:])
         np.dot(w.reshape(ways, size), rows, slope.reshape(ways, features))
         for i in range(count):
@@ -408,7 +410,7 @@ def solve_hessian(
         # The residual of H u = rhs bounds u's error.
         np.dot(u[e].reshape(ways, features), rows.T, wide[2])
         apply_cross_entropy_hessian(p, wide[2], wide[3], scratch)
-        add_scaled(wide[3].reshape(-1), -1.0, w)
+        add_scaled_array(wide[3].reshape(-1), -1.0, w)
         np.dot(wide[3], rows, slope.reshape(ways, features))
         wrong, own = 0.0, 0.0
         for i in range(count):

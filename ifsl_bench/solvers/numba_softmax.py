@@ -18,7 +18,7 @@ LN2_HIGH, LN2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6
 
 
 @inline_jit
-def copy_into(source: Array, out: Array) -> None:
+def copy_array_into(source: Array, out: Array) -> None:
     """Copy x into out, both flat.
 
     `out[:] = x` would do the same, and have Numba compile the text of an error for arrays of different shapes, which
@@ -44,13 +44,13 @@ def words_to_float64(words: Array, out: Array) -> None:
         out: written to, [P].
     """
     if words.shape[0] == out.shape[0]:
-        copy_into(words, out)
+        copy_array_into(words, out)
     else:
-        copy_into(words.view(np.float64), out)
+        copy_array_into(words.view(np.float64), out)
 
 
 @inline_jit
-def exponential(x: float) -> float:
+def fast_exponential(x: float) -> float:
     """Return e^x, to two units in the last place; below -708 it stays at e^-708, above 709 at e^709.
 
     2^k e^r with |r| <= ln(2) / 2 and the Taylor series of e^r, whose first term left out is below 5e-18.
@@ -80,7 +80,7 @@ def exponential(x: float) -> float:
 
 
 @inline_jit
-def tanh(x: Array, out: Array) -> None:
+def write_tanh(x: Array, out: Array) -> None:
     """Write the hyperbolic tangent of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16.
 
     Args:
@@ -88,7 +88,7 @@ def tanh(x: Array, out: Array) -> None:
         out: written to, likewise.
     """
     for i in range(x.shape[0]):
-        out[i] = 1.0 - 2.0 / (exponential(2.0 * x[i]) + 1.0)
+        out[i] = 1.0 - 2.0 / (fast_exponential(2.0 * x[i]) + 1.0)
 
 
 @reduction_jit
@@ -124,7 +124,7 @@ def max_absolute(a: Array) -> float:
 
 
 @inline_jit
-def add_scaled(a: Array, factor: float, b: Array) -> None:
+def add_scaled_array(a: Array, factor: float, b: Array) -> None:
     """Add factor * b to a, for flat arrays.
 
     Args:
@@ -153,7 +153,7 @@ def append_ones(x: Array, width: int) -> Array:
 
 
 @inline_jit
-def scale_columns(x: Array, factors: Array) -> Array:
+def multiply_columns(x: Array, factors: Array) -> Array:
     """Return x with its columns multiplied by factors.
 
     Args:
@@ -168,7 +168,7 @@ def scale_columns(x: Array, factors: Array) -> Array:
 
 
 @inline_jit
-def softmax_with_base(f: Array, base_logsumexp: Array, p: Array, scratch: Array) -> None:
+def write_softmax_with_base(f: Array, base_logsumexp: Array, p: Array, scratch: Array) -> None:
     """Write the softmax over the N scores and the fixed class, which comes last.
 
     Args:
@@ -185,9 +185,9 @@ def softmax_with_base(f: Array, base_logsumexp: Array, p: Array, scratch: Array)
             scratch[i] = f[k, i] if f[k, i] > scratch[i] else scratch[i]
     for k in range(ways):
         for i in range(size):
-            p[k, i] = exponential(f[k, i] - scratch[i])
+            p[k, i] = fast_exponential(f[k, i] - scratch[i])
     for i in range(size):
-        p[ways, i] = exponential(base_logsumexp[i] - scratch[i])
+        p[ways, i] = fast_exponential(base_logsumexp[i] - scratch[i])
         scratch[i] = p[ways, i]
     for k in range(ways):
         for i in range(size):
@@ -200,7 +200,7 @@ def softmax_with_base(f: Array, base_logsumexp: Array, p: Array, scratch: Array)
 
 
 @inline_jit
-def cross_entropy_gradient(p: Array, labels: Array, out: Array, scratch: Array) -> None:
+def write_cross_entropy_gradient(p: Array, labels: Array, out: Array, scratch: Array) -> None:
     """Write (pi - y) / S.
 
     A label's own is the sum of the other probabilities: 1 - p would have lost its digits where scores saturate.

@@ -18,8 +18,8 @@ from ifsl_bench.solvers.tree import (
     Tree,
     expand_to_episode_shape,
     iterate_until_finished,
-    leaves,
-    rebuild,
+    list_leaves,
+    rebuild_tree,
     tensor_leaves,
     tree_map,
 )
@@ -69,7 +69,7 @@ class Objective(ABC):
             if value.dim() != 1:
                 raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
             slope = vector_jacobian_product([value.sum()], tensor_leaves(point), None, create_graph=recorded)
-        return rebuild(v, slope)
+        return rebuild_tree(v, slope)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
         """Return d^2L/dv^2 at v, each episode with its own.
@@ -83,7 +83,9 @@ class Objective(ABC):
             slope = tensor_leaves(self.gradient(point, tree_map(Tensor.detach, args)))
 
         def product(d: Tree) -> Tree:
-            return rebuild(v, vector_jacobian_product(slope, tensor_leaves(point), tensor_leaves(d), retain_graph=True))
+            return rebuild_tree(
+                v, vector_jacobian_product(slope, tensor_leaves(point), tensor_leaves(d), retain_graph=True)
+            )
 
         return Operator(product)
 
@@ -96,7 +98,7 @@ class Objective(ABC):
             u: a tree like v.
             needed: which leaves of args, in the order of `leaves`.
         """
-        flat = leaves(args)
+        flat = list_leaves(args)
         with torch.enable_grad():
             marked = {
                 i: leaf.detach().requires_grad_()
@@ -104,7 +106,7 @@ class Objective(ABC):
                 if need and leaf is not None
             }
             inputs = [marked.get(i, leaf) for i, leaf in enumerate(flat)]
-            slope = tensor_leaves(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
+            slope = tensor_leaves(self.gradient(tree_map(Tensor.detach, v), rebuild_tree(args, inputs)))
             grads = vector_jacobian_product(slope, [*marked.values()], [-part for part in tensor_leaves(u)])
         by_place = dict(zip(marked, grads, strict=True))
         return [by_place.get(i) for i in range(len(flat))]
@@ -121,7 +123,7 @@ class Objective(ABC):
 
         def step(v: Tree) -> Tree:
             pairs = zip(tensor_leaves(v), tensor_leaves(self.gradient(v, args)), strict=True)
-            return rebuild(v, [old - _multiply_by_rate(rate, g) for old, g in pairs])
+            return rebuild_tree(v, [old - _multiply_by_rate(rate, g) for old, g in pairs])
 
         return iterate_until_finished(step, v, steps)
 
@@ -230,4 +232,4 @@ def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tenso
         if value.dim() != 1:
             raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
         slope = vector_jacobian_product([value.sum()], tensor_leaves(point), None)
-    return value.detach(), rebuild(v, slope)
+    return value.detach(), rebuild_tree(v, slope)

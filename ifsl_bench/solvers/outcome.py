@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ifsl_bench.solvers.linear import AdjointReport
 from ifsl_bench.solvers.objective import Objective, value_and_gradient
-from ifsl_bench.solvers.tree import Tree, dot, pack, rebuild, tensor_leaves
+from ifsl_bench.solvers.tree import Tree, inner_product_by_episode, pack_leaves_into_rows, rebuild_tree, tensor_leaves
 from ifsl_bench.utils.deprecated import accept_old_names
 
 
@@ -41,7 +41,7 @@ class Outcome:
             part.objective,
         ]
         both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
-        return Outcome(rebuild(self.unknowns, both[:-4]), *both[-4:])
+        return Outcome(rebuild_tree(self.unknowns, both[:-4]), *both[-4:])
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def evaluate_outcome(objective: Objective, v: Tree, args: Tree, converged: Tenso
         steps: of the search, [E].
     """
     value, slope = value_and_gradient(objective, v, args)
-    flat = pack(slope)
-    norm = dot(flat, flat).sqrt()
+    flat = pack_leaves_into_rows(slope)
+    norm = inner_product_by_episode(flat, flat).sqrt()
     return Outcome(v, converged & norm.isfinite() & value.isfinite(), steps, norm, value)
 
 

@@ -21,17 +21,17 @@ from ifsl_bench.solvers.numba_code_cache import kernels_enabled
 from ifsl_bench.solvers.objective import Objective
 from ifsl_bench.solvers.outcome import Outcome, relative_tolerance
 from ifsl_bench.solvers.softmax import (
-    TINY,
+    SMALLEST_NORMAL_FLOAT64,
     RegressionArgs,
     adjoint_of_class_scores,
     apply_cross_entropy_hessian,
+    class_scores,
     cross_entropy,
     cross_entropy_gradient,
     floor_precisions,
     precision_kernel_matrix,
     probabilities_of_novel_classes,
     probability_of_fixed_class,
-    scores,
 )
 from ifsl_bench.solvers.support_checks import NamedPrior, check_support_sets_and_priors
 from ifsl_bench.solvers.tree import Tree, choose_steps_between_checks, fixed_normal_draws, to_float64
@@ -43,12 +43,12 @@ class SoftmaxRegression(Objective):
     """L above for V [E, N, D+1] (the bias last) and args a `RegressionArgs`."""
 
     def value(self, v: Tree, args: Tree) -> Tensor:
-        f = scores(v, args.features)  # [E, N, S]
+        f = class_scores(v, args.features)  # [E, N, S]
         penalty = (args.precisions * (v - args.centres).square()).sum((1, 2))
         return cross_entropy(f, args.base_logsumexp, args.labels).mean(1) + penalty / 2
 
     def gradient(self, v: Tree, args: Tree) -> Tree:
-        r = cross_entropy_gradient(scores(v, args.features), args.base_logsumexp, args.labels)  # [E, N, S]
+        r = cross_entropy_gradient(class_scores(v, args.features), args.base_logsumexp, args.labels)  # [E, N, S]
         return args.precisions * (v - args.centres) + adjoint_of_class_scores(r, args.features)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
@@ -63,12 +63,12 @@ class SoftmaxRegression(Objective):
             grads[4] = (u * (centres - v)).sum((0, 1))
         if needed[0] or needed[2]:
             count = x.shape[1]
-            f = scores(v, x)
+            f = class_scores(v, x)
             pi, pi_base = (
                 probabilities_of_novel_classes(f, base_logsumexp),
                 probability_of_fixed_class(f, base_logsumexp),
             )
-            xu = scores(u, x)  # [E, N, S]
+            xu = class_scores(u, x)  # [E, N, S]
             if needed[2]:
                 grads[2] = (xu * pi).sum(1) * pi_base / count
             if needed[0]:
@@ -81,7 +81,9 @@ class SoftmaxRegression(Objective):
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         slowly = super().descend
         if kernels_enabled(args.features):
-            return numba_backend.descend(numba_backend.regression_problems(args), v, args, rate, steps, slowly)
+            return numba_backend.run_gradient_descent(
+                numba_backend.make_regression_problems(args), v, args, rate, steps, slowly
+            )
         return slowly(v, args, rate, steps)
 
     def select_episodes(self, args: Tree, index: Tensor) -> Tree:
@@ -106,7 +108,7 @@ class RegressionHessian(Operator):
     @cached_property
     def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
         args = self.args
-        pi = probabilities_of_novel_classes(scores(self.v, args.features), args.base_logsumexp)  # [E, N, S]
+        pi = probabilities_of_novel_classes(class_scores(self.v, args.features), args.base_logsumexp)  # [E, N, S]
         shares = pi / pi.shape[2]
         x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
         transposed = x.mT
@@ -124,7 +126,7 @@ class RegressionHessian(Operator):
             max_steps: for each episode.
         """
         if kernels_enabled(rhs):
-            return numba_backend.regression_problems(self.args).solve_hessian(
+            return numba_backend.make_regression_problems(self.args).solve_hessian(
                 self.v, rhs, tolerance or 1e-10, max_steps, MAX_RELATIVE_RESIDUAL
             )
         if (
@@ -140,7 +142,7 @@ class RegressionHessian(Operator):
 
     def neumann_series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         if kernels_enabled(rhs):
-            return numba_backend.regression_problems(self.args).neumann_series(self.v, rhs, steps, damping, rate)
+            return numba_backend.make_regression_problems(self.args).neumann_series(self.v, rhs, steps, damping, rate)
         return super().neumann_series(rhs, steps, damping, rate)
 
     def add_shift(self, shift: float) -> RegressionHessian:
@@ -148,7 +150,7 @@ class RegressionHessian(Operator):
 
     def largest_eigenvalue(self, like: Tree, steps: int) -> Tensor:
         if kernels_enabled(like):
-            problems = numba_backend.regression_problems(self.args)
+            problems = numba_backend.make_regression_problems(self.args)
             return problems.largest_eigenvalue(self.v, fixed_normal_draws(problems.n_unknowns), steps)
         return super().largest_eigenvalue(like, steps)
 
@@ -167,20 +169,23 @@ class RegressionHessian(Operator):
         """Return K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
         v, args, rhs = to_float64((self.v, self.args, rhs))
         x, inverse_p = args.features, 1 / floor_precisions(args.precisions)
-        pi = probabilities_of_novel_classes(scores(v, x), args.base_logsumexp)
+        pi = probabilities_of_novel_classes(class_scores(v, x), args.base_logsumexp)
         return (
             precision_kernel_matrix(x, inverse_p),
             inverse_p,
             pi,
-            apply_cross_entropy_hessian(pi, pi / pi.shape[2], scores(inverse_p * rhs, x)),
+            apply_cross_entropy_hessian(pi, pi / pi.shape[2], class_scores(inverse_p * rhs, x)),
         )
 
     def _expand_solution(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
         """Make u of w [E, N, S]; the residual of H u = rhs in the norm of P^-1 bounds u's error in the norm of P."""
         x = self.args.features.double()
         u = inverse_p * (rhs - adjoint_of_class_scores(w, x))
-        gap = adjoint_of_class_scores(apply_cross_entropy_hessian(pi, pi / pi.shape[2], scores(u, x)) - w, x)
-        share = ((inverse_p * gap.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
+        gap = adjoint_of_class_scores(apply_cross_entropy_hessian(pi, pi / pi.shape[2], class_scores(u, x)) - w, x)
+        share = (
+            (inverse_p * gap.square()).sum((1, 2))
+            / (u.square() / inverse_p).sum((1, 2)).clamp_min(SMALLEST_NORMAL_FLOAT64)
+        ).sqrt()
         inaccurate = ~(share <= MAX_RELATIVE_RESIDUAL)
         return LinearOutcome(u.to(rhs.dtype), share, steps, inaccurate, torch.zeros_like(inaccurate))
 
@@ -213,7 +218,7 @@ class DualNewton:
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
         if kernels_enabled(args.features):
             tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
-            problems = numba_backend.regression_problems(args)
+            problems = numba_backend.make_regression_problems(args)
             return problems.solve(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
         from ifsl_bench.solvers import dual  # what the kernels do not serve
 

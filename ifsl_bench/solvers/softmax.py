@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TINY = torch.finfo(torch.float64).tiny
+SMALLEST_NORMAL_FLOAT64 = torch.finfo(torch.float64).tiny
 
 
 class RegressionArgs(NamedTuple):
@@ -31,7 +31,7 @@ class RegressionArgs(NamedTuple):
         )
 
 
-def scores(v: Tensor, x: Tensor) -> Tensor:
+def class_scores(v: Tensor, x: Tensor) -> Tensor:
     """Return the scores V x, [E, N, S].
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ifsl_bench.solvers.linear import AdjointReport, ConjugateGradient, LinearSolver
 from ifsl_bench.solvers.objective import FunctionObjective, Objective
 from ifsl_bench.solvers.outcome import Outcome, Solution, Solver
-from ifsl_bench.solvers.tree import Tree, leaves, rebuild, tensor_leaves, tree_map
+from ifsl_bench.solvers.tree import Tree, list_leaves, rebuild_tree, tensor_leaves, tree_map
 
 
 class Adjoint(Protocol):
@@ -41,7 +41,7 @@ class Implicit:
     linear: LinearSolver = field(default_factory=ConjugateGradient)
 
     def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
-        flat = leaves(args)
+        flat = list_leaves(args)
         run = _BackwardContext(objective, solver, self.linear, v0, tree_map(Tensor.detach, args))
         if not (torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in flat)):
             with torch.no_grad():
@@ -53,7 +53,7 @@ class Implicit:
             )
         minimum = _MinimumFunction.apply(run, *flat)
         assert run.outcome is not None
-        return _make_solution(replace(run.outcome, unknowns=rebuild(run.outcome.unknowns, minimum)), run.report)
+        return _make_solution(replace(run.outcome, unknowns=rebuild_tree(run.outcome.unknowns, minimum)), run.report)
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class _BackwardContext:
 
     objective: Objective
     solver: Solver
-    linear: LinearSolver
-    v0: Tree
+    linear_solver: LinearSolver
+    start_point: Tree
     args: Tree
     report: AdjointReport = field(default_factory=AdjointReport)
     outcome: Outcome | None = None
 
     def solve(self) -> Outcome:
-        self.outcome = self.solver.run(self.objective, self.v0, self.args)
+        self.outcome = self.solver.run(self.objective, self.start_point, self.args)
         if (never := self.objective.may_lack_minimum(self.args)) is not False:
             self.outcome = replace(self.outcome, converged=self.outcome.converged & ~torch.as_tensor(never))
         return self.outcome
@@ -110,8 +110,8 @@ class _MinimumFunction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         run: _BackwardContext = ctx.run
         assert run.outcome is not None
-        v = rebuild(run.outcome.unknowns, ctx.saved_tensors)
-        u = run.linear.solve(run.objective.hessian(v, run.args), rebuild(v, cotangents), run.report)
+        v = rebuild_tree(run.outcome.unknowns, ctx.saved_tensors)
+        u = run.linear_solver.solve(run.objective.hessian(v, run.args), rebuild_tree(v, cotangents), run.report)
         run.report.count_all_failed(run.objective.may_lack_minimum(run.args))
         return (None, *run.objective.pullback(v, run.args, u, list(ctx.needs_input_grad[1:])))
 

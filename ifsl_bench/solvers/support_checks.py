@@ -12,7 +12,7 @@ from torch import Tensor
 class NamedPrior(NamedTuple):
     """A `QuadraticPrior` of `rows` rows of `columns` numbers, and the names of its tensors in messages."""
 
-    name: str
+    name_in_errors: str
     centres: Tensor
     precisions_name: str
     precisions: Tensor
@@ -82,7 +82,7 @@ def check_support_sets_and_priors(
             "give base logits or more classes"
         )
     for prior in priors:
-        for name, tensor in ((prior.name, prior.centres), (prior.precisions_name, prior.precisions)):
+        for name, tensor in ((prior.name_in_errors, prior.centres), (prior.precisions_name, prior.precisions)):
             if not bool(tensor.isfinite().all()):
                 raise ValueError(f"{name} is not finite: meta-training has diverged, or its input has nan or inf")
         if bool((prior.precisions < 0).any()):

@@ -16,21 +16,21 @@ from torch import Tensor
 Tree = Any  # a Tensor, None, or a tuple / named tuple / list / dict of trees
 
 
-def leaves(tree: Tree) -> list[Tensor | None]:
+def list_leaves(tree: Tree) -> list[Tensor | None]:
     """Return the leaves of a tree from left to right."""
     if tree is None or isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
-        return [leaf for key in tree for leaf in leaves(tree[key])]
+        return [leaf for key in tree for leaf in list_leaves(tree[key])]
     if isinstance(tree, tuple | list):
-        return [leaf for child in tree for leaf in leaves(child)]
+        return [leaf for child in tree for leaf in list_leaves(child)]
     raise TypeError(
         f"a tree holds tensors, None, tuples, lists and dicts, not {type(tree).__name__}; "
         "put constants that are not tensors into the objective"
     )
 
 
-def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
+def rebuild_tree(like: Tree, new: Sequence[Any]) -> Tree:
     """Return a tree with its leaves replaced.
 
     Args:
@@ -52,8 +52,8 @@ def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
 
 def concatenate_trees(trees: Sequence[Tree]) -> Tree:
     """Return trees of one form with leaves [E, N, ...] each, as one with all their columns."""
-    columns = zip(*map(leaves, trees), strict=True)
-    return rebuild(trees[0], [None if parts[0] is None else torch.cat(parts, 1) for parts in columns])
+    columns = zip(*map(list_leaves, trees), strict=True)
+    return rebuild_tree(trees[0], [None if parts[0] is None else torch.cat(parts, 1) for parts in columns])
 
 
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -63,7 +63,7 @@ def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
         function: returns the new leaf.
         tree: its leaves may be None, and then stay so.
     """
-    return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])
+    return rebuild_tree(tree, [None if leaf is None else function(leaf) for leaf in list_leaves(tree)])
 
 
 def to_float64(tree: Tree) -> Tree:
@@ -73,19 +73,19 @@ def to_float64(tree: Tree) -> Tree:
 
 def tensor_leaves(tree: Tree) -> list[Tensor]:
     """Return the leaves of a tree of unknowns, in which None has no place."""
-    parts = leaves(tree)
+    parts = list_leaves(tree)
     if any(leaf is None for leaf in parts):
         raise TypeError("the unknowns must all be tensors, and one of them is None")
     return [leaf for leaf in parts if leaf is not None]
 
 
-def pack(tree: Tree) -> Tensor:
+def pack_leaves_into_rows(tree: Tree) -> Tensor:
     """Return all leaves of a tree with leading dimension E side by side, [E, P]."""
     parts = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in tensor_leaves(tree)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def unpack(flat: Tensor, like: Tree) -> Tree:
+def unpack_rows_to_tree(flat: Tensor, like: Tree) -> Tree:
     """Return the inverse of `pack`.
 
     Args:
@@ -94,10 +94,10 @@ def unpack(flat: Tensor, like: Tree) -> Tree:
     """
     shapes = [leaf.shape[1:] for leaf in tensor_leaves(like)]
     parts = flat.split([shape.numel() for shape in shapes], 1)
-    return rebuild(like, [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)])
+    return rebuild_tree(like, [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)])
 
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
+def inner_product_by_episode(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner product of each episode, [E].
 
     Args:
@@ -126,7 +126,7 @@ def fixed_normal_draws(count: int) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-S = TypeVar("S")
+StateT = TypeVar("StateT")
 
 
 @dataclass
@@ -181,14 +181,14 @@ def choose_steps_between_checks(like: Tensor) -> int:
 
 
 def iterate_until_finished(
-    step: Callable[[S], S],
-    state: S,
+    step: Callable[[StateT], StateT],
+    state: StateT,
     max_steps: int,
-    finish_episodes: Callable[[S], tuple[S, Tensor]] | None = None,
-    select_step: Callable[[Tensor], Callable[[S], S] | None] | None = None,
+    finish_episodes: Callable[[StateT], tuple[StateT, Tensor]] | None = None,
+    select_step: Callable[[Tensor], Callable[[StateT], StateT] | None] | None = None,
     check_every: int = 1,
     first_check: int = 1,
-) -> S:
+) -> StateT:
     """Return the state after `max_steps` steps, or earlier where no episode has far to go.
 
     A check of which episodes are done makes a device wait. So it is made after `first_check` steps and then after every

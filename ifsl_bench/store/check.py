@@ -262,7 +262,9 @@ def _partial_mark_faults(result: Result, task: Task, home: Paths) -> Iterator[st
     expected = data.partial if data.fingerprint == result.fingerprint and not crossed else None
     if expected is None and not crossed and data.name in registry.registered_entry_points(registry.DATASET_GROUP):
         plugin = registry.load_plugin(registry.DATASET_GROUP, data.name)
-        expected = None if plugin.problem or plugin.value.needs_source else False  # what is made here is whole
+        expected = (
+            None if plugin.load_problem or plugin.loaded_object.needs_source else False
+        )  # what is made here is whole
     if expected is None:
         with unverified_on_error("partial"):
             expected = _has_partial_data(result, task, home)

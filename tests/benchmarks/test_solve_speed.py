@@ -27,7 +27,7 @@ from solve_table import Row, training
 
 from ifsl_bench.solvers import LBFGS, AttractorMLP, DualNewton, RegressionArgs, SoftmaxRegression, TanhNetwork, minimise
 from ifsl_bench.solvers.network import compute_activations
-from ifsl_bench.solvers.softmax import scores
+from ifsl_bench.solvers.softmax import class_scores
 
 SAME_OPTIMUM = {"ftol": 1e-12, "gtol": 1e-7, "maxiter": 10000, "maxfun": 10000}
 
@@ -74,7 +74,7 @@ def test_lr_evaluation(benchmark, shots):
 
     def evaluate():
         solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
-        novel = scores(solution.value, episodes.query).mT
+        novel = class_scores(solution.value, episodes.query).mT
         return solution, torch.cat([episodes.query_base_logits, novel], 2)
 
     solution, logits = benchmark.pedantic(evaluate, rounds=8, warmup_rounds=1)

@@ -21,7 +21,7 @@ from ifsl_bench.experiments.reproduce import run_without_storing
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import MethodRef
 from ifsl_bench.plugin.method import Method, Prediction, Support
-from ifsl_bench.plugin.options import with_ways
+from ifsl_bench.plugin.options import remake_method_for_ways
 from ifsl_bench.protocols.sampling.episodes import make_training_sampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, MetaTraining, Schedule
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -102,7 +102,7 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
         rows = slice(0, t * ways * shots)
         features, labels, logits = (x[:, rows] for x in (support.features, support.labels, support.base_logits))
         so_far = Support(features, labels, support.hidden, logits)
-        of_all, parameters = with_ways(fresh, t * ways), dict(fresh.named_parameters())
+        of_all, parameters = remake_method_for_ways(fresh, t * ways), dict(fresh.named_parameters())
         answer = torch.func.functional_call(of_all, parameters, (so_far, query)).logits
         met = batch.labels < classes + t * ways
         losses += [F.cross_entropy(answer[e, met[e]], batch.labels[e, met[e]]) for e in range(3)]

@@ -30,7 +30,7 @@ from ifsl_bench.experiments.search import (
 )
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import default_options
-from ifsl_bench.plugin.space import RATE_NAME, Choices, Range
+from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Choices, Range
 from ifsl_bench.protocols.calibration import find_best_bias
 from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -45,7 +45,7 @@ from tests.reporters import Messages
 class Scaled(Method):
     """Cosines beside the base logits; a learned offset, a temperature to choose."""
 
-    space: ClassVar = {"temperature": Range(0.01, 100.0, log=True), RATE_NAME: Range(1e-4, 1e-1, log=True)}
+    space: ClassVar = {"temperature": Range(0.01, 100.0, log=True), LEARNING_RATE_OPTION: Range(1e-4, 1e-1, log=True)}
 
     def __init__(self, base, ways, *, temperature: float = 0.02):
         super().__init__(base, ways)
@@ -121,7 +121,7 @@ def test_a_search_makes_no_more_trials_than_asked_for_and_none_twice(trials):
 
 
 def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there():
-    lda, lr = (registry.load_plugin(registry.METHOD_GROUP, name).value for name in ("lda", "ridge"))
+    lda, lr = (registry.load_plugin(registry.METHOD_GROUP, name).loaded_object for name in ("lda", "ridge"))
 
     def edges(method, value, *alternatives, key="shrinkage", **options):
         return options_at_edge(method, options, {key: value}, [{key: choice} for choice in (value, *alternatives)])
@@ -139,13 +139,13 @@ def test_what_is_offered_first_or_last_is_an_edge_unless_the_option_ends_there()
 def test_every_method_that_has_something_to_choose_declares_where():
     task = load_tasks("glyphs-5shot")[0]
     for name in registry.registered_entry_points(registry.METHOD_GROUP):
-        kind = registry.load_plugin(registry.METHOD_GROUP, name).value
+        kind = registry.load_plugin(registry.METHOD_GROUP, name).loaded_object
         if kind is None:
             continue
         recipes = recipes_that_provide(kind.needs)[:1] if kind.needs else []
         (job,) = make_jobs(RunConfig([name], ["glyphs-5shot"], recipes=recipes))
         assert kind.space or not (job.is_meta_trained or kind.grid), name
-        values = {**default_options(kind, task), RATE_NAME: job.schedule.schedule.rate}
+        values = {**default_options(kind, task), LEARNING_RATE_OPTION: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():
             assert isinstance(range_, Choices) or range_.low <= values[key] <= range_.high, (name, key)
             assert isinstance(range_, Choices) or 0.02 < range_.share_of_value(values[key]) < 0.98, (name, key)
@@ -164,20 +164,26 @@ def all_of(job, home):
 def test_the_default_comes_first_and_shares_its_training_with_the_method_as_published(task, work):
     job = job_of(task, work, trials=8)
     (point, default), *pairs = first_round(job)
-    assert point == {"temperature": 0.02, RATE_NAME: 1e-3}
+    assert point == {"temperature": 0.02, LEARNING_RATE_OPTION: 1e-3}
     assert len(pairs) == 3
     plain = job_of(task, work, trials=0)
     assert plain.setting == "paper"
     assert stages.MetaTrainStage(default).key(work.home) == stages.MetaTrainStage(plain).key(work.home)
     assert [trial_job.options["temperature"] for _, trial_job in pairs] == [point["temperature"] for point, _ in pairs]
-    assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [point[RATE_NAME] for point, _ in pairs]
+    assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [
+        point[LEARNING_RATE_OPTION] for point, _ in pairs
+    ]
 
 
 @pytest.mark.slow("a search trains methods")
 def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
     first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
     assert first.label == "Scaled@tuned-4.train.steps=20"
-    assert (first.setting, first.n_trials, first.chosen_option_names) == ("tuned-4", 4, {"temperature", RATE_NAME})
+    assert (first.setting, first.n_trials, first.chosen_option_names) == (
+        "tuned-4",
+        4,
+        {"temperature", LEARNING_RATE_OPTION},
+    )
     (tried,) = first.tuned.values()
     assert second.tuned == first.tuned
     assert second.options == first.options
@@ -290,7 +296,7 @@ def test_a_setting_that_diverges_is_passed_over(task, work):
     class Fragile(Scaled):
         """Its logits overflow once the parameter has gone far."""
 
-        space: ClassVar = {RATE_NAME: Range(1e-4, 1e6, log=True)}
+        space: ClassVar = {LEARNING_RATE_OPTION: Range(1e-4, 1e6, log=True)}
 
         def forward(self, support, query):
             return Prediction(super().forward(support, query).logits * self.offset.square().exp())

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.adapting import make_small_base
+from ifsl_bench.plugin.adapting import make_small_base_for_checks
 from ifsl_bench.plugin.adapting_contract import check_adapting_rules, make_random_learner
 from ifsl_bench.plugin.method import Query, Support, masked_logits
 from ifsl_bench.plugin.options import make_method
@@ -19,12 +19,12 @@ from ifsl_bench.plugin.rules import EPISODE_RULES, check_contract, make_random_p
 from ifsl_bench.utils.errors import UserError
 
 K, N = 6, 3
-BASE = make_small_base().to(dtype=torch.float64)
+BASE = make_small_base_for_checks().to(dtype=torch.float64)
 
 
 def sessions(hide: tuple[int, ...] = ()) -> list[Support]:
     """Two sessions of three classes of made-up images."""
-    made = make_random_learner("any", registry.get_method("fine-tune"), {}).supports
+    made = make_random_learner("any", registry.get_method("fine-tune"), {}).support_of_both_sessions
     hidden = torch.zeros(1, K, dtype=torch.bool)
     hidden[:, list(hide)] = True
     return [Support(s.features, s.labels, hidden, s.base_logits.double()) for s in made]

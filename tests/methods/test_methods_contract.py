@@ -20,7 +20,9 @@ def methods_on_features() -> list[str]:
         name: registry.load_plugin(registry.METHOD_GROUP, name)
         for name in registry.registered_entry_points(registry.METHOD_GROUP)
     }
-    return sorted(name for name, plugin in plugins.items() if getattr(plugin.value, "sees", "features") == "features")
+    return sorted(
+        name for name, plugin in plugins.items() if getattr(plugin.loaded_object, "sees", "features") == "features"
+    )
 
 
 METHODS = methods_on_features()
@@ -60,10 +62,10 @@ def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:
 def method(request):
     plugin = registry.load_plugin(registry.METHOD_GROUP, request.param)
     if plugin.missing_module:
-        pytest.skip(plugin.problem)
-    assert not plugin.problem
+        pytest.skip(plugin.load_problem)
+    assert not plugin.load_problem
     torch.manual_seed(0)
-    instance = plugin.value(add_example_extras(make_base(), plugin.value), N).double().eval()
+    instance = plugin.loaded_object(add_example_extras(make_base(), plugin.loaded_object), N).double().eval()
     instance.registered = request.param
     return instance
 

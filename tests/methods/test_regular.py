@@ -25,8 +25,8 @@ from tests.methods.test_methods_contract import METHODS, E, K, N, Q, make_base, 
 ROWS = sorted(  # the shorthands of a method stand for it: one of them is what it does by default
     row
     for name in METHODS
-    if not (plugin := registry.load_plugin(registry.METHOD_GROUP, name)).problem
-    for row in plugin.value.shorthands or (name,)
+    if not (plugin := registry.load_plugin(registry.METHOD_GROUP, name)).load_problem
+    for row in plugin.loaded_object.shorthands or (name,)
 )
 VARIANTS = """
 [variants.regular]

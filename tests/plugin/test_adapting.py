@@ -25,10 +25,10 @@ from ifsl_bench.experiments.stages import FeatureStage, list_backbone_stages, ma
 from ifsl_bench.plugin.adapting_contract import check_adapting_rules, make_random_learner
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import NonFiniteLogitsError
-from ifsl_bench.plugin.new_method import IMAGES_TEMPLATE
+from ifsl_bench.plugin.new_method import IMAGE_METHOD_TEMPLATE
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols.tasks.task_files import load_task
-from ifsl_bench.solvers.tree import leaves
+from ifsl_bench.solvers.tree import list_leaves
 from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -131,7 +131,7 @@ def test_the_code_of_the_manual_runs_in_both_protocols_beside_class_means(run, h
     # 96 and 192 channels: the last block with its shortcut and norms, the norm behind it, and the linear layer.
     last = 96 * 192 * 10 + 192 * 192 * 9 + 2 * 2 * 192 + 2 * 192 + (4 * 192 + 1) * 256
     assert tuned.episodes.state_bytes == 4 * (last + (5 + 2 * 2) * 256)
-    assert IMAGES_TEMPLATE.partition("\n\n")[2].replace("$kind", "TuneLastBlock") == SHOWN
+    assert IMAGE_METHOD_TEMPLATE.partition("\n\n")[2].replace("$kind", "TuneLastBlock") == SHOWN
 
 
 def test_maps_are_cached_in_float16_and_give_the_features_within_its_error(here):
@@ -184,7 +184,9 @@ def test_random_numbers_are_seeded_by_the_training_seed_the_session_and_its_imag
         torch.manual_seed(seed)
         method = make_method(kind, learner.method.base, 3, {})
         torch.manual_seed(session)  # what is drawn outside has no say
-        support = replace(learner.supports[0], features=learner.supports[0].features + shift)
+        support = replace(
+            learner.support_of_both_sessions[0], features=learner.support_of_both_sessions[0].features + shift
+        )
         return method.learn(support).state["state"]["means"]
 
     assert torch.equal(means(0, 5), means(0, 6))
@@ -243,7 +245,7 @@ def test_kept_images_are_said_counted_and_refused_where_tasks_allow_none(here):
     (job,) = make_jobs(RunConfig(methods=("m.py",), tasks=(f"tiny.toml:{IN_SESSIONS}",)))
     assert job.method.flags(job.options) == ["changes the last stage", "keeps 4 images a class"]
     learner = make_random_learner("m", job.method, {})
-    kept = [x.numel() for x in leaves(learner.first) if x is not None]
+    kept = [x.numel() for x in list_leaves(learner.state_after_first_session) if x is not None]
     assert kept[-1] == 3 * 4 * 8 * 8
     with pytest.raises(UserError, match="keeps 4 images of each class, and tiny-images-none is for methods"):
         make_jobs(RunConfig(methods=("m.py",), tasks=("tiny.toml:tiny-images-none",)))

@@ -39,8 +39,8 @@ def test_every_method_has_papers_and_a_name_in_print(point):
     )
     for row in rows_of(point):
         named = display_names_by_row()[row]
-        assert len(named.says) <= 50, "one line of the list at 80 columns"
-        assert display_label_in_paper(row) == named.printed
+        assert len(named.short_description) <= 50, "one line of the list at 80 columns"
+        assert display_label_in_paper(row) == named.printed_name
         first = papers_of_method(row)[0]
         surname = re.sub(r"\{\\\"u\}", "ü", first.bibtex.partition("author")[2].partition("{")[2]).split(",")[0]
         assert re.search(rf"{surname}.*{first.read_bibtex_field('year')}", text, re.DOTALL), (row, surname)
@@ -52,7 +52,9 @@ def test_no_row_is_of_a_method_that_there_is_not():
     own_rows = {row for point in OURS for row in rows_of(point)}
     assert set(display_names_by_row()) == own_rows
     shorthands = {name: point.name for name, ((point, *_),) in registry.list_shorthands_by_name().items()}
-    assert {name: row.of for name, row in display_names_by_row().items() if row.of} == shorthands
+    assert {
+        name: row.method_of_shorthand for name, row in display_names_by_row().items() if row.method_of_shorthand
+    } == shorthands
     assert {name for paper in read_papers("methods") for name in paper.row_names} == own_rows
 
 
@@ -100,7 +102,7 @@ def test_entries_are_whole(paper):
         assert paper.read_bibtex_field(field), field
     assert re.fullmatch(r"(19|20)\d\d", paper.read_bibtex_field("year"))
     assert paper.read_bibtex_field("year") in paper.key
-    assert [entry.key for entry in ENTRIES].count(paper.key) == 1
+    assert [entry.bibtex_key for entry in ENTRIES].count(paper.key) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.learn2learn import INSTALL, load_learn2learn
+from ifsl_bench.plugin.learn2learn import INSTALL_COMMAND, load_learn2learn
 from ifsl_bench.plugin.method import Base, Query, Support
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 
@@ -264,9 +264,9 @@ def test_anil_runs_learns_and_is_tuned(learn2learn, clusters, work):
 
 
 def test_there_is_one_version_and_one_way_to_install_it():
-    name, option = re.fullmatch(r'pip install "(.*?)" (--config-settings ".*")', INSTALL).groups()
+    name, option = re.fullmatch(r'pip install "(.*?)" (--config-settings ".*")', INSTALL_COMMAND).groups()
     assert f"\n{name} {option}\n" in (ROOT / "docs" / "learn2learn-requirements.txt").read_text()
-    assert INSTALL in (ROOT / "docs" / "python.md").read_text()
+    assert INSTALL_COMMAND in (ROOT / "docs" / "python.md").read_text()
     assert f'learn2learn = ["{name}"]' in (ROOT / "pyproject.toml").read_text()
 
 
@@ -277,7 +277,7 @@ def without(monkeypatch):
 
 
 def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, clusters, work):
-    assert "--config-settings" in INSTALL
+    assert "--config-settings" in INSTALL_COMMAND
     for call in (
         load_learn2learn,
         lambda: api.run("anil", named(clusters, "clusters-5shot"), work=work),
@@ -285,10 +285,10 @@ def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, 
     ):
         with pytest.raises(ifsl_bench.UserError) as caught:
             call()
-        assert INSTALL in str(caught.value)
+        assert INSTALL_COMMAND in str(caught.value)
         assert "\n" not in str(caught.value)
     assert registry.load_plugin(registry.METHOD_GROUP, "anil").missing_module == "learn2learn"
-    assert not registry.load_plugin(registry.METHOD_GROUP, "imprint").problem
+    assert not registry.load_plugin(registry.METHOD_GROUP, "imprint").load_problem
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ VERBS = {  # the first that fits: "gains nothing" is no gain
 }
 VERB = re.compile("|".join(rf"\b(?P<{says.replace(' ', '_')}>{words})" for says, words in VERBS.items()))
 NAMES = sorted(
-    (*(re.escape(row.printed) for row in display_names_by_row().values()), "[Aa]ttractors?", "[Aa]ttention"), key=len
+    (*(re.escape(row.printed_name) for row in display_names_by_row().values()), "[Aa]ttractors?", "[Aa]ttention"),
+    key=len,
 )
 METHOD = re.compile(rf"(?<![\w+`/-])(?:{'|'.join(reversed(NAMES))})\b")
 FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row too

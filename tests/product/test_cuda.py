@@ -23,7 +23,7 @@ from ifsl_bench.backbones.features import _compute_batches, compute_features
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.data.preparing.prepare import open_or_build
 from ifsl_bench.experiments.stages import MetaTrainStage, make_untrained_method
-from ifsl_bench.plugin.method import FEW
+from ifsl_bench.plugin.method import DEFAULT_GPU_MIN_EPISODES
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
@@ -124,7 +124,7 @@ def test_a_whole_run_says_where_it_was_made_and_counts_what_the_cpu_does(call, h
         assert ours.places["evaluation"].startswith("cuda")
         assert ours.provenance["device"] == torch.cuda.get_device_name(DEVICE)
         if ours.training:
-            few = f"cpu: 1 episode a step, fewer than {FEW}"
+            few = f"cpu: 1 episode a step, fewer than {DEFAULT_GPU_MIN_EPISODES}"
             assert ours.places["meta-training"] == (few if device == "auto" else "cuda: --device cuda")
 
 

@@ -28,7 +28,7 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.stages import MetaTrainStage
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.episode_contract import do_logits_differ, is_prediction_of_search
-from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
+from ifsl_bench.plugin.method import DEFAULT_GPU_MIN_EPISODES, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import add_example_extras, declared_options
 from ifsl_bench.protocols.loader import choose_block_size, evaluate_method
 from ifsl_bench.protocols.tasks.task_files import load_tasks
@@ -75,9 +75,9 @@ def variants() -> list[tuple[str, dict]]:
     for name in METHODS:
         plugin = registry.load_plugin(registry.METHOD_GROUP, name)
         methods.append((name, {}))
-        if plugin.value is not None:
-            usual = {key: option.default for key, option in declared_options(plugin.value).items()}
-            meant = [dict(options) for options in plugin.value.shorthands.values()]
+        if plugin.loaded_object is not None:
+            usual = {key: option.default for key, option in declared_options(plugin.loaded_object).items()}
+            meant = [dict(options) for options in plugin.loaded_object.shorthands.values()]
             methods += [(name, options) for options in meant if usual | options != usual]
     return methods
 
@@ -85,10 +85,10 @@ def variants() -> list[tuple[str, dict]]:
 def seeded_method(name: str, options: dict, base: Base) -> Method:
     plugin = registry.load_plugin(registry.METHOD_GROUP, name)
     if plugin.missing_module:
-        pytest.skip(plugin.problem)
+        pytest.skip(plugin.load_problem)
     torch.manual_seed(0)
-    made_up = add_example_extras(base.to("cpu"), plugin.value).to(base.weight.device)
-    return plugin.value(made_up, N, **options)
+    made_up = add_example_extras(base.to("cpu"), plugin.loaded_object).to(base.weight.device)
+    return plugin.loaded_object(made_up, N, **options)
 
 
 def on(x, device):
@@ -340,8 +340,8 @@ def evaluate_sequences(prepared, name, device, launched=None):
     """
     torch.manual_seed(0)
     loader, plugin = prepared.loader("test", device=device), registry.load_plugin(registry.METHOD_GROUP, name)
-    drawn = plugin.value(prepared.base, 2)  # each device draws parameters of its own
-    method = plugin.value(prepared.base.to(device), 2).to(device)
+    drawn = plugin.loaded_object(prepared.base, 2)  # each device draws parameters of its own
+    method = plugin.loaded_object(prepared.base.to(device), 2).to(device)
     method.load_state_dict(drawn.state_dict())
     if launched is not None:
         launched.clear()
@@ -417,7 +417,9 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         counts.clear()
         model = MetaTrainStage(job).compute(work)
         assert counts.total == (0, 0), counts
-        assert model.training_record.device_description == f"cpu: 1 episode a step, fewer than {FEW}"
+        assert (
+            model.training_record.device_description == f"cpu: 1 episode a step, fewer than {DEFAULT_GPU_MIN_EPISODES}"
+        )
         evaluated = EvaluationStage(job).compute(work)
         assert counts.launches
         assert evaluated.places["evaluation"] == "meta: many episodes at once"
@@ -425,12 +427,17 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
 
 @pytest.mark.parametrize(
     ("name", "given", "few"),
-    [("lr+a", {}, FEW), ("mlp+a", {}, 2 * FEW), ("mlp+a", {"gradient": "implicit"}, None), ("lwof", {}, FEW)],
+    [
+        ("lr+a", {}, DEFAULT_GPU_MIN_EPISODES),
+        ("mlp+a", {}, 2 * DEFAULT_GPU_MIN_EPISODES),
+        ("mlp+a", {"gradient": "implicit"}, None),
+        ("lwof", {}, DEFAULT_GPU_MIN_EPISODES),
+    ],
 )
 def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(here, name, given, few):
     with accelerator():
         work = api.workspace(here / "home")
-        for episodes in (1, FEW, 2 * FEW, 4096):
+        for episodes in (1, DEFAULT_GPU_MIN_EPISODES, 2 * DEFAULT_GPU_MIN_EPISODES, 4096):
             job = _job(here, name, {"steps": 4, "episodes_per_step": episodes})
             place = MetaTrainStage(replace(job, set_options={**job.set_options, **given})).choose_device(work)
             assert place.device == (CPU if few is None or episodes < few else DEVICE)
@@ -447,7 +454,7 @@ def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call
         status, _, err = call(*command, "-v")
         assert status == 0, err
         assert counts.launches
-    few = f"cpu: 1 episode a step, fewer than {FEW}"
+    few = f"cpu: 1 episode a step, fewer than {DEFAULT_GPU_MIN_EPISODES}"
     assert f"meta-training lwof.train.steps=8 on clusters-5shot, seed 0: 8 steps, on {few}" in err
     _other_home(here, "cpu-home")
     status, _, err = call(*command, "--device", "cpu", "--results", "other", "--home", str(here / "cpu-home"))

@@ -8,10 +8,10 @@ from ifsl_bench.solvers import NetworkArgs, RegressionArgs, SoftmaxRegression, T
 from ifsl_bench.solvers.network_space import DualCoordinates
 from ifsl_bench.solvers.softmax import (
     apply_cross_entropy_hessian,
+    class_scores,
     one_hot,
     precision_kernel_matrix,
     probabilities_of_novel_classes,
-    scores,
 )
 
 N, S, D, H = 3, 6, 4, 5
@@ -47,8 +47,8 @@ def test_in_dual_numbers_scores_penalty_and_gradient_need_the_kernel_alone():
     args, a = regression(), 0.2 * normal(1, N, S)
     k, v = precision_kernel_matrix(args.features, 1 / args.precisions), expand(a, args)
     x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)
-    f = scores(args.centres, args.features) + a @ k
-    torch.testing.assert_close(scores(v, args.features), f)
+    f = class_scores(args.centres, args.features) + a @ k
+    torch.testing.assert_close(class_scores(v, args.features), f)
     penalty = (args.precisions * (v - args.centres).square()).sum() / 2
     torch.testing.assert_close(penalty, (a * (a @ k)).sum() / 2)
     r = a - (one_hot(LABELS, N).double() - probabilities_of_novel_classes(f, args.base_logsumexp)) / S
@@ -63,11 +63,11 @@ def test_the_hessian_in_dual_numbers_is_one_plus_m_k():
     k = precision_kernel_matrix(args.features, 1 / args.precisions)
 
     def representer(a):
-        f = scores(args.centres, args.features) + a @ k
+        f = class_scores(args.centres, args.features) + a @ k
         return a - (one_hot(LABELS, N).double() - probabilities_of_novel_classes(f, args.base_logsumexp)) / S
 
     _, moved = torch.autograd.functional.jvp(representer, a, s)
-    pi = probabilities_of_novel_classes(scores(args.centres, args.features) + a @ k, args.base_logsumexp)
+    pi = probabilities_of_novel_classes(class_scores(args.centres, args.features) + a @ k, args.base_logsumexp)
     torch.testing.assert_close(moved, s + apply_cross_entropy_hessian(pi, pi / S, s @ k))
 
 

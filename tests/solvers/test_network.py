@@ -28,7 +28,7 @@ from ifsl_bench.solvers import (
     ridge_prior,
 )
 from ifsl_bench.solvers.lbfgs import TURNS_BETWEEN_CHECKS
-from ifsl_bench.solvers.tree import pack, unpack
+from ifsl_bench.solvers.tree import pack_leaves_into_rows, unpack_rows_to_tree
 
 RESIDUAL = 1e-12 * 1000  # what is asked of an inverse in dual numbers, times what the kernels make of it
 UNMOVED = 1e-3  # float32's stop, 1e-5 of the first gradient, over a ridge of 1e-3 and features of 4
@@ -83,8 +83,8 @@ def test_a_solution_in_dual_numbers_is_a_stationary_point_of_the_large_form(case
     objective, args = problem(**case)
     solution = minimise(objective, LBFGS(1e-10), None, args)
     assert bool(solution.converged.all())
-    gradient = pack(objective.gradient(solution.value, args))
-    start = pack(
+    gradient = pack_leaves_into_rows(objective.gradient(solution.value, args))
+    start = pack_leaves_into_rows(
         objective.gradient(
             objective.search_coordinates(None, args).to_unknowns(
                 objective.search_coordinates(None, args).initial_point()
@@ -112,11 +112,15 @@ def test_no_worse_than_scipy_from_the_same_start():
         like = NetworkWeights(*(w[i : i + 1] for w in start))
 
         def value(flat, episode=episode, like=like):
-            v = unpack(torch.as_tensor(flat)[None], like)
-            return float(objective.value(v, episode)), pack(objective.gradient(v, episode))[0].numpy()
+            v = unpack_rows_to_tree(torch.as_tensor(flat)[None], like)
+            return float(objective.value(v, episode)), pack_leaves_into_rows(objective.gradient(v, episode))[0].numpy()
 
         peer = minimize(
-            value, pack(like)[0].numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 9999}
+            value,
+            pack_leaves_into_rows(like)[0].numpy(),
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 5000, "maxfun": 9999},
         )
         # Both end in some minimum: neither must be much the worse.
         assert float(solution.objective[i]) <= peer.fun * 1.05
@@ -186,8 +190,11 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots):
 def curvatures(objective, args, v):
     """The eigenvalues of each episode's Hessian, from all of its columns: [E, P]."""
     v, args = (type(t)(*(a.double() if a.is_floating_point() else a for a in t)) for t in (v, args))
-    product, (count, size) = objective.hessian(v, args).product, pack(v).shape
-    columns = [pack(product(unpack(row.expand(count, -1), v))) for row in torch.eye(size, dtype=torch.float64)]
+    product, (count, size) = objective.hessian(v, args).product, pack_leaves_into_rows(v).shape
+    columns = [
+        pack_leaves_into_rows(product(unpack_rows_to_tree(row.expand(count, -1), v)))
+        for row in torch.eye(size, dtype=torch.float64)
+    ]
     return torch.linalg.eigvalsh(torch.stack(columns, 2))
 
 

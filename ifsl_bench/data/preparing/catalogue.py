@@ -72,7 +72,7 @@ def make_dataset_rows(home: Paths) -> list[dict[str, str]]:
         row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
         plugin = registry.load_plugin(registry.DATASET_GROUP, name) if name in registered else None
         if plugin:
-            row["what"] = plugin.problem or plugin.value.summary
+            row["what"] = plugin.load_problem or plugin.loaded_object.summary
         elif name in used:
             row["what"] = used[name].obtain
         elif name in mine:
@@ -102,9 +102,9 @@ def describe_availability(home: Paths, name: str) -> str:
     if name not in registry.registered_entry_points(registry.DATASET_GROUP):
         return "to be obtained"
     plugin = registry.load_plugin(registry.DATASET_GROUP, name)
-    if plugin.problem:
-        return plugin.problem
-    if not plugin.value.needs_source:
+    if plugin.load_problem:
+        return plugin.load_problem
+    if not plugin.loaded_object.needs_source:
         return "made when first used"
     return f"to be prepared from files: {format_prepare_command(name)}"
 

@@ -301,7 +301,7 @@ def _check_layout(source: DatasetSource, tree: FileTree) -> None:
     names = [
         name
         for name in registry.registered_entry_points(registry.DATASET_GROUP)
-        if not registry.load_plugin(registry.DATASET_GROUP, name).problem
+        if not registry.load_plugin(registry.DATASET_GROUP, name).load_problem
     ]
     others = [
         (source, layout)

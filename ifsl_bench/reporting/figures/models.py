@@ -110,7 +110,8 @@ def training_command(job: Job, home: Paths) -> str:
         job: the job.
         home: the folders.
     """
-    typed = job.row_label._replace(name=job.method_ref.file or job.row_label.name).command_line_words
+    name = job.method_ref.source_file or job.row_label.method_name
+    typed = job.row_label._replace(method_name=name).command_line_words
     words = ["ifsl-bench", "run", *typed[:2], "--task", job.task.name, *typed[2:]]
     words += ["--seed", str(job.seed)] if job.seed else []
     words += ["--home", str(home.cache)] if home.cache != Paths.locate().cache else []
