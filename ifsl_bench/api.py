@@ -108,7 +108,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     if progress is None:
         progress = work is None and in_notebook()
     work = work or workspace(home, results)
-    work = replace(work, curves=make_curve_logs(log, log_dir, work.home) or work.curves)
+    work = replace(work, curve_logs=make_curve_logs(log, log_dir, work.home) or work.curve_logs)
     if progress:
         work = replace(work, reporter=default_reporter())
     _check_seeds(seed, seeds)
@@ -213,7 +213,7 @@ def evaluate_checkpoint(
     job = _require_single_job(make_jobs(config, work.home))
     evaluation = EvaluationStage(job, folder, command)
     if not job.is_made_by_same_code(info):
-        work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
+        work.reporter.warn(f"{job.method_name} has other code than the method that {folder.name} was trained with")
     DataStage(job.task, ("test",)).compute(work)
     if (key := make_pretrain_stage(job).key(work.home)) != info["pretraining"]:
         raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from ifsl_bench.experiments.search import Point, propose_next_round
+from ifsl_bench.experiments.search import OptionPoint, propose_next_round
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import declared_search_space, default_options
 from ifsl_bench.plugin.space import Range, SearchSpace
@@ -34,10 +34,10 @@ BUDGETS = (6, 9, 12, 24)
 LATTICE = {1: 43, 2: 12}  # values of an option, by the number of options
 REPEATS = 20  # of a search that draws
 
-Accuracy = Callable[[Point], float]
+Accuracy = Callable[[OptionPoint], float]
 
 
-def lattice(space: SearchSpace) -> Iterator[Point]:
+def lattice(space: SearchSpace) -> Iterator[OptionPoint]:
     """Evenly spaced values of each range with all choices."""
     count = LATTICE[len(space)]
     values = [
@@ -88,22 +88,22 @@ def interpolated(space: SearchSpace, accuracies: Mapping[str, float]) -> Accurac
         shape = [len(axis) for axis in axes]
         between[choice] = RegularGridInterpolator(axes, values.reshape(shape), bounds_error=False, fill_value=None)
 
-    def accuracy(point: Point) -> float:
+    def accuracy(point: OptionPoint) -> float:
         shares = [dimension.share_of_value(point[key]) for key, dimension in ranges.items()]
         return float(between[tuple(point[key] for key in choices)](shares)[0])
 
     return accuracy
 
 
-def ours(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def ours(space: SearchSpace, default: OptionPoint, trials: int, accuracy: Accuracy, seed: int) -> float:
     """``--tune``, which draws nothing."""
-    rounds: list[list[tuple[Point, float]]] = []
+    rounds: list[list[tuple[OptionPoint, float]]] = []
     while points := propose_next_round(space, default, trials, rounds):
         rounds.append([(point, accuracy(point)) for point in points])
     return max(value for pairs in rounds for _, value in pairs)
 
 
-def halton(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def halton(space: SearchSpace, default: OptionPoint, trials: int, accuracy: Accuracy, seed: int) -> float:
     """The default and points of a scrambled Halton sequence."""
     from scipy.stats.qmc import Halton
 
@@ -115,7 +115,7 @@ def halton(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, 
     return max(accuracy(point) for point in (default, *points))
 
 
-def random(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def random(space: SearchSpace, default: OptionPoint, trials: int, accuracy: Accuracy, seed: int) -> float:
     """The default and points drawn at random."""
     shares = np.random.default_rng(seed).random((trials - 1, len(space)))
     points = [
@@ -125,7 +125,7 @@ def random(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, 
     return max(accuracy(point) for point in (default, *points))
 
 
-def tpe(space: SearchSpace, default: Point, trials: int, accuracy: Accuracy, seed: int) -> float:
+def tpe(space: SearchSpace, default: OptionPoint, trials: int, accuracy: Accuracy, seed: int) -> float:
     """The default, then Optuna's tree-structured Parzen estimator, as it is unless told otherwise."""
     import optuna
 

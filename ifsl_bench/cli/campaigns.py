@@ -42,7 +42,7 @@ def _expand_campaign(campaign: str | None, config: RunConfig) -> tuple[list[Job]
 
     jobs, lacking = expand_configs(configs, work.reporter, methods)
     print_missing(lacking)
-    return jobs, work, configs[0].files
+    return jobs, work, configs[0].data_path_by_dataset
 
 
 @click.command(

@@ -158,7 +158,7 @@ def run(
     from ifsl_bench.experiments.runner import check_data_paths
 
     jobs, lacking = expand_configs(configs, work.reporter, methods)
-    files = configs[0].files
+    files = configs[0].data_path_by_dataset
     check_data_paths(files, tasks, work.home, forms=dry_run)
     if dry_run and config.own_weights:
         raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")

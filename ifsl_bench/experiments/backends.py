@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import loky
 
 MAX_ATTEMPTS = 3  # at an item whose worker dies, for each checkpoint that it goes on from
-LOOK_SECONDS = 1.0  # seconds between two looks at the workers
+POLL_INTERVAL_SECONDS = 1.0  # seconds between two looks at the workers
 
 
 def local_backend(
@@ -108,7 +108,7 @@ def check_picklable(jobs: Iterable[Job]) -> None:
             reason = "is defined in a notebook or script, where other processes cannot find it"
         if reason:
             advice = f"move it to a file (file.py:{method.__name__}), or run with --jobs 1"
-            raise UserError(f"method {job.name!r} {reason}: {advice}")
+            raise UserError(f"method {job.method_name!r} {reason}: {advice}")
 
 
 # -- in a worker
@@ -134,7 +134,7 @@ def run_pickled_item(
     work, log = _open_workspace(packed_work)
     log.to = reporter or NullReporter()
     try:
-        return replace(run_item(item, work, log), error=None)
+        return replace(run_item(item, work, log), raised_error=None)
     finally:
         sys.stdout.flush()
 
@@ -224,9 +224,9 @@ class WorkerPool(Backend):
                 if not waiting or not self._can_take_item(worker, waiting[0]):
                     continue
                 item = worker.running_item = waiting.popleft()
-                log = log_path(work.home, item.key)
-                log_begins.setdefault(item.key, log.stat().st_size if log.exists() else 0)
-                attempts[item.key] += 1
+                log = log_path(work.home, item.log_key)
+                log_begins.setdefault(item.log_key, log.stat().st_size if log.exists() else 0)
+                attempts[item.log_key] += 1
                 self.reporter.say(f"{item.title} ...")
                 try:
                     worker.running_future = self._start_item(
@@ -237,7 +237,7 @@ class WorkerPool(Backend):
                     worker.running_future.set_exception(error)
                 worker.running_future.add_done_callback(lambda _, worker=worker: ended.put(worker))
             try:
-                worker = ended.get(timeout=LOOK_SECONDS)
+                worker = ended.get(timeout=POLL_INTERVAL_SECONDS)
             except queue.Empty:
                 continue
             future = worker.running_future
@@ -258,12 +258,14 @@ class WorkerPool(Backend):
                 yield item, outcome
                 continue
             # A job that a queueing system ends by its time limit again and again has a new checkpoint each time.
-            checkpoints = count_resumed_stages(log_path(work.home, item.key), log_begins[item.key])
-            if attempts[item.key] < MAX_ATTEMPTS * (1 + checkpoints):
-                self.reporter.warn(f"{item.title}: {outcome.message}; it is run again, from its last checkpoint")
+            checkpoints = count_resumed_stages(log_path(work.home, item.log_key), log_begins[item.log_key])
+            if attempts[item.log_key] < MAX_ATTEMPTS * (1 + checkpoints):
+                self.reporter.warn(
+                    f"{item.title}: {outcome.failure_message}; it is run again, from its last checkpoint"
+                )
                 waiting.append(item)
             else:
-                yield item, WorkOutcome(FAILED, f"{outcome.message}, {attempts[item.key]} times")
+                yield item, WorkOutcome(FAILED, f"{outcome.failure_message}, {attempts[item.log_key]} times")
 
     def _busy_workers(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.running_item]

@@ -27,10 +27,10 @@ from ifsl_bench.store.result_folder import CLAIMS_FILE
 from ifsl_bench.utils.errors import UserError, is_printable, unknown_name_error
 from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
 
-Value = str | int | float | bool
-OneOrMany = Value | list[Value]
+OptionValue = str | int | float | bool
+OptionValues = OptionValue | list[OptionValue]
 # Keys of a run beside names, seeds and tables: type and default.
-SCALAR_FIELDS = [
+UNMULTIPLIED_FIELDS = [
     ("tune", int, 0),
     ("episodes", int | None, None),
     ("recipe", str | None, None),
@@ -46,9 +46,9 @@ _Run = msgspec.defstruct(
         ("tasks", str | list[str]),
         ("seeds", int | list[int], 1),
         ("seed", int | None, None),
-        ("set", dict[str, OneOrMany], {}),
-        ("train", dict[str, OneOrMany], {}),
-        *((key, kind | list[kind], default) for key, kind, default in SCALAR_FIELDS),  # type: ignore[valid-type]
+        ("set", dict[str, OptionValues], {}),
+        ("train", dict[str, OptionValues], {}),
+        *((key, kind | list[kind], default) for key, kind, default in UNMULTIPLIED_FIELDS),  # type: ignore[valid-type]
     ],
     frozen=True,
     forbid_unknown_fields=True,
@@ -57,7 +57,7 @@ _Run = msgspec.defstruct(
 """One ``[[run]]``; the keys are the options of ``ifsl-bench run``, and a list of values multiplies."""
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CampaignFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: list[_Run]  # type: ignore[valid-type]  # its fields are made above
     results: str = ""
     data: dict[str, str] = {}
@@ -108,9 +108,9 @@ def parse_campaign(text: str, where: str, folder: Path) -> list[RunConfig]:
     Raises:
         UserError: not TOML, an unknown or missing key, a wrong type, an impossible value, or too many jobs.
     """
-    keys = {f.encode_name for kind in (_File, _Run) for f in msgspec.structs.fields(kind)}
+    keys = {f.encode_name for kind in (_CampaignFile, _Run) for f in msgspec.structs.fields(kind)}
     try:
-        file = convert_tables(parse_toml(text, where), _File, where, keys)
+        file = convert_tables(parse_toml(text, where), _CampaignFile, where, keys)
     except UserError as error:  # other errors count runs from 1 as well
         raise UserError(re.sub(r"`run\[(\d+)\]", lambda m: f"`run {int(m[1]) + 1}", str(error))) from error
     if not file.run:
@@ -136,7 +136,7 @@ def _multiplied_values(run: Any) -> dict[tuple[str, str], list[Any]]:
     """Collect the values that multiply beside methods, tasks and seeds: (table or "", key) -> values."""
     choices = {("set", key): _as_list(value) for key, value in run.set.items()}
     choices |= {("train", key): _as_list(value) for key, value in run.train.items()}
-    return choices | {("", key): _as_list(getattr(run, key)) for key, *_ in SCALAR_FIELDS}
+    return choices | {("", key): _as_list(getattr(run, key)) for key, *_ in UNMULTIPLIED_FIELDS}
 
 
 def _parse_seeds(run: Any, where: str) -> Sequence[int]:
@@ -185,7 +185,7 @@ def _run_configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
             plain["tune"],
             seeds=seeds,
             change=change,
-            where=where,
+            place_in_campaign_file=where,
             recipes=() if plain["recipe"] is None else (_resolve_recipe(folder, plain["recipe"], where),),
             **more,
         )

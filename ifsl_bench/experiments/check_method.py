@@ -104,7 +104,7 @@ def _method_faults(result: Result, task: Task, home: Paths) -> Iterator[str]:
         yield f"options: {error}"
         return
     if others := sorted(result.chosen_option_names - set(job.method.space)):  # they would be missing in the label
-        yield f"tuned: {others[0]} is no option that method {job.name} tunes"
+        yield f"tuned: {others[0]} is no option that method {job.method_name} tunes"
     if job.setting != result.setting:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
@@ -180,12 +180,12 @@ def _unknown_method_faults(result: Result, task: Task) -> Iterator[str]:
 def _search_value_faults(result: Result, job: Job) -> Iterator[str]:
     """Yield a line for each value that no search of the job that a result is of gives."""
     if result.transductive != job.method.transductive:
-        yield f"transductive: {str(result.transductive).lower()}, method {job.name} says otherwise"
-    if result.flags != (flags := job.method.flags(job.options)):
-        yield f"flags: {result.flags}, method {job.name} says {flags}"
-    if job.training.non_default_values() and not job.is_meta_trained:
-        name = next(iter(job.training.non_default_values()))
-        yield f"train: {name}, and method {job.name} with these options trains nothing"
+        yield f"transductive: {str(result.transductive).lower()}, method {job.method_name} says otherwise"
+    if result.flags != (flags := job.method.flags(job.method_options)):
+        yield f"flags: {result.flags}, method {job.method_name} says {flags}"
+    if job.training_changes.non_default_values() and not job.is_meta_trained:
+        name = next(iter(job.training_changes.non_default_values()))
+        yield f"train: {name}, and method {job.method_name} with these options trains nothing"
     names = ", ".join(job.searched_names)
     if list(result.tuned) != [names] * bool(names):
         tuned = " and ".join(result.tuned) or "nothing"
@@ -222,7 +222,7 @@ def _choice_faults(result: Result, names: str, job: Job) -> Iterator[str]:
     best = max(sound, key=sound.__getitem__)
     point, chosen = candidates[best].option_values, candidates[best].job
     offered = [candidate.option_values for candidate in candidates.values()]
-    edge = options_at_edge(job.method, chosen.options, point, offered)
+    edge = options_at_edge(job.method, chosen.method_options, point, offered)
     yield from _settings_faults(result, chosen, point, best, edge)
 
 
@@ -230,11 +230,11 @@ def _settings_faults(
     result: Result, job: Job, point: Mapping[str, Any], best: str, edge: Sequence[str] = ()
 ) -> Iterator[str]:
     """Compare options, training and edge with the job that was chosen, at this point."""
-    options = {**job.options, **{key: value for key, value in point.items() if key != LEARNING_RATE_OPTION}}
+    options = {**job.method_options, **{key: value for key, value in point.items() if key != LEARNING_RATE_OPTION}}
     why = f"the best of those tried, {best}, has" if best else "method and task make it"
     for name, recorded, expected in (
         ("options", result.options, options),
-        ("train", result.train, job.training.non_default_values()),
+        ("train", result.train, job.training_changes.non_default_values()),
     ):
         for key in sorted(recorded.keys() | expected.keys()):
             recorded_text, expected_text = (

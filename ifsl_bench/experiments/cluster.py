@@ -44,7 +44,15 @@ VERSIONED_PACKAGES = (
 )  # that decide digits, or whether messages arrive
 INSTALL_CLUSTER = 'pip install "ifsl_bench[cluster]"'
 LOCAL_CLUSTER = "LocalCluster"
-LOCAL_ARGUMENTS = ("n_workers", "threads_per_worker", "memory_limit", "host", "interface", "preload", "local_directory")
+LOCAL_CLUSTER_ARGUMENTS = (
+    "n_workers",
+    "threads_per_worker",
+    "memory_limit",
+    "host",
+    "interface",
+    "preload",
+    "local_directory",
+)
 RESERVED_ARGUMENTS = ("asynchronous", "job_cls", "loop", "protocol", "scheduler_cls", "security")  # of clusters of jobs
 CONNECT_SECONDS = 10.0  # seconds to wait for a scheduler's answer
 SHUTDOWN_SECONDS = 2.0  # seconds that workers have to end by themselves
@@ -56,28 +64,28 @@ WORKER_SHELL_LINE = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts i
 class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A cluster that runs, or one to start."""
 
-    address: str = ""  # of a scheduler that runs; "" for a cluster to start
-    kind: Literal[
+    scheduler_address: str = ""  # of a scheduler that runs; "" for a cluster to start
+    cluster_class_name: Literal[
         "", "LocalCluster", "SLURMCluster", "PBSCluster", "SGECluster", "LSFCluster", "OARCluster", "MoabCluster",
         "HTCondorCluster",
     ] = msgspec.field(name="class", default="")  # fmt: skip
-    arguments: dict[str, Any] = {}  # of the class
+    cluster_arguments: dict[str, Any] = {}  # of the class
     security: bool = False  # keys are made for this one cluster; else it has those of Dask's own settings, if any
 
     @property
     def name(self) -> str:
         """The cluster as messages call it."""
-        return self.address or self.kind
+        return self.scheduler_address or self.cluster_class_name
 
     @property
     def n_workers(self) -> int:
         """The number of workers to start; 0 where others decide it."""
-        return int(self.arguments.get("n_workers", 0))
+        return int(self.cluster_arguments.get("n_workers", 0))
 
     @property
     def uses_accelerators(self) -> bool:
         """True where the workers of a cluster to start declare an accelerator."""
-        return f"{ACCELERATOR_RESOURCE}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
+        return f"{ACCELERATOR_RESOURCE}=" in " ".join(map(str, self.cluster_arguments.get("worker_extra_args", ())))
 
 
 def import_dask(module: str = "distributed") -> ModuleType:
@@ -116,26 +124,30 @@ def parse_cluster(name: str) -> ClusterSpec:
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
     if problem := _find_cluster_spec_fault(spec):
         raise UserError(f"{where}: {problem}")
-    if spec.kind not in ("", LOCAL_CLUSTER):
+    if spec.cluster_class_name not in ("", LOCAL_CLUSTER):
         import_dask("dask_jobqueue")
     return spec
 
 
 def _find_cluster_spec_fault(spec: ClusterSpec) -> str | None:
     """Return the fault of a description; None where there is none."""
-    if bool(spec.address) == bool(spec.kind):
+    if bool(spec.scheduler_address) == bool(spec.cluster_class_name):
         return 'give either address = "tcp://HOST:PORT" or class, such as "SLURMCluster"'
-    if spec.address and not ADDRESS_PATTERN.fullmatch(spec.address):
-        return f"a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.address!r}"
-    if spec.address and spec != ClusterSpec(spec.address):
+    if spec.scheduler_address and not ADDRESS_PATTERN.fullmatch(spec.scheduler_address):
+        return f"a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {spec.scheduler_address!r}"
+    if spec.scheduler_address and spec != ClusterSpec(spec.scheduler_address):
         return "a scheduler that runs takes no [arguments], and has keys already"
-    if spec.address:
+    if spec.scheduler_address:
         return None
-    for argument in spec.arguments:
-        if argument not in LOCAL_ARGUMENTS if spec.kind == LOCAL_CLUSTER else argument in RESERVED_ARGUMENTS:
-            return f"{argument} is no argument of {spec.kind} that a file can give"
-    if type(count := spec.arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
-        return f"say in [arguments] how many workers {spec.kind} shall start: n_workers = 4"
+    for argument in spec.cluster_arguments:
+        if (
+            argument not in LOCAL_CLUSTER_ARGUMENTS
+            if spec.cluster_class_name == LOCAL_CLUSTER
+            else argument in RESERVED_ARGUMENTS
+        ):
+            return f"{argument} is no argument of {spec.cluster_class_name} that a file can give"
+    if type(count := spec.cluster_arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
+        return f"say in [arguments] how many workers {spec.cluster_class_name} shall start: n_workers = 4"
     return None
 
 
@@ -162,15 +174,15 @@ def connect_to_scheduler(spec: ClusterSpec, home: Paths, stack: ExitStack, failu
     try:
         security = distributed.Security.temporary() if spec.security else distributed.Security()
         security = security if security.tls_ca_file else None
-        if spec.address:
-            asyncio.run(_check_scheduler_answers(spec.address, security))
+        if spec.scheduler_address:
+            asyncio.run(_check_scheduler_answers(spec.scheduler_address, security))
         else:
             started = _start_cluster(spec, home, security, failures)
             stack.callback(_shut_down_cluster, started)
         options = {"security": security, "timeout": CONNECT_SECONDS, "set_as_default": False}
-        client = distributed.Client(started or spec.address, **options)
+        client = distributed.Client(started or spec.scheduler_address, **options)
     except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
-        what = "no scheduler answers at" if spec.address else "no cluster can be started of class"
+        what = "no scheduler answers at" if spec.scheduler_address else "no cluster can be started of class"
         why = failures[-1] if failures else str(error.__cause__ or error) or type(error).__name__
         raise UserError(f"{what} {spec.name}: {why.splitlines()[0]}") from error
     stack.callback(client.close, timeout=2)
@@ -186,11 +198,11 @@ async def _check_scheduler_answers(address: str, security: Any) -> None:
 
 def _start_cluster(spec: ClusterSpec, home: Paths, security: Any, failures: list[str]) -> Any:
     """Start the cluster of a class and arguments."""
-    arguments = {**spec.arguments, "security": security} if security else spec.arguments
-    if spec.kind == LOCAL_CLUSTER:
+    arguments = {**spec.cluster_arguments, "security": security} if security else spec.cluster_arguments
+    if spec.cluster_class_name == LOCAL_CLUSTER:
         defaults = {"dashboard_address": DASHBOARD_ADDRESS, "memory_limit": 0, "silence_logs": logging.CRITICAL}
         return import_dask().LocalCluster(**{**defaults, **arguments})
-    kind = getattr(import_dask("dask_jobqueue"), spec.kind)
+    kind = getattr(import_dask("dask_jobqueue"), spec.cluster_class_name)
     if spec.security:  # keys made for this one cluster, in files that the jobs read
         folder = home.cache / "keys"
         folder.mkdir(parents=True, exist_ok=True)
@@ -254,12 +266,12 @@ class WorkerRequirements:
 
     Attributes:
         home_tokens: files in the home and results folders, and their contents.
-        versions: of Python, packages and this package's code.
+        package_versions: of Python, packages and this package's code.
         method_files: name, pickled description and identity of the code of each method.
     """
 
     home_tokens: Mapping[str, str]
-    versions: Mapping[str, str]
+    package_versions: Mapping[str, str]
     method_files: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)
 
 
@@ -310,7 +322,7 @@ def find_unmet_requirement(required: WorkerRequirements, dask_worker: Any = None
         dask_worker: of this process, set by Dask.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
-    here, there = environment_versions(), required.versions
+    here, there = environment_versions(), required.package_versions
     if differing := [
         f"{name} {here[name]} (the command: {there[name]})" for name in there if here[name] != there[name]
     ]:

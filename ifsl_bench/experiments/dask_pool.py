@@ -41,7 +41,7 @@ from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, Progre
 from ifsl_bench.utils.threads import core_count
 
 WORKER_WAIT_SECONDS = 20.0  # seconds that work waits for a worker before a warning
-ONE_ITEM_LOCK = (
+ITEM_RUNNING_LOCK = (
     threading.Lock()
 )  # several commands may share a worker, whose random numbers and threads are its process's
 
@@ -70,7 +70,7 @@ class DaskPool(WorkerPool):
             )
         self.spec, self.home, self.device = spec, work.home, device
         check_picklable(jobs)
-        by_method = {job.name: job for job in jobs}
+        by_method = {job.method_name: job for job in jobs}
         self.methods = [
             (name, pickle.dumps(job.method_ref), hash_method_source(job.method)) for name, job in by_method.items()
         ]
@@ -86,7 +86,7 @@ class DaskPool(WorkerPool):
         """The connection to the scheduler; where other machines could send work to that, there is a warning."""
         client, self._started = connect_to_scheduler(self.spec, self.home, self._stack, self._failures)
         listeners = self._started.scheduler.listeners if self._started else ()
-        addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.address]
+        addresses: list[str] = [listener.listen_address for listener in listeners] or [self.spec.scheduler_address]
         for address in filter(is_reachable_from_network, addresses):
             self.reporter.warn(
                 f"the scheduler of {self.spec.name} listens at {address} without TLS: whoever reaches it runs programs "
@@ -109,14 +109,16 @@ class DaskPool(WorkerPool):
             UserError: no worker has the device that the user names.
         """
         accelerated = self.spec.uses_accelerators
-        if self.spec.address and self.device != "cpu":
+        if self.spec.scheduler_address and self.device != "cpu":
             accelerated = any(map(_has_accelerator, self._known_workers().values()))
         self.accelerated = accelerated and self.device != "cpu"
         if self.device == "cuda" and not self.accelerated:
             resources = f'--resources "{ACCELERATOR_RESOURCE}=1"'
             raise UserError(f"--device cuda: no worker of {self.spec.name} declares an accelerator, {resources}")
         self._idle_since = time.monotonic()
-        return replace(work, device=torch.device("cuda" if self.accelerated else "cpu"), forced=self.device != "auto")
+        return replace(
+            work, device=torch.device("cuda" if self.accelerated else "cpu"), device_is_forced=self.device != "auto"
+        )
 
     def update_workers(self) -> None:
         """Examine new workers; take the items of those that are gone, and ask for others.
@@ -188,7 +190,7 @@ class DaskPool(WorkerPool):
     def _add_suitable_workers(self, new: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the new workers that meet the requirements; raise :class:`UserError` where a first one does not."""
         run, workers, first = self.client.run, list(new), not self.workers
-        if self.spec.kind == LOCAL_CLUSTER:  # its processes write where this one does
+        if self.spec.cluster_class_name == LOCAL_CLUSTER:  # its processes write where this one does
             self._ask_scheduler(run, redirect_output, self.home, "cluster", workers=workers, on_error="ignore")
         for address, answer in self._ask_scheduler(
             run, find_unmet_requirement, self._worker_requirements, workers=workers, on_error="return"
@@ -248,11 +250,13 @@ def run_on_worker(content: bytes, packed_work: bytes, cores: int, share: int) ->
     keep_freed_memory_in_allocator()
     reporter = _CancellationReporter(import_dask().get_worker())
     try:
-        while not ONE_ITEM_LOCK.acquire(timeout=1):  # of another command, or a cancelled one that has not yet stopped
+        while not ITEM_RUNNING_LOCK.acquire(
+            timeout=1
+        ):  # of another command, or a cancelled one that has not yet stopped
             reporter.say()
         try:
             return run_pickled_item(content, packed_work, cores, share, reporter)
         finally:
-            ONE_ITEM_LOCK.release()
+            ITEM_RUNNING_LOCK.release()
     except ConsumerDisconnected:
         return WorkOutcome(LOST_OUTCOME, "its command has ended")

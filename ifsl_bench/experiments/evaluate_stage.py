@@ -46,7 +46,7 @@ from ifsl_bench.utils.files import Paths, sha256_json
 from ifsl_bench.utils.progress import Reporter
 
 RECORDED_LIBRARIES = ("torch", "torchvision", "numpy")
-FIRST_EPISODES = 8  # test episodes that the contract is checked on in every run
+N_EPISODES_CHECKED = 8  # test episodes that the contract is checked on in every run
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class EvaluationContext:
         method: on the device of the evaluation.
         training_record: its meta-training, if there was one.
         trained_model_folder: of the meta-training under ``trained``; "" without one.
-        prepared: the task's data, features and episodes.
+        prepared_task: the task's data, features and episodes.
         device_choice: the device, and why it was chosen.
     """
 
@@ -68,16 +68,16 @@ class EvaluationContext:
     method: Method
     training_record: TrainingRecord | None
     trained_model_folder: str
-    prepared: PreparedTask
+    prepared_task: PreparedTask
     device_choice: DeviceChoice
 
     def loader(self, side: Side) -> Loader:
         """Return the loader of one side's episodes or sequences, on the device of the evaluation."""
-        return self.prepared.loader(side, device=self.device_choice.device)
+        return self.prepared_task.loader(side, device=self.device_choice.device)
 
     def make_episode_loader(self) -> EpisodeLoader:
         """Return the loader of test episodes; raises :class:`UserError` where the task is in sessions."""
-        return self.prepared.episode_loader("test", self.device_choice.device)
+        return self.prepared_task.episode_loader("test", self.device_choice.device)
 
     def make_contract_probe(self, count: int) -> ContractProbe:
         """Return the method with its first test episodes; of sequences, with the first sessions of these.
@@ -85,8 +85,10 @@ class EvaluationContext:
         Args:
             count: how many, where there are as many.
         """
-        first = self.loader("test").load_first_episodes(min(count, self.job.episodes))
-        return ContractProbe(self.job.name, self.method.eval(), first.support, first.query, first.masked_base_classes)
+        first = self.loader("test").load_first_episodes(min(count, self.job.n_episodes))
+        return ContractProbe(
+            self.job.method_name, self.method.eval(), first.support, first.query, first.masked_base_classes
+        )
 
     def check_contract(self) -> tuple[ContractProbe, Tensor]:
         """Check the method on its first test episodes, and return some of them with the answers.
@@ -97,9 +99,11 @@ class EvaluationContext:
         if isinstance(self.method, Adapting):
             probe = self.make_contract_probe(2)
             return probe.select_episode(0), check_adapting_method_on_probe(probe)
-        probe = self.make_contract_probe(FIRST_EPISODES).with_search_flag()
-        answers, count = check_answers(probe), min(FIRST_EPISODES, self.job.episodes)
-        protocol_of_task(self.job.task).check_protocol_contract(self.job.name, self.method, self.loader("test"), count)
+        probe = self.make_contract_probe(N_EPISODES_CHECKED).with_search_flag()
+        answers, count = check_answers(probe), min(N_EPISODES_CHECKED, self.job.n_episodes)
+        protocol_of_task(self.job.task).check_protocol_contract(
+            self.job.method_name, self.method, self.loader("test"), count
+        )
         return probe, answers
 
     def find_bias(self, reporter: Reporter) -> Bias | None:
@@ -112,13 +116,15 @@ class EvaluationContext:
         if not protocol.has_calibration(task, self.job.method):
             return None
         try:
-            self.prepared.sampler("val")
+            self.prepared_task.sampler("val")
         except UserError as error:
             reporter.warn(f"{self.job}: no calibrated Acc., since validation episodes cannot be drawn: {error}")
             return None
         loader, episodes, title = self.loader("val"), task.evaluation.validation_halves[0], f"calibrating {self.job}"
         called = "validation accuracy"
-        margins = evaluate_method(self.method, self.job.name, loader, episodes, reporter, title, called=called).margins
+        margins = evaluate_method(
+            self.method, self.job.method_name, loader, episodes, reporter, title, called=called
+        ).margins
         return protocol.find_bias(margins) if margins else None
 
     def evaluate(
@@ -135,12 +141,12 @@ class EvaluationContext:
         """
         return evaluate_method(
             self.method,
-            self.job.name,
+            self.job.method_name,
             loader or self.loader("test"),
             episodes,
             reporter,
             title,
-            whole=self.job.episodes,
+            whole=self.job.n_episodes,
             bias=bias,
             keep_margins=False,
         )
@@ -153,30 +159,30 @@ class EvaluationStage(Stage):
     kind = "evaluation"
     placed_as = "evaluation"
     job: Job
-    model: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
-    command: str = ""  # the command line, recorded with the result
+    meta_train_stage: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
+    command_line: str = ""  # the command line, recorded with the result
 
     def __str__(self) -> str:
-        return f"evaluating {self.job}: {protocol_of_task(self.job.task).format_count(self.job.episodes)}"
+        return f"evaluating {self.job}: {protocol_of_task(self.job.task).format_count(self.job.n_episodes)}"
 
     def key(self, home: Paths) -> str:
         """Name all that is evaluated for one result."""
         job = self.job
-        how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
-        return f"{meta_training_key(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
+        how = [job.setting, job.training_changes.select, job.is_calibrated, str(self.meta_train_stage or "")]
+        return f"{meta_training_key(job, home)}-{sha256_json(how)[:12]}-{job.n_episodes}"
 
     def open(self, work: Workspace) -> EvaluationContext:
         """Open the method and its data; the method is trained if need be."""
-        job, choice = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
-        if self.model is None and job.searched_names:
+        job, choice = self.job, {"options": self.job.method_options, "tuned": {}, "passed_over": [], "edge": []}
+        if self.meta_train_stage is None and job.searched_names:
             from ifsl_bench.experiments.search import choose_setting_with_record
 
             job, choice = choose_setting_with_record(job, work, work.reporter)
-        if self.model is None:
+        if self.meta_train_stage is None:
             method, trained, folder = MetaTrainStage(job).compute(work)
         else:
             method, trained, folder = load_trained(
-                self.model, make_untrained_method(job, work), job.name, job.training.select
+                self.meta_train_stage, make_untrained_method(job, work), job.method_name, job.training_changes.select
             )
         prepared, method = make_pretrain_stage(job).open_task(work), copy_for_evaluation(job, work, method)
         return EvaluationContext(job, choice, method, trained, folder, prepared, self.choose_device(work))
@@ -188,7 +194,7 @@ class EvaluationStage(Stage):
         bias = context.find_bias(work.reporter)
         start, loader = time.perf_counter(), context.loader("test")
         loader.image_tally = ImageTally()
-        evaluated = context.evaluate(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}", loader)
+        evaluated = context.evaluate(range(self.job.n_episodes), bias, work.reporter, f"evaluating {self.job}", loader)
         seconds = time.perf_counter() - start
         check_answer_is_repeated(first, answers)  # all that lies between must have left no trace
         remarks = (
@@ -198,7 +204,7 @@ class EvaluationStage(Stage):
         )
         for remark in filter(None, remarks):
             work.reporter.warn(f"{self.job}: {remark}")
-        return self._make_result(context, evaluated, loader.collect_image_hits(self.job.calibrated), seconds, work)
+        return self._make_result(context, evaluated, loader.collect_image_hits(self.job.is_calibrated), seconds, work)
 
     def _make_result(
         self,
@@ -208,32 +214,32 @@ class EvaluationStage(Stage):
         seconds: float,
         work: Workspace,
     ) -> Result:
-        job, prepared, trained = context.job, context.prepared, context.training_record
+        job, prepared, trained = context.job, context.prepared_task, context.training_record
         counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.option_choice_record
-        if self.job.searched_names and self.model is None:
+        if self.job.searched_names and self.meta_train_stage is None:
             from ifsl_bench.experiments.search import add_test_hits_of_rivals
 
             choice = add_test_hits_of_rivals(self.job, choice, counts, work)
-        if calibrated and self.job.calibrated:
+        if calibrated and self.job.is_calibrated:
             counts = counts.use_calibrated_counts()
-        sampler, backbone = prepared.sampler("test", context.device_choice.device), prepared.pretrained
+        sampler, backbone = prepared.sampler("test", context.device_choice.device), prepared.pretrained_backbone
         libraries = *job.method.requires, *required_libraries(job.task.pretraining)
         device = describe_device(context.device_choice.device)
-        drawn = sampler.describe_novel_class_draws(job.episodes)
+        drawn = sampler.describe_novel_class_draws(job.n_episodes)
         return Result(
             schema=SCHEMA_VERSION,
-            method=job.name,
+            method=job.method_name,
             label=self.job.label,
             **choice,
             setting=self.job.setting,
-            train=job.training.non_default_values(),
+            train=job.training_changes.non_default_values(),
             task=job.task.name,
             task_hash=job.task.hash,
-            digest=sampler.digest(job.episodes),
+            digest=sampler.digest(job.n_episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
             episodes=protocol_of_task(job.task).to_stored_counts(
-                counts, drawn, job.supports_kept, job.method.uses_all_images
+                counts, drawn, job.keeps_supports_of_sessions, job.method.uses_all_images
             ),
             summary=round_summary(counts.summarise_metrics()),
             solver=evaluated.describe_statistics(),
@@ -244,19 +250,21 @@ class EvaluationStage(Stage):
                 "pretraining_seconds": round(backbone.info["seconds"], 3),
                 "training_seconds": round(trained.seconds, 3) if trained else 0.0,
                 "evaluation_seconds": round(seconds, 3),
-                "episodes_per_second": round(job.episodes / seconds, 1),
+                "episodes_per_second": round(job.n_episodes / seconds, 1),
             },
             provenance={
-                **collect_provenance(self.command, device, libraries),
-                **job.identity,
+                **collect_provenance(self.command_line, device, libraries),
+                **job.method_code_identity,
                 "checkpoint": context.trained_model_folder,
             },
             novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.is_partial,
-            calibration=StoredCalibration.from_calibrated_hits(calibrated, self.job.calibrated) if calibrated else None,
+            calibration=StoredCalibration.from_calibrated_hits(calibrated, self.job.is_calibrated)
+            if calibrated
+            else None,
             images=StoredImageHits.from_image_hits(images) if images else None,
             transductive=job.method.transductive,
-            flags=job.method.flags(job.options),
+            flags=job.method.flags(job.method_options),
             places={
                 "pretraining": backbone.info["device"],
                 **prepared.feature_devices(),

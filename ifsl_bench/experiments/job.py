@@ -30,7 +30,7 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.text_format import format_value
 
-TUNING_SEED = 0  # one choice for all seeds, so that they differ by training alone
+SEED_OF_TRIALS = 0  # one choice for all seeds, so that they differ by training alone
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Job:
     method_ref: MethodRef  # the method, and how another process finds it
     set_options: Mapping[str, Any]  # the options that the user set, converted, in the constructor's order
     task: Task
-    training: TrainingChanges
+    training_changes: TrainingChanges
     seed: int  # of meta-training, and of pretraining unless the task has one for all seeds
-    episodes: int  # the number of test episodes, the first ones of the task's stream; it may exceed the task's own
-    trials: int = 0  # how many settings are tried to choose from; 0 for the method as published
-    calibrated: bool = False  # whether the row has the bias on the novel logits that is best on validation episodes
+    n_episodes: int  # the number of test episodes, the first ones of the task's stream; it may exceed the task's own
+    n_trials: int = 0  # how many settings are tried to choose from; 0 for the method as published
+    is_calibrated: bool = False  # whether the row has the bias on the novel logits that is best on validation episodes
 
     @property
-    def name(self) -> str:
+    def method_name(self) -> str:
         return self.method_ref.name
 
     @property
@@ -57,14 +57,16 @@ class Job:
     @property
     def row_label(self) -> RowLabel:
         """The label of its row in tables: the method's name, with everything that is not the default."""
-        name, *options = format_label(self.method, self.name, self.set_options, self.task)
-        options += [f"train.{key}={format_value(value)}" for key, value in self.training.non_default_values().items()]
+        name, *options = format_label(self.method, self.method_name, self.set_options, self.task)
+        options += [
+            f"train.{key}={format_value(value)}" for key, value in self.training_changes.non_default_values().items()
+        ]
         if self.task.recipe is not None:
             recipe, *values = split_off_recipe(find_recipe(self.task.recipe).label)
             options += [f"recipe={recipe}", *(f"recipe.{value}" for value in values)]
-        if self.episodes != self.task.evaluation.episodes:
-            options.append(f"episodes={self.episodes}")
-        return RowLabel(name, self.calibrated, self.setting if self.trials else "", tuple(options))
+        if self.n_episodes != self.task.evaluation.episodes:
+            options.append(f"episodes={self.n_episodes}")
+        return RowLabel(name, self.is_calibrated, self.setting if self.n_trials else "", tuple(options))
 
     @property
     def label(self) -> str:
@@ -77,65 +79,71 @@ class Job:
     @property
     def setting(self) -> str:
         """The setting that it is ranked in: "paper", "tuned-12", or "every" where nothing is trained or tuned."""
-        if self.trials:
-            return f"tuned-{self.trials}"
+        if self.n_trials:
+            return f"tuned-{self.n_trials}"
         return "paper" if self.is_meta_trained or self.method.space else "every"
 
     @property
-    def options(self) -> dict[str, Any]:
+    def method_options(self) -> dict[str, Any]:
         """The options given, and those whose default depends on the task."""
         return {**self.method.defaults(self.task), **self.set_options}
 
     @property
-    def sees(self) -> str:
+    def input_kind(self) -> str:
         """What the method is given of each image."""
-        return self.method.sees_with(self.options)
+        return self.method.sees_with(self.method_options)
 
     @property
-    def supports_kept(self) -> bool:
+    def keeps_supports_of_sessions(self) -> bool:
         """Whether a sequence's sessions are learned from all supports so far."""
-        return protocol_of_task(self.task).learns_sessions and self.method.keeps_supports(self.options)
+        return protocol_of_task(self.task).learns_sessions and self.method.keeps_supports(self.method_options)
 
     @property
     def values_of_all_options(self) -> dict[str, Any]:
         """All values that a label has to tell apart."""
-        training = {f"train.{key}": value for key, value in self.training.non_default_values().items()}
+        training = {f"train.{key}": value for key, value in self.training_changes.non_default_values().items()}
         more = {
-            "trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes, "recipe": self.task.recipe
-        }  # fmt: skip
-        return {**self.options, **training, **{f"--{key}": value for key, value in more.items()}}
+            "trials": self.n_trials,
+            "calibrated": self.is_calibrated,
+            "episodes": self.n_episodes,
+            "recipe": self.task.recipe,
+        }
+        return {**self.method_options, **training, **{f"--{key}": value for key, value in more.items()}}
 
     @property
     def searched_names(self) -> list[str]:
         """The names of the options that are chosen on validation episodes."""
-        return searched_option_names(self.method, self.fixed_options, self.trials)
+        return searched_option_names(self.method, self.fixed_options, self.n_trials)
 
     @property
     def fixed_options(self) -> dict[str, Any]:
-        return {**self.set_options, **({LEARNING_RATE_OPTION: self.training.rate} if self.training.rate else {})}
+        return {
+            **self.set_options,
+            **({LEARNING_RATE_OPTION: self.training_changes.rate} if self.training_changes.rate else {}),
+        }
 
     @property
     def is_meta_trained(self) -> bool:
-        return is_trainable(self.method, self.options)
+        return is_trainable(self.method, self.method_options)
 
     @property
-    def sides(self) -> tuple[Side, ...]:
+    def required_sides(self) -> tuple[Side, ...]:
         """The sides whose episodes the job cannot do without."""
         if self.is_meta_trained:
             return "test", "train", "val"
-        return ("test", "val") if self.searched_names or self.calibrated else ("test",)
+        return ("test", "val") if self.searched_names or self.is_calibrated else ("test",)
 
     @property
-    def schedule(self) -> MetaTraining:
+    def meta_training_schedule(self) -> MetaTraining:
         """The meta-training schedule: the method's or the task's, with the user's changes."""
-        return self.training.apply_to(self.published_schedule)
+        return self.training_changes.apply_to(self.published_schedule)
 
     @property
     def published_schedule(self) -> MetaTraining:
         return self.method.schedule or self.task.meta_training
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def method_code_identity(self) -> dict[str, Any]:
         """The identity of the method's code, recorded with models, trials and results."""
         return {
             "method_source": hash_method_source(self.method),
@@ -144,8 +152,8 @@ class Job:
         }
 
     def is_made_by_same_code(self, recorded: Mapping[str, Any]) -> bool:
-        """Return whether a recorded :attr:`identity` is of the job's method."""
-        return is_same_method(self.identity, recorded)
+        """Return whether a recorded :attr:`method_code_identity` is of the job's method."""
+        return is_same_method(self.method_code_identity, recorded)
 
     def result_path(self, home: Paths) -> Path:
         return home.results / self.task.name / result_file_name(self.label, self.seed)
@@ -174,19 +182,19 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(config.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **config.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
-            if reason := protocol_of_task(task).refusal_reason(task, chosen.method, job.options):
+            if reason := protocol_of_task(task).refusal_reason(task, chosen.method, job.method_options):
                 raise UserError(f"{job.label} {reason}")
-            if job.sees != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
-                raise UserError(f"{job.label} sees {job.sees}, and the data of {task.name} are features")
+            if job.input_kind != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
+                raise UserError(f"{job.label} sees {job.input_kind}, and the data of {task.name} are features")
             check_extras(job)
-            if training.sessions > 1 and job.is_meta_trained and chosen.method.keeps_supports(job.options):
+            if training.sessions > 1 and job.is_meta_trained and chosen.method.keeps_supports(job.method_options):
                 raise UserError(
                     f"--train sessions={training.sessions}: {job.label} does not learn one session after the other; "
                     "leave it out"
                 )
             # What --train and --tune do not concern is the same whatever they say, and has one label.
-            job = job if job.is_meta_trained else replace(job, training=TrainingChanges())
-            jobs.append(job if job.searched_names else replace(job, trials=0))
+            job = job if job.is_meta_trained else replace(job, training_changes=TrainingChanges())
+            jobs.append(job if job.searched_names else replace(job, n_trials=0))
     return without_duplicates(jobs)
 
 
@@ -222,7 +230,9 @@ def check_extras(job: Job) -> None:
     lacks = f"recipe {recipe.label} does not" if here else f"nothing that {job.task.name} is given does"
     providers = recipes_that_provide(job.method.needs) if here else []
     advice = f"; add --recipe {' or '.join(providers)}" if providers else ""
-    raise UserError(f"method {job.name} needs a recipe that learns its {' and '.join(missing)}, and {lacks}{advice}")
+    raise UserError(
+        f"method {job.method_name} needs a recipe that learns its {' and '.join(missing)}, and {lacks}{advice}"
+    )
 
 
 def _check_config(config: RunConfig) -> None:
@@ -326,20 +336,22 @@ def expand_configs(
     lacking: dict[str, int] = {}
     for run in configs:
         with run.name_file_in_errors():
-            usable = replace(run, methods=_installed_methods(run, lacking)) if run.where else run
-            of_request = make_jobs(usable, home) if usable.methods or not run.where else []
-        for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):
+            usable = replace(run, methods=_installed_methods(run, lacking)) if run.place_in_campaign_file else run
+            of_request = make_jobs(usable, home) if usable.methods or not run.place_in_campaign_file else []
+        for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.n_trials):
             advice = "it tries the options in a method's `space`, see docs/writing-a-method.md"
             say(f"{label}: nothing to choose, so --tune changes nothing; {advice}")
-        if not run.where and (
+        if not run.place_in_campaign_file and (
             remark := unused_training_options_fault(of_request, run.train)
         ):  # a file may be for more methods
             raise UserError(remark)
         for label in dict.fromkeys(
-            job.label for job in of_request if run.train and not run.where and not job.is_meta_trained
+            job.label for job in of_request if run.train and not run.place_in_campaign_file and not job.is_meta_trained
         ):
             say(f"{label}: nothing is meta-trained, so --train changes nothing")
-        for name, label in dict.fromkeys((job.name, job.label) for job in of_request if job.name in run.methods):
+        for name, label in dict.fromkeys(
+            (job.method_name, job.label) for job in of_request if job.method_name in run.methods
+        ):
             if label.partition(".")[0] != name:
                 say(f"{name} with these options is called {label}")
         jobs += of_request

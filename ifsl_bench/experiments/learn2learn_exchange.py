@@ -21,7 +21,7 @@ from ifsl_bench.protocols.tasks.task_files import load_task
 from ifsl_bench.protocols.tasks.variants import make_change
 from ifsl_bench.utils.errors import UserError
 
-Order = Literal["interleaved", "support-first"]
+RowOrder = Literal["interleaved", "support-first"]
 
 
 def from_learn2learn(
@@ -76,7 +76,7 @@ def to_learn2learn(
     *,
     seed: int = 0,
     num_tasks: int | None = None,
-    order: Order = "interleaved",
+    order: RowOrder = "interleaved",
     transform: Callable[[Tensor], Tensor] | None = None,
     change: Mapping[str, int | str] | None = None,
     work: Workspace | None = None,
@@ -139,7 +139,7 @@ def to_learn2learn(
     return Tasksets(tasks("train"), tasks("val"), tasks("test"))
 
 
-def _row_order(task: Task, order: Order) -> Tensor:
+def _row_order(task: Task, order: RowOrder) -> Tensor:
     """Orders the rows of an episode: [S + Q] numbers, below S for support and from S for query rows."""
     shape = task.episode
     support, queries = shape.ways * task.shots, shape.base_queries + shape.ways * shape.novel_queries

@@ -56,18 +56,18 @@ class LogState:
 
     Attributes:
         state_name: "running", "failed", "done" or "interrupted", also by a signal that left no line.
-        host: the machine that runs it.
+        host_name: the machine that runs it.
         start_time: the time when it began.
         last_line: its last line.
-        file: the log.
+        log_path: the log.
         ended_without_line: whether its process is gone and left no line on the end, as after SIGKILL.
     """
 
     state_name: str
-    host: str
+    host_name: str
     start_time: str
     last_line: str
-    file: Path
+    log_path: Path
     ended_without_line: bool = False
 
 
@@ -136,7 +136,7 @@ class Log(Reporter):
         self.resumed: list[str] = []
 
     @contextmanager
-    def log_item(self, key: str, title: str) -> Iterator[None]:
+    def log_start_of_item(self, key: str, title: str) -> Iterator[None]:
         """Open the log of an item while it runs; an interruption is a line of it.
 
         What ends a process at once, as SIGKILL or ``os._exit`` in a method, prints nothing: the next run says so.
@@ -162,15 +162,17 @@ class Log(Reporter):
         finally:
             self.file.close()
 
-    def log_end(self, error: Exception | None = None) -> None:
+    def log_end_of_item(self, error: Exception | None = None) -> None:
         """Write how the item ended, with the traceback of an unexpected error."""
         if error and not (isinstance(error, (UserError, OSError)) or lacks_memory(error)):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.file.write_line(line)
-        self.file.write_line(format_error(error) if error else f"in {self.seconds:.1f} s", FAILED if error else DONE)
+        self.file.write_line(
+            format_error(error) if error else f"in {self.seconds_since_start:.1f} s", FAILED if error else DONE
+        )
 
     @property
-    def seconds(self) -> float:
+    def seconds_since_start(self) -> float:
         """The time since the item began."""
         return time.monotonic() - self.start
 

@@ -46,10 +46,10 @@ from ifsl_bench.utils.files import quarantine
 from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
 from ifsl_bench.utils.threads import limit_threads_in_block, max_busy_threads
 
-BLOCK_EPISODES = 64  # episodes whose features are gathered at once
+EPISODES_DRAWN_AT_ONCE = 64  # episodes whose features are gathered at once
 
 
-class Adam:
+class AdamOptimiser:
     """Adam (Kingma and Ba, ICLR 2015) with PyTorch's defaults and its fused kernel.
 
     Making a ``torch.optim.Adam`` imports PyTorch's compilers, which takes a second or two, and where a step takes a
@@ -92,31 +92,31 @@ class MetaTrainer:
     validation. One that is damaged, or is another's, is set aside with a warning.
 
     Attributes:
-        folder: of the states.
-        validate: accuracy in percent on the validation episodes.
-        facts: method, options, data and device, recorded with the model.
+        checkpoint_folder: of the states.
+        measure_validation_accuracy: accuracy in percent on the validation episodes.
+        recorded_facts: method, options, data and device, recorded with the model.
     """
 
-    folder: Path
+    checkpoint_folder: Path
     method: Method
-    name: str
+    name_in_errors: str
     loader: EpisodeLoader
-    validate: Callable[[Method], float]
+    measure_validation_accuracy: Callable[[Method], float]
     meta_training_spec: MetaTraining
-    training: TrainingChanges
+    training_changes: TrainingChanges
     seed: int
-    facts: Mapping[str, Any]
+    recorded_facts: Mapping[str, Any]
     reporter: Reporter
 
     def __post_init__(self) -> None:
-        self.store = CheckpointFolder(self.folder)
+        self.store = CheckpointFolder(self.checkpoint_folder)
         self.parameters = dict(self.method.named_parameters())
         self.device = next(iter(self.parameters.values())).device
         self.best = self._copy_parameters()
-        self.optimiser = Adam(self.parameters)
+        self.optimiser = AdamOptimiser(self.parameters)
         self.info: dict[str, Any] = {
             "place": "",
-            **self.facts,
+            **self.recorded_facts,
             "finished": False,
             "step": 0,
             "history": {},
@@ -135,7 +135,7 @@ class MetaTrainer:
         self._resume_training()
         start, spent = time.perf_counter(), self.info["seconds"]
         if not self.info["finished"]:
-            title = f"meta-training {self.name}, seed {self.seed}"
+            title = f"meta-training {self.name_in_errors}, seed {self.seed}"
             with self.reporter.report_stage(title, self.meta_training_spec.steps, self.info["step"]) as stage:
                 while self.info["step"] < self.meta_training_spec.steps:
                     accuracy = self._train_to_next_validation(stage)
@@ -144,8 +144,8 @@ class MetaTrainer:
             if idle := [key for key in self.parameters if key not in self.optimiser.state]:
                 them, used = ("it", "is it") if len(idle) == 1 else ("them", "are they")
                 self.reporter.warn(
-                    f"{self.name}: no step has a gradient for {', '.join(idle)}, so training leaves {them} unchanged; "
-                    f"{used} used in forward?"
+                    f"{self.name_in_errors}: no step has a gradient for {', '.join(idle)}, so training leaves {them} "
+                    f"unchanged; {used} used in forward?"
                 )
         return self._finish_training()
 
@@ -154,7 +154,7 @@ class MetaTrainer:
         try:
             here, there = self.info["place"], self._restore_state()
         except CorruptFile as error:
-            aside = quarantine(self.folder)
+            aside = quarantine(self.checkpoint_folder)
             self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
             return
         if there is not None:
@@ -172,11 +172,11 @@ class MetaTrainer:
             return None
         check_training_state(self.store.metadata_file, state.metadata)
         for key in ("task", "seed", "pretraining"):
-            if state.metadata.get(key) != self.facts.get(key):
-                raise CorruptFile(f"{self.folder} is another training: {key} is {state.metadata.get(key)}")
-        if state.metadata.get("pretraining_sha256") != self.facts.get("pretraining_sha256"):
+            if state.metadata.get(key) != self.recorded_facts.get(key):
+                raise CorruptFile(f"{self.checkpoint_folder} is another training: {key} is {state.metadata.get(key)}")
+        if state.metadata.get("pretraining_sha256") != self.recorded_facts.get("pretraining_sha256"):
             raise CorruptFile(
-                f"{self.folder} was trained on the features of other weights: the backbone was trained again"
+                f"{self.checkpoint_folder} was trained on the features of other weights: the backbone was trained again"
             )
         self._load_tensors(state.tensors)
         return state.metadata
@@ -188,7 +188,9 @@ class MetaTrainer:
                 tensor = tensors.get(name := f"{part}.{key}")
                 missing = tensor is None and not part.startswith("adam")  # one without a gradient has no moments
                 if missing or (tensor is not None and tensor.shape != value.shape):
-                    raise CorruptFile(f"{self.folder} does not fit the method: {name} is missing or has another shape")
+                    raise CorruptFile(
+                        f"{self.checkpoint_folder} does not fit the method: {name} is missing or has another shape"
+                    )
         with torch.no_grad():
             for key, value in self.parameters.items():
                 value.copy_(tensors[f"last.{key}"])
@@ -203,7 +205,11 @@ class MetaTrainer:
         first = self.info["step"]
         last = min(first + self.meta_training_spec.validate_every, self.meta_training_spec.steps)
         solves = SolveCounts(dict(self.info["solves"]))
-        few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else max_busy_threads()
+        few = (
+            training_threads(self.training_changes.episodes_per_step)
+            if self.device.type == "cpu"
+            else max_busy_threads()
+        )
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(derive_seed("meta-training noise", self.seed, first))
             with limit_threads_in_block(few):
@@ -211,15 +217,15 @@ class MetaTrainer:
                     loss = self._train_step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
                     rate = self.meta_training_spec.schedule.rate_at(step, self.meta_training_spec.steps)
                     stage.advance(1, **({"loss": loss, LEARNING_RATE: rate} if loss is not None else {}))
-        accuracy = self.validate(self.method)
+        accuracy = self.measure_validation_accuracy(self.method)
         stage.advance(0, **{"validation accuracy": accuracy})
         self.info |= {"step": last, "solves": solves.total_counts(), "finished": last == self.meta_training_spec.steps}
         return accuracy
 
     def _iterate_batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
         """Yield the episodes of steps ``first`` to ``last - 1``; several steps' episodes are gathered together."""
-        per_step = self.training.episodes_per_step
-        group = max(1, BLOCK_EPISODES // per_step)
+        per_step = self.training_changes.episodes_per_step
+        group = max(1, EPISODES_DRAWN_AT_ONCE // per_step)
         self.method.train()
         for begin in range(first, last, group):
             end = min(begin + group, last)
@@ -231,10 +237,12 @@ class MetaTrainer:
         """Take one step and count the failures of its solves; return the loss if it is to be read."""
         numbers = read or batch.labels.device.type == "cpu"
         try:
-            if self.training.sessions == 1:
-                answers = [(predict_batch(self.method, self.name, batch, numbers), batch.labels)]
+            if self.training_changes.sessions == 1:
+                answers = [(predict_batch(self.method, self.name_in_errors, batch, numbers), batch.labels)]
             else:
-                answers = list(predict_by_session(self.method, self.name, batch, self.training.sessions, numbers))
+                answers = list(
+                    predict_by_session(self.method, self.name_in_errors, batch, self.training_changes.sessions, numbers)
+                )
         except UserError as error:
             if isinstance(error, NonFiniteLogitsError) or not all(
                 bool(p.isfinite().all()) for p in self.method.parameters()
@@ -247,10 +255,12 @@ class MetaTrainer:
         ]
         loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
         if not loss.requires_grad:
-            raise UserError(f"method {self.name!r} has parameters, but its logits in training do not depend on them")
+            raise UserError(
+                f"method {self.name_in_errors!r} has parameters, but its logits in training do not depend on them"
+            )
         for parameter in self.method.parameters():
             parameter.grad = None
-        with name_method_in_errors(self.name, self.method):
+        with name_method_in_errors(self.name_in_errors, self.method):
             loss.backward()
         for prediction, _ in answers:
             solves.add_prediction(prediction)
@@ -265,7 +275,7 @@ class MetaTrainer:
         if step == 0:
             advice = "nothing was learned before: it is the method itself, or an option"
         at = f"at step {step + 1} of {self.meta_training_spec.steps}"
-        return DivergedError(f"meta-training of {self.name!r} diverged: {what} {at}; {advice}")
+        return DivergedError(f"meta-training of {self.name_in_errors!r} diverged: {what} {at}; {advice}")
 
     def _record_validation(self, accuracy: float) -> None:
         """Store the state of a validation, and the parameters if they are the best so far."""
@@ -286,7 +296,7 @@ class MetaTrainer:
 
     def _finish_training(self) -> TrainingRecord:
         step = self.meta_training_spec.steps
-        if self.training.select == "best":
+        if self.training_changes.select == "best":
             step = self.info["best"]
             with torch.no_grad():
                 for key, value in self.parameters.items():

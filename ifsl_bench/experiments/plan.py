@@ -46,16 +46,16 @@ class JobState:
 
     Attributes:
         state: one of ORDER; "data missing" where they have to be obtained first.
-        reason: the reason for its state, or the last line of a log; "" where there is none.
-        missing: in a plan, the stages that are not cached.
-        log: in a status, of the item that runs, failed or was interrupted.
+        reason_for_state: the reason for its state, or the last line of a log; "" where there is none.
+        missing_stages: in a plan, the stages that are not cached.
+        log_of_item: in a status, of the item that runs, failed or was interrupted.
     """
 
     job: Job
     state: str
-    reason: str = ""
-    missing: Sequence[Stage] = ()
-    log: LogState | None = None
+    reason_for_state: str = ""
+    missing_stages: Sequence[Stage] = ()
+    log_of_item: LogState | None = None
 
 
 def _job_states(jobs: Iterable[Job], home: Paths, anyway: bool, lacking: bool) -> list[JobState]:
@@ -65,7 +65,7 @@ def _job_states(jobs: Iterable[Job], home: Paths, anyway: bool, lacking: bool) -
     for job in jobs:
         cached = find_cached_result(job, home)
         state = JobState(job, TO_DO)
-        if cached.result is not None and not anyway:
+        if cached.stored_result is not None and not anyway:
             state = JobState(job, STORED)
         else:
             try:
@@ -108,21 +108,21 @@ def plan_jobs(
                 continue
             missing = []
             for stage in list_stages(plan.job):
-                key = stage.kind, stage.key(home)
+                key = stage.stage_name, stage.key(home)
                 if key not in cached:
                     packaged = isinstance(stage, PretrainStage) and is_package_used(home, stage.key(home))
                     cached[key] = packaged or stage.is_cached(home)
                 if not cached[key] or (retrain and stage == make_training_stage(plan.job)):
                     missing.append(stage)
-            state, why = plan.state, plan.reason
+            state, why = plan.state, plan.reason_for_state
             for spec in data_specs_of_task(plan.job.task, home):
                 if spec.name in paths and not is_prepared(home, spec.name):
                     why = f"data set {spec.name}: made from {paths[spec.name]} first"
                 elif not is_prepared(home, spec.name) and not is_generated(spec.name):
                     state, why = LACKS_DATA, not_prepared_message(home, spec)
             plans[index] = JobState(plan.job, state, why, missing)
-    if plans and len({(plan.state, plan.reason) for plan in plans}) == 1 and plans[0].state == REFUSED:
-        raise UserError(plans[0].reason)
+    if plans and len({(plan.state, plan.reason_for_state) for plan in plans}) == 1 and plans[0].state == REFUSED:
+        raise UserError(plans[0].reason_for_state)
     return plans
 
 
@@ -137,14 +137,16 @@ def job_states(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
         states = _job_states(jobs, work.home, anyway=False, lacking=True)
         todo = {index: state.job for index, state in enumerate(states) if state.state not in (STORED, REFUSED)}
         for item in chain(*divide_into_work_items(todo, work)):
-            if (log := read_log(log_path(work.home, item.key))) is None or log.state_name == DONE:
+            if (log := read_log(log_path(work.home, item.log_key))) is None or log.state_name == DONE:
                 continue
             for index in item.job_indices:
                 state = states[index]
                 if log.state_name == INTERRUPTED and state.state == TO_DO:
-                    states[index] = replace(state, reason=log.last_line, log=log)
+                    states[index] = replace(state, reason_for_state=log.last_line, log_of_item=log)
                 elif log.state_name != INTERRUPTED and state.state != RUNNING:
-                    states[index] = replace(state, state=log.state_name, reason=log.last_line, log=log)
+                    states[index] = replace(
+                        state, state=log.state_name, reason_for_state=log.last_line, log_of_item=log
+                    )
     return states
 
 
@@ -153,7 +155,7 @@ class _StoredCost(msgspec.Struct):
 
     cost: dict[str, float]
     provenance: dict[str, Any]
-    places: dict[str, str] = {}
+    device_by_stage: dict[str, str] = {}
 
 
 def _stored_seconds(job: Job, home: Paths) -> dict[str, tuple[float, str]]:
@@ -167,7 +169,7 @@ def _stored_seconds(job: Job, home: Paths) -> dict[str, tuple[float, str]]:
         processor = str(stored.provenance.get("device", ""))
         took = {}
         for place, part in COST_OF_STAGE.items():
-            device = stored.places.get(place, processor)
+            device = stored.device_by_stage.get(place, processor)
             device = processor if device.startswith("cpu") else device
             if seconds := stored.cost.get(f"{part}_seconds"):
                 took[place] = seconds, device
@@ -184,7 +186,9 @@ def plan_rows(plans: Sequence[JobState], home: Paths) -> list[dict[str, str]]:
     """
     families: dict[Hashable, list[JobState]] = {}
     for plan in plans:
-        families.setdefault((_format_row_name(plan), plan.state, plan.reason, _missing_kinds(plan)), []).append(plan)
+        families.setdefault(
+            (_format_row_name(plan), plan.state, plan.reason_for_state, _missing_kinds(plan)), []
+        ).append(plan)
     rows = []
     for members in families.values():
         plan, seeds = members[0], {member.job.seed for member in members}
@@ -205,18 +209,20 @@ def status_rows(states: Sequence[JobState]) -> list[dict[str, str]]:
     """Make a row of jobs that differ in their seed alone; the running ones first, the stored ones last."""
     families: dict[Hashable, list[JobState]] = {}
     for state in sorted(states, key=lambda state: STATE_ORDER.index(state.state)):
-        families.setdefault((_format_row_name(state), state.state, state.reason), []).append(state)
+        families.setdefault((_format_row_name(state), state.state, state.reason_for_state), []).append(state)
     rows = []
     for members in families.values():
-        state, seeds, log = members[0], {member.job.seed for member in members}, members[0].log
+        state, seeds, log = members[0], {member.job.seed for member in members}, members[0].log_of_item
         running = log if state.state == RUNNING else None
         rows.append(
             {
                 "job": f"{_format_row_name(state)}, {format_seeds(seeds)}",
                 "state": state.state,
-                "where": running.host if running else "",
+                "where": running.host_name if running else "",
                 "since": running.start_time if running else "",
-                "how far": f"{state.reason} (log: {log.file})" if log and not running else state.reason,
+                "how far": f"{state.reason_for_state} (log: {log.log_path})"
+                if log and not running
+                else state.reason_for_state,
             }
         )
     return rows
@@ -227,12 +233,12 @@ def _format_row_name(state: JobState) -> str:
 
 
 def _missing_kinds(plan: JobState) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(stage.kind for stage in plan.missing))
+    return tuple(dict.fromkeys(stage.stage_name for stage in plan.missing_stages))
 
 
 def _count_missing_stages(plans: Sequence[JobState], home: Paths) -> Counter[str]:
     """Count the missing stages by kind, a shared one once, in the order of a run."""
-    stages = dict.fromkeys((stage.kind, stage.key(home)) for plan in plans for stage in plan.missing)
+    stages = dict.fromkeys((stage.stage_name, stage.key(home)) for plan in plans for stage in plan.missing_stages)
     return Counter(kind for kind, _ in stages)
 
 
@@ -253,8 +259,8 @@ def plan_notes(plans: Sequence[JobState], home: Paths) -> list[str]:
     notes = [format_summary(plans)]
     reasons: dict[str, list[JobState]] = {}
     for plan in plans:
-        if plan.reason:
-            reasons.setdefault(plan.reason, []).append(plan)
+        if plan.reason_for_state:
+            reasons.setdefault(plan.reason_for_state, []).append(plan)
     for why, (first, *others) in reasons.items():
         more = f" and {len(others):,} more" if others else ""
         notes.append(why if why.startswith("data set ") else f"{first.job}{more}: {why}")
@@ -274,10 +280,10 @@ def _describe_sessions_to_learn(job: Job) -> str:
     validation = len(task.evaluation.validation_halves[0])
     calibrations = 1 if protocol_of_task(task).has_calibration(task, job.method) else 0
     sessions = task.sessions.count if task.sessions else 1
-    count = job.episodes + validation * (settings + calibrations)
+    count = job.n_episodes + validation * (settings + calibrations)
     tried = f", {settings} settings tried on these" if settings else ""
     return (
-        f"learns {count * sessions:,} sessions one at a time, of {job.episodes:,} test and {validation:,} validation "
+        f"learns {count * sessions:,} sessions one at a time, of {job.n_episodes:,} test and {validation:,} validation "
         f"{protocol_of_task(task).drawn_items_noun}{tried}"
     )
 
@@ -291,25 +297,26 @@ def to_json_document(states: Sequence[JobState], home: Paths) -> dict[str, Any]:
     """
     jobs = []
     for state in states:
-        log = state.log
+        log = state.log_of_item
         running = log if state.state == RUNNING else None
         jobs.append(
             {
-                "method": state.job.name,
+                "method": state.job.method_name,
                 "label": state.job.label,
                 "task": state.job.task.name,
                 "seed": state.job.seed,
                 "state": state.state,
-                "why": state.reason or None,
+                "why": state.reason_for_state or None,
                 "missing": [
-                    {"kind": stage.kind, "stage": str(stage), "key": stage.key(home)} for stage in state.missing
+                    {"kind": stage.stage_name, "stage": str(stage), "key": stage.key(home)}
+                    for stage in state.missing_stages
                 ],
                 "took": {
                     part: {"seconds": time, "on": on} for part, (time, on) in _stored_seconds(state.job, home).items()
                 },
-                "where": running.host if running else None,
+                "where": running.host_name if running else None,
                 "since": running.start_time if running else None,
-                "log": str(log.file) if log else None,
+                "log": str(log.log_path) if log else None,
             }
         )
     time = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -80,14 +80,14 @@ def load_or_pretrain(
     work = Workspace(home, where, reporter)
     prepared = work.open_task(chosen, backbone_head, seed)
     if frozen:
-        return prepared.pretrained
+        return prepared.pretrained_backbone
     dataset = prepared.dataset
     key = make_pretraining_key(chosen, dataset.fingerprint, backbone_head, seed)
     if anew:
         weights.disable_packaged(home, key, reporter)
     listener = CurveReporter(curves, f"pretraining/{key}", reporter) if curves else reporter
     trained = pretrain(home, chosen, dataset, backbone_head, seed, where, listener, compiled)
-    return work.open_task(chosen, kind, seed).pretrained if second else trained
+    return work.open_task(chosen, kind, seed).pretrained_backbone if second else trained
 
 
 def mark_for_training(jobs: Sequence[Job], work: Workspace) -> None:

@@ -31,7 +31,7 @@ from ifsl_bench.utils.threads import limit_evaluation_threads
 
 # In points of accuracy. Processors round differently, a training carries that on over thousands of steps and ends about
 # as far away as another seed does, and of the stored rows nine in ten pairs of seeds differ by no more.
-TOLERANCE_POINTS = 1.0
+ACCURACY_TOLERANCE_POINTS = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,16 @@ class Reproduction:
     """A stored result, and the same job's result now.
 
     Attributes:
-        episodes: number of episodes or sequences with other counts; None where these or the data are not the same.
+        n_differing_episodes: number of episodes or sequences with other counts; None where these or the data are not
+            the same.
         difference_reasons: other differences of data, code, backbone, device and libraries, in words.
         setting_differences: differences of options and training, in words.
         search_differences: differences of the search for them, in words.
     """
 
-    stored: Result
-    rerun: Result
-    episodes: int | None
+    stored_result: Result
+    new_result: Result
+    n_differing_episodes: int | None
     difference_reasons: tuple[str, ...]
     setting_differences: tuple[str, ...] = ()
     search_differences: tuple[str, ...] = ()
@@ -55,30 +56,31 @@ class Reproduction:
     @property
     def accuracy_change(self) -> float:
         """Accuracy now minus accuracy stored, in percentage points."""
-        return self.rerun.summary["acc"]["mean"] - self.stored.summary["acc"]["mean"]
+        return self.new_result.summary["acc"]["mean"] - self.stored_result.summary["acc"]["mean"]
 
     @property
     def is_identical(self) -> bool:
         """Whether all counts are the same, with the same settings from the same search."""
-        return self.episodes == 0 and not self.setting_differences and not self.search_differences
+        return self.n_differing_episodes == 0 and not self.setting_differences and not self.search_differences
 
     @property
     def is_explained_by_platform(self) -> bool:
-        """Whether the device or the libraries are others, and the accuracy differs by ``TOLERANCE_POINTS`` at most."""
+        """Whether device or libraries are others, and the accuracy differs by ``ACCURACY_TOLERANCE_POINTS`` at most."""
         moved = any(
-            self.stored.provenance.get(key) != self.rerun.provenance.get(key) for key in ("device", "libraries")
+            self.stored_result.provenance.get(key) != self.new_result.provenance.get(key)
+            for key in ("device", "libraries")
         )
         same = (
-            self.episodes is not None
+            self.n_differing_episodes is not None
             and not self.search_differences
             and all(r.startswith("other ") for r in self.difference_reasons)
         )
-        return moved and same and abs(self.accuracy_change) <= TOLERANCE_POINTS
+        return moved and same and abs(self.accuracy_change) <= ACCURACY_TOLERANCE_POINTS
 
     def is_accuracy_close(self, within: float) -> bool:
         """Return whether the accuracy differs by ``within`` points at most, with the same settings and episodes."""
         return (
-            self.episodes is not None
+            self.n_differing_episodes is not None
             and not self.setting_differences
             and within > 0
             and abs(self.accuracy_change) <= within
@@ -87,12 +89,14 @@ class Reproduction:
     @property
     def summary_line(self) -> str:
         """The comparison in one line."""
-        stored, drawn = self.stored, self.stored.protocol.format_count(len(self.stored.episodes))
+        stored, drawn = self.stored_result, self.stored_result.protocol.format_count(len(self.stored_result.episodes))
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
         if self.is_identical:
             return f"{of}: identical, all counts of {drawn} (Acc. {stored.summary['acc']['mean']:.2f})"
-        then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.rerun))
-        where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {drawn}"
+        then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.new_result))
+        where = (
+            "" if self.n_differing_episodes is None else f", other counts in {self.n_differing_episodes:,} of {drawn}"
+        )
         reasons = (*self.setting_differences, *self.search_differences, *self.difference_reasons)
         because = f" ({'; '.join(reasons)})" if reasons else ""
         how = "differs as on another processor" if self.is_explained_by_platform else "differs"
@@ -101,9 +105,9 @@ class Reproduction:
     @property
     def device_difference(self) -> str | None:
         """The devices of both, in a line; None where all is the same or cannot be compared."""
-        if self.is_identical or self.episodes is None:
+        if self.is_identical or self.n_differing_episodes is None:
             return None
-        devices = (str(result.provenance.get("device", "unknown")) for result in (self.stored, self.rerun))
+        devices = (str(result.provenance.get("device", "unknown")) for result in (self.stored_result, self.new_result))
         return "stored on {}, now on {}".format(*devices)
 
 
@@ -199,7 +203,9 @@ def run_without_storing(job: Job, work: Workspace) -> Result:
     Raises:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
-    make_data_stage(job).check(load_task_metadata(job.task, work.home))  # before anything is made, let alone trained
+    make_data_stage(job).check_episodes_can_be_drawn(
+        load_task_metadata(job.task, work.home)
+    )  # before anything is made, let alone trained
     *stages, evaluation = list_stages(job)
     with limit_evaluation_threads():
         for stage in stages:

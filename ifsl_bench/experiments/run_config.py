@@ -46,7 +46,7 @@ class RunConfig:
         episodes: the number of test episodes, from the first on.
         calibrate: whether rows have the bias on novel logits that is best on validation episodes.
         change: of every task, on top of the changes in its name.
-        where: the start of error messages, in a campaign file.
+        place_in_campaign_file: the start of error messages, in a campaign file.
         data: data set -> the path that it is made from.
         home, results_dir: folders of caches and of results; None for the usual ones.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -68,7 +68,7 @@ class RunConfig:
     episodes: int | None = None
     calibrate: bool = False
     change: Change = field(default_factory=Change)
-    where: str = ""
+    place_in_campaign_file: str = ""
     data: Mapping[str, str | Path] = field(default_factory=dict)
     home: str | Path | None = None
     results_dir: str | Path | None = None
@@ -97,7 +97,7 @@ class RunConfig:
         return Paths.locate(self.home, self.results_dir)
 
     @property
-    def files(self) -> dict[str, Path]:
+    def data_path_by_dataset(self) -> dict[str, Path]:
         """Data set -> the path that it is made from."""
         return {name: Path(path) for name, path in self.data.items()}
 
@@ -118,7 +118,7 @@ class RunConfig:
             self,
             methods=base.methods,
             tasks=base.tasks,
-            where=base.where,
+            place_in_campaign_file=base.place_in_campaign_file,
             options={**base.options, **self.options},
             train={**base.train, **self.train},
             calibrate=base.calibrate or self.calibrate,
@@ -135,9 +135,9 @@ class RunConfig:
         try:
             yield
         except UserError as error:
-            if not self.where:
+            if not self.place_in_campaign_file:
                 raise
-            raise UserError(f"{self.where}: {error}") from error
+            raise UserError(f"{self.place_in_campaign_file}: {error}") from error
 
     def workspace(self, reporter: Reporter) -> Workspace:
         """Open the folders and the device."""
@@ -151,7 +151,7 @@ class RunConfig:
             return work
         from ifsl_bench.experiments.training_curves import make_curve_logs
 
-        return replace(work, curves=make_curve_logs(self.log, self.log_dir, work.home))
+        return replace(work, curve_logs=make_curve_logs(self.log, self.log_dir, work.home))
 
 
 def is_glob(name: str) -> bool:

@@ -43,7 +43,7 @@ from ifsl_bench.utils.files import Paths, check_writable
 from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.threads import limit_evaluation_threads
 
-MAX_NAMED = 3  # jobs that are named where one cause has stopped many
+MAX_JOBS_NAMED = 3  # jobs that are named where one cause has stopped many
 DATA_PHASE, SHARED_PHASE, JOB_PHASE = range(3)  # the phases of a run
 LOST_OUTCOME = "lost"  # the kind of an outcome, beside DONE and FAILED
 
@@ -53,13 +53,13 @@ class WorkItem:
     """Stages that one process computes one after the other; can be pickled.
 
     Attributes:
-        key: names its log.
+        log_key: names its log.
         title: for people.
         job_indices: of the jobs that need it.
         needs_whole_machine: whether it keeps every core of a machine busy.
     """
 
-    key: str
+    log_key: str
     title: str
     stages: list[Stage] = field(default_factory=list)
     job_indices: list[int] = field(default_factory=list)
@@ -72,28 +72,28 @@ class WorkOutcome:
 
     Attributes:
         outcome_kind: "done", "failed", or "lost" if its worker died.
-        message: why it failed, in one line.
+        failure_message: why it failed, in one line.
         failed_stage: the kind of the stage that failed.
         warnings: of its stages.
         resumed_stages: a line for each training that went on from a checkpoint.
         seconds: the time it took.
-        error: the exception, in the process where it was raised.
+        raised_error: the exception, in the process where it was raised.
     """
 
     outcome_kind: str
-    message: str = ""
+    failure_message: str = ""
     failed_stage: str = ""
     warnings: tuple[str, ...] = ()
     resumed_stages: tuple[str, ...] = ()
     seconds: float = 0.0
-    error: Exception | None = None
+    raised_error: Exception | None = None
 
 
 class JobFailure(NamedTuple):
     """The reason why a job has no result, in one line, with the stage that failed and its log, if there are any."""
 
     reason: str
-    stage: str = ""
+    failed_stage: str = ""
     log_path: str = ""
 
 
@@ -110,10 +110,10 @@ class Backend:
     """The processes that work items run in; this base class has the present one.
 
     Attributes:
-        parallel: whether several items run at once.
+        runs_items_in_parallel: whether several items run at once.
     """
 
-    parallel = False
+    runs_items_in_parallel = False
 
     def prepare(self, work: Workspace) -> Workspace:
         """Return the workspace with the device that items are computed on."""
@@ -161,7 +161,7 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
     """
     stage: Stage | None = None
     failure: Exception | None = None
-    with log.log_item(item.key, item.title):
+    with log.log_start_of_item(item.log_key, item.title):
         try:
             with limit_evaluation_threads():
                 for stage in item.stages:
@@ -172,11 +172,11 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
             failure = error
         finally:
             release_freed_memory()
-        log.log_end(failure)
-    facts = tuple(log.warnings), tuple(log.resumed), log.seconds
+        log.log_end_of_item(failure)
+    facts = tuple(log.warnings), tuple(log.resumed), log.seconds_since_start
     if failure is None:
         return WorkOutcome(DONE, "", "", *facts)
-    return WorkOutcome(FAILED, format_error(failure), stage.kind if stage else "", *facts, failure)
+    return WorkOutcome(FAILED, format_error(failure), stage.stage_name if stage else "", *facts, failure)
 
 
 def make_training_stage(job: Job) -> Stage | None:
@@ -184,8 +184,8 @@ def make_training_stage(job: Job) -> Stage | None:
     if job.searched_names:
         from ifsl_bench.experiments.search import SearchStage
 
-        return SearchStage(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))
-    return MetaTrainStage(replace(job, calibrated=False)) if job.is_meta_trained else None
+        return SearchStage(replace(job, is_calibrated=False, n_episodes=job.task.evaluation.episodes))
+    return MetaTrainStage(replace(job, is_calibrated=False)) if job.is_meta_trained else None
 
 
 def list_stages(job: Job) -> list[Stage]:
@@ -221,15 +221,15 @@ def divide_into_work_items(
     cached: dict[tuple[str, str], bool] = {}
 
     def is_cached(stage: Stage) -> bool:
-        key = stage.kind, stage.key(home)
+        key = stage.stage_name, stage.key(home)
         if key not in cached:
             cached[key] = stage.is_cached(home)
         return cached[key]
 
     def add(phase: int, index: int, key: str, title: str, stages: Iterable[Stage], whole: bool = False) -> None:
         item = phases[phase].setdefault(key, WorkItem(key, title, needs_whole_machine=whole))
-        keys = {(stage.kind, stage.key(home)) for stage in item.stages}
-        item.stages += [stage for stage in stages if (stage.kind, stage.key(home)) not in keys]
+        keys = {(stage.stage_name, stage.key(home)) for stage in item.stages}
+        item.stages += [stage for stage in stages if (stage.stage_name, stage.key(home)) not in keys]
         item.job_indices.append(index)
 
     on_host = work.choose_device("pretraining").device == CPU_DEVICE
@@ -237,7 +237,7 @@ def divide_into_work_items(
         data, backbone, training = make_data_stage(job), make_pretrain_stage(job), make_training_stage(job)
         if not is_cached(data):
             add(DATA_PHASE, index, f"data/{data.key(home)}", str(data), [DataStage(job.task)], whole=True)
-        episodes = "-".join([job.task.name, job.task.hash[:12], *data.sides, str(data.sessions)])
+        episodes = "-".join([job.task.name, job.task.hash[:12], *data.sides, str(data.sessions_per_training_episode)])
         add(SHARED_PHASE, index, f"episodes/{episodes}", f"episodes of {job.task.name}", [data])
         if missing := [stage for stage in list_backbone_stages(job) if not is_cached(stage)]:
             add(SHARED_PHASE, index, f"pretraining/{backbone.key(home)}", str(backbone), missing, whole=on_host)
@@ -249,8 +249,14 @@ def divide_into_work_items(
                 trial = TrialStage(candidate.job)
                 if retrain or not is_cached(trial):
                     add(JOB_PHASE, index, f"trial/{trial.key(home)}", str(trial), [trial])
-        add(JOB_PHASE, index, result_item_key(job, home), str(job), [*stages, EvaluationStage(job, command=command)])
-    trials_first = sorted(phases[JOB_PHASE].values(), key=lambda item: not item.key.startswith("trial/"))
+        add(
+            JOB_PHASE,
+            index,
+            result_item_key(job, home),
+            str(job),
+            [*stages, EvaluationStage(job, command_line=command)],
+        )
+    trials_first = sorted(phases[JOB_PHASE].values(), key=lambda item: not item.log_key.startswith("trial/"))
     return [list(phases[DATA_PHASE].values()), list(phases[SHARED_PHASE].values()), trials_first]
 
 
@@ -295,22 +301,26 @@ def run_jobs(
         if todo:
             check_writable(work.home.results)
         with cache_fingerprints():
-            phases = divide_into_work_items(todo, work, retrain, command, backend.parallel)
-        if not backend.parallel:  # one job ends before the next begins
+            phases = divide_into_work_items(todo, work, retrain, command, backend.runs_items_in_parallel)
+        if not backend.runs_items_in_parallel:  # one job ends before the next begins
             phases = [sorted(chain.from_iterable(phases), key=lambda item: item.job_indices[0])]
         finished = len(jobs) - len(todo) - len(failures)
         for phase in phases:
             for item, outcome in backend.run(needed(phase), work):
                 if outcome.outcome_kind == FAILED:
-                    if outcome.error and len(jobs) == 1:
-                        raise outcome.error
-                    reporter.say(f"{item.title} failed: {outcome.message}")  # and once more in the list at the end
-                    log = log_path(work.home, item.key)
-                    failure = JobFailure(outcome.message, outcome.failed_stage, str(log) if log.exists() else "")
+                    if outcome.raised_error and len(jobs) == 1:
+                        raise outcome.raised_error
+                    reporter.say(
+                        f"{item.title} failed: {outcome.failure_message}"
+                    )  # and once more in the list at the end
+                    log = log_path(work.home, item.log_key)
+                    failure = JobFailure(
+                        outcome.failure_message, outcome.failed_stage, str(log) if log.exists() else ""
+                    )
                     failures |= {index: failure for index in item.job_indices if index not in failures}
-                elif backend.parallel:
-                    finished += item.key.startswith("result/")
-                    count = f", {finished} of {len(jobs)} jobs done" if item.key.startswith("result/") else ""
+                elif backend.runs_items_in_parallel:
+                    finished += item.log_key.startswith("result/")
+                    count = f", {finished} of {len(jobs)} jobs done" if item.log_key.startswith("result/") else ""
                     reporter.say(f"{item.title}: done in {outcome.seconds:.1f} s{count}")
     finally:
         backend.close()
@@ -321,7 +331,7 @@ def run_jobs(
         causes.setdefault(failures[index], []).append(str(jobs[index]))
     lines = []
     for failure, names in causes.items():
-        stage = f", in {failure.stage}" if failure.stage else ""
+        stage = f", in {failure.failed_stage}" if failure.failed_stage else ""
         lines.append(
             f"{_join_first_names(names)}{stage}: "
             f"{failure.reason}{f' (log: {failure.log_path})' if failure.log_path else ''}"
@@ -353,7 +363,11 @@ def _jobs_to_run(jobs: Sequence[Job], work: Workspace, anyway: bool, failures: d
 
 def _join_first_names(names: Sequence[str]) -> str:
     """Join the first names, and count the others."""
-    few = names if len(names) <= MAX_NAMED else [*names[: MAX_NAMED - 1], f"and {len(names) - MAX_NAMED + 1} more"]
+    few = (
+        names
+        if len(names) <= MAX_JOBS_NAMED
+        else [*names[: MAX_JOBS_NAMED - 1], f"and {len(names) - MAX_JOBS_NAMED + 1} more"]
+    )
     return "; ".join(few)
 
 
@@ -371,8 +385,8 @@ def check_job_is_runnable(job: Job, home: Paths, metadata: dict[str, DatasetMeta
     """
     if job.task.hash not in metadata:
         metadata[job.task.hash] = load_task_metadata(job.task, home, lacking)
-    make_data_stage(job).check(metadata[job.task.hash])
-    make_pretrain_stage(job).check(metadata[job.task.hash], home)
+    make_data_stage(job).check_episodes_can_be_drawn(metadata[job.task.hash])
+    make_pretrain_stage(job).check_backbone_fits(metadata[job.task.hash], home)
 
 
 def check_data_paths(data: Mapping[str, Path], tasks: Sequence[Task], home: Paths, forms: bool = False) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from ifsl_bench.backbones.device import DeviceChoice
-from ifsl_bench.experiments.job import TUNING_SEED, Job
+from ifsl_bench.experiments.job import SEED_OF_TRIALS, Job
 from ifsl_bench.experiments.stages import (
     MetaTrainStage,
     Stage,
@@ -51,10 +51,10 @@ from ifsl_bench.utils.progress import NullReporter, Reporter
 from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
 from ifsl_bench.utils.text_format import format_options
 
-Point = dict[str, Any]  # option -> value
+OptionPoint = dict[str, Any]  # option -> value
 POINTS_PER_LATER_ROUND = 2  # settings of a later round: below the best one and above it
 # Without 5, whose root is that of the golden section; 95, more than any method has options.
-PRIMES = [number for number in range(2, 500) if number != 5 and all(number % n for n in range(2, number))]
+PRIME_NUMBERS = [number for number in range(2, 500) if number != 5 and all(number % n for n in range(2, number))]
 MAX_HALVINGS = 4  # of the distance between these and the best, for each option
 MIN_RIVAL_WINS, MAX_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
 RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings spreads far less than a number
@@ -68,9 +68,9 @@ def draw_next_search_round(
     fixed_options: Container[str],
     trials: int,
     default: Mapping[str, Any],
-    rounds: Sequence[Sequence[tuple[Point, float]]] = (),
+    rounds: Sequence[Sequence[tuple[OptionPoint, float]]] = (),
     sessions: bool = False,
-) -> list[Point]:
+) -> list[OptionPoint]:
     """Return the values to try in the next round: the product of the grid, or a round of :func:`propose_next_round`.
 
     Args:
@@ -94,8 +94,8 @@ def draw_next_search_round(
 
 
 def propose_next_round(
-    space: SearchSpace, default: Mapping[str, Any], trials: int, rounds: Sequence[Sequence[tuple[Point, float]]]
-) -> list[Point]:
+    space: SearchSpace, default: Mapping[str, Any], trials: int, rounds: Sequence[Sequence[tuple[OptionPoint, float]]]
+) -> list[OptionPoint]:
     """Return the settings of a search's next round; none after the last one.
 
     The first round is the default and points spread over the whole space. Each later one is the best setting so far
@@ -133,7 +133,7 @@ def propose_next_round(
     return []
 
 
-def make_evenly_spread_points(space: SearchSpace, count: int) -> list[Point]:
+def make_evenly_spread_points(space: SearchSpace, count: int) -> list[OptionPoint]:
     """Return ``count`` points that fill the space evenly.
 
     They are multiples of an irrational number for each option, modulo 1 (Richtmyer's sequence, 1951); of the golden
@@ -143,17 +143,17 @@ def make_evenly_spread_points(space: SearchSpace, count: int) -> list[Point]:
         space: the options, with their ranges.
         count: the number of points.
     """
-    steps = [(math.sqrt(5) - 1) / 2, *(math.sqrt(prime) % 1 for prime in PRIMES)]
+    steps = [(math.sqrt(5) - 1) / 2, *(math.sqrt(prime) % 1 for prime in PRIME_NUMBERS)]
     shares = [[(0.5 + i * step) % 1 for step in steps] for i in range(count)]
     return [{key: space[key].value_at_share(u) for key, u in zip(space, row, strict=False)} for row in shares]
 
 
-def _without_duplicates(candidates: Sequence[Point]) -> list[Point]:
+def _without_duplicates(candidates: Sequence[OptionPoint]) -> list[OptionPoint]:
     return [point for i, point in enumerate(candidates) if point not in candidates[:i]]
 
 
 def options_at_edge(
-    method: type[Method], options: Mapping[str, Any], point: Point, offered: Sequence[Point]
+    method: type[Method], options: Mapping[str, Any], point: OptionPoint, offered: Sequence[OptionPoint]
 ) -> list[str]:
     """Return the options whose number is the smallest or the largest offered.
 
@@ -196,7 +196,7 @@ def _step_beyond_range(value: float, end: float) -> float:
 class SearchCandidate:
     """One of the settings to choose from: the values of the searched options, and the job with them, not calibrated."""
 
-    option_values: Point
+    option_values: OptionPoint
     job: Job
 
     @property
@@ -219,8 +219,8 @@ def candidates_by_round(
     default = {**default_options(job.method, job.task), LEARNING_RATE_OPTION: job.published_schedule.schedule.rate}
     sessions = protocol_of_task(job.task).learns_sessions
     rounds: list[list[SearchCandidate]] = []
-    finished: list[list[tuple[Point, float]]] = []
-    while settings := draw_next_search_round(job.method, job.fixed_options, job.trials, default, finished, sessions):
+    finished: list[list[tuple[OptionPoint, float]]] = []
+    while settings := draw_next_search_round(job.method, job.fixed_options, job.n_trials, default, finished, sessions):
         rounds.append([_make_candidate(job, point) for point in settings])
         accuracies = [accuracy(candidate) for candidate in rounds[-1]]
         if any(value is None for value in accuracies):
@@ -231,13 +231,13 @@ def candidates_by_round(
     return rounds
 
 
-def _make_candidate(job: Job, point: Point) -> SearchCandidate:
+def _make_candidate(job: Job, point: OptionPoint) -> SearchCandidate:
     options = drop_default_values(job.method, {**job.set_options, **point}, job.task)
-    rate = point.get(LEARNING_RATE_OPTION, job.training.rate)
+    rate = point.get(LEARNING_RATE_OPTION, job.training_changes.rate)
     published = job.published_schedule.schedule.rate
-    training = msgspec.structs.replace(job.training, rate=0.0 if rate == published else rate)
-    seed = TUNING_SEED if job.trials else job.seed
-    plain = replace(job, set_options=options, training=training, seed=seed, trials=0, calibrated=False)
+    training = msgspec.structs.replace(job.training_changes, rate=0.0 if rate == published else rate)
+    seed = SEED_OF_TRIALS if job.n_trials else job.seed
+    plain = replace(job, set_options=options, training_changes=training, seed=seed, n_trials=0, is_calibrated=False)
     return SearchCandidate(point, plain)
 
 
@@ -266,7 +266,7 @@ class TrialRecord:
     bias: float | None = None
 
     @property
-    def failure(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """The failure of its training, or of more than ``MOST_UNCONVERGED_SHARE`` of its inner solves; else None."""
         if self.unconverged > MOST_UNCONVERGED_SHARE * self.episodes:
             return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
@@ -275,7 +275,7 @@ class TrialRecord:
     @property
     def selection_score(self) -> float:
         """Its accuracy; -inf where it cannot be chosen."""
-        return -math.inf if self.failure else self.accuracy
+        return -math.inf if self.failure_reason else self.accuracy
 
 
 def find_best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Reporter) -> str:
@@ -290,10 +290,10 @@ def find_best_setting(name: str, tried: Mapping[str, TrialRecord], reporter: Rep
         UserError: none can be chosen.
     """
     for setting, trial in tried.items():
-        if trial.failure:
-            reporter.warn(f"{name}: {setting} is passed over: {trial.failure}")
+        if trial.failure_reason:
+            reporter.warn(f"{name}: {setting} is passed over: {trial.failure_reason}")
     best = max(tried, key=lambda setting: tried[setting].selection_score)
-    if tried[best].failure:
+    if tried[best].failure_reason:
         raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
     return best
 
@@ -318,7 +318,7 @@ def bootstrap_selection(tried: Mapping[str, TrialRecord], best: str) -> dict[str
         that at least ``MIN_RIVAL_WINS`` resamples would choose, the most frequent first, at most ``MAX_RIVALS``.
     """
     hits = {name: [sum(trial.hits.get(name, [])) for trial in tried.values()] for name in tried[best].hits}
-    right = [trial.hits if not trial.failure else {} for trial in tried.values()]
+    right = [trial.hits if not trial.failure_reason else {} for trial in tried.values()]
     nothing = [-1] * tried[best].episodes  # a failed setting is worse than one without any hits
     joint = np.array([np.add(counts["base_joint"], counts["novel_joint"]) if counts else nothing for counts in right])
     winners = (bootstrap_episode_counts(tried[best].episodes) @ joint.T).argmax(1)
@@ -394,12 +394,15 @@ class TrialStage(Stage):
     job: Job
 
     def __str__(self) -> str:
-        task, steps = self.job.task, f"{self.job.schedule.steps:,} steps, " if self.job.is_meta_trained else ""
+        task, steps = (
+            self.job.task,
+            f"{self.job.meta_training_schedule.steps:,} steps, " if self.job.is_meta_trained else "",
+        )
         count = len(task.evaluation.validation_halves[0])
         return f"trial of {self.job}: {steps}{count:,} validation {protocol_of_task(task).drawn_items_noun}"
 
     def key(self, home: Paths) -> str:
-        return f"{meta_training_key(self.job, home)}-{self.job.training.select}"
+        return f"{meta_training_key(self.job, home)}-{self.job.training_changes.select}"
 
     def trial_path(self, home: Paths) -> Path:
         """Return the file of the trial's record."""
@@ -426,14 +429,14 @@ class TrialStage(Stage):
 
     def compute(self, work: Workspace) -> TrialRecord:
         job, file, prepared = self.job, self.trial_path(work.home), make_pretrain_stage(self.job).open_task(work)
-        weights = prepared.pretrained.sha256
+        weights = prepared.pretrained_backbone.sha256
         tried = read_trial(file, weights, job.is_made_by_same_code, work.reporter)
         if tried is None:
             with hold_lock(file, work.reporter.warn):
                 tried = read_trial(file, weights, job.is_made_by_same_code)  # another process may have made it
                 if tried is None:
                     tried = self._evaluate_trial(work, prepared)
-                    write_trial(file, tried, weights, str(job), job.identity)
+                    write_trial(file, tried, weights, str(job), job.method_code_identity)
                     drawn = protocol_of_task(job.task).drawn_items_noun
                     work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation {drawn}")
         return tried
@@ -443,7 +446,9 @@ class TrialStage(Stage):
         try:
             method = copy_for_evaluation(job, work, MetaTrainStage(job).compute(work).method)
             loader = prepared.loader("val", device=work.choose_device("evaluation").device)
-            return make_trial_record(evaluate_method(method, job.name, loader, episodes, work.reporter, str(self)))
+            return make_trial_record(
+                evaluate_method(method, job.method_name, loader, episodes, work.reporter, str(self))
+            )
         except (DivergedError, NonFiniteLogitsError) as error:
             return TrialRecord(0.0, len(episodes), diverged=str(error))
 
@@ -463,7 +468,9 @@ class TrialStage(Stage):
             if bias is None
             else Bias(bias, len(job.task.evaluation.validation_halves[0]), np.empty(0), np.empty(0))
         )
-        return evaluate_method(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
+        return evaluate_method(
+            method, job.method_name, loader, episodes, work.reporter, title, job.n_episodes, alone
+        ).counts
 
 
 @dataclass(frozen=True)
@@ -474,10 +481,10 @@ class SearchStage(Stage):
     job: Job
 
     def __str__(self) -> str:
-        return f"search of {self.job}: {self.job.trials or len(candidates_by_round(self.job)[0])} trials"
+        return f"search of {self.job}: {self.job.n_trials or len(candidates_by_round(self.job)[0])} trials"
 
     def key(self, home: Paths) -> str:
-        return f"{meta_training_key(self.job, home)}-{self.job.setting}-{self.job.training.select}"
+        return f"{meta_training_key(self.job, home)}-{self.job.setting}-{self.job.training_changes.select}"
 
     def list_artefacts(self, home: Paths) -> list[tuple[Stage, Path]]:
         """List the trials, with their models, and the models of all candidates: one of these is the job's own."""
@@ -537,7 +544,10 @@ def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) ->
     point, best = candidates[name].option_values, candidates[name].job
     offered = [candidate.option_values for candidate in candidates.values()]
     return replace(best, seed=job.seed), {
-        "options": {**best.options, **{key: value for key, value in point.items() if key != LEARNING_RATE_OPTION}},
+        "options": {
+            **best.method_options,
+            **{key: value for key, value in point.items() if key != LEARNING_RATE_OPTION},
+        },
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
         **(
             {"choice": StoredOptionChoice(**bootstrap_selection(tried, name))}
@@ -545,8 +555,8 @@ def choose_setting_with_record(job: Job, work: Workspace, reporter: Reporter) ->
             else {}
         ),
         "rounds": [len(round_) for round_ in rounds],
-        "passed_over": [setting for setting, trial in tried.items() if trial.failure],
-        "edge": options_at_edge(job.method, best.options, point, offered),
+        "passed_over": [setting for setting, trial in tried.items() if trial.failure_reason],
+        "edge": options_at_edge(job.method, best.method_options, point, offered),
     }
 
 

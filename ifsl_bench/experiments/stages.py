@@ -61,12 +61,12 @@ class Stage(ABC):
     """One step on the way to a result.
 
     Attributes:
-        kind: of stage, in a word.
-        placed_as: the kind of work by which its device is chosen.
+        stage_name: of stage, in a word.
+        device_rule_name: the kind of work by which its device is chosen.
     """
 
-    kind: ClassVar[str]
-    placed_as: ClassVar[StageType] = "data"
+    stage_name: ClassVar[str]
+    device_rule_name: ClassVar[StageType] = "data"
 
     @abstractmethod
     def key(self, home: Paths) -> str:
@@ -86,7 +86,7 @@ class Stage(ABC):
 
     def choose_device(self, work: Workspace) -> DeviceChoice:
         """Choose the device of the stage, with the reason."""
-        return work.choose_device(self.placed_as)
+        return work.choose_device(self.device_rule_name)
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class DataStage(Stage):
     """The data of a task, and a check that the episodes of some sides can be drawn from them.
 
     Attributes:
-        sessions: of the episodes of meta-training.
+        sessions_per_training_episode: of the episodes of meta-training.
     """
 
     kind = "data"
     task: Task
     sides: tuple[Side, ...] = ()
-    sessions: int = 1
+    sessions_per_training_episode: int = 1
 
     def __str__(self) -> str:
         others = f" with novel classes of {self.task.novel_from}" if self.task.novel_from else ""
@@ -112,7 +112,7 @@ class DataStage(Stage):
     def is_cached(self, home: Paths) -> bool:
         return all(is_prepared(home, spec.name) for spec in data_specs_of_task(self.task, home))
 
-    def check(self, data: DatasetMetadata) -> None:
+    def check_episodes_can_be_drawn(self, data: DatasetMetadata) -> None:
         """Raise :class:`UserError` where episodes cannot be drawn, as far as the metadata show it."""
 
         def starts(pool: str) -> np.ndarray:
@@ -123,8 +123,8 @@ class DataStage(Stage):
             protocol_of_task(self.task).make_sampler(
                 self.task, side, 0, starts, classes=lambda pool: data.class_names_by_pool.get(pool, ())
             )
-        if self.sessions > 1 and data.class_starts_by_pool:
-            make_training_sampler(self.task, self.sessions, 0, starts)
+        if self.sessions_per_training_episode > 1 and data.class_starts_by_pool:
+            make_training_sampler(self.task, self.sessions_per_training_episode, 0, starts)
         if data.class_names_by_pool.get("novel/test"):
             protocol_of_task(self.task).published_class_order(self.task, data.class_names_by_pool.__getitem__)
 
@@ -133,19 +133,19 @@ class DataStage(Stage):
         _ = prepared.dataset
         for side in self.sides:
             prepared.check_episodes(side)
-        if self.sessions > 1:
-            prepared.training_sampler(self.sessions)
+        if self.sessions_per_training_episode > 1:
+            prepared.training_sampler(self.sessions_per_training_episode)
 
 
 @dataclass(frozen=True)
 class PretrainStage(Stage):
-    """The backbone and its base classifier. ``seed`` is the training seed, ``sees`` what methods are given."""
+    """The backbone and its base classifier. ``seed`` is the training seed, ``input_kind`` what methods are given."""
 
     kind = placed_as = "pretraining"
     task: Task
     head: HeadKind
     seed: int
-    sees: str = "features"
+    input_kind: str = "features"
 
     def __str__(self) -> str:
         task, seed = self.task, self.task.pretraining_seed(self.seed)
@@ -181,7 +181,7 @@ class PretrainStage(Stage):
     def is_cached(self, home: Paths) -> bool:
         return self.weights_checksum(home) is not None
 
-    def check(self, data: DatasetMetadata, home: Paths) -> None:
+    def check_backbone_fits(self, data: DatasetMetadata, home: Paths) -> None:
         """Raise :class:`NotIncluded` where the backbone has features of other data alone.
 
         Args:
@@ -194,35 +194,36 @@ class PretrainStage(Stage):
 
     def open_task(self, work: Workspace) -> PreparedTask:
         """Open the task with this pretraining."""
-        return work.open_task(self.task, self.head, self.seed, self.sees)
+        return work.open_task(self.task, self.head, self.seed, self.input_kind)
 
     def compute(self, work: Workspace) -> None:
-        _ = self.open_task(work).pretrained
+        _ = self.open_task(work).pretrained_backbone
 
 
 @dataclass(frozen=True)
 class FeatureStage(Stage):
-    """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each.
+    """The features of a pool under a pretraining, of the plain images or of ``n_views`` augmented ones of each.
 
-    With a ``stage`` other than 0 they are the maps behind so many stages of the backbone; below 0, all but so many.
+    With ``n_backbone_stages`` other than 0 they are the maps behind so many stages of the backbone; below 0, all but so
+    many.
     """
 
     kind = placed_as = "features"
     backbone: PretrainStage
-    pool: str
-    views: int
-    stage: int = 0
+    pool_name: str
+    n_views: int
+    n_backbone_stages: int = 0
 
     def __str__(self) -> str:
-        name = "maps" if self.stage else "features"
-        return f"{name} of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
+        name = "maps" if self.n_backbone_stages else "features"
+        return f"{name} of {self.pool_name}" + (f", {self.n_views} views" if self.n_views > 1 else "")
 
     def key(self, home: Paths) -> str:
         task, origin = self.backbone.task, ""
-        if task.novel_from and self.pool in NOVEL_POOLS:
+        if task.novel_from and self.pool_name in NOVEL_POOLS:
             origin = shorten_fingerprint(find_novel_fingerprint(task, home)) or "?"
-        of = self.views, origin, self.stage
-        folder = feature_folder(home, self.backbone.features_key(home), self.pool, task, *of)
+        of = self.n_views, origin, self.n_backbone_stages
+        folder = feature_folder(home, self.backbone.features_key(home), self.pool_name, task, *of)
         return folder.relative_to(home.features).as_posix()
 
     def is_cached(self, home: Paths) -> bool:
@@ -233,17 +234,17 @@ class FeatureStage(Stage):
         return weights is not None and there.get("pretraining_sha256") == weights
 
     def compute(self, work: Workspace) -> None:
-        self.backbone.open_task(work).features(self.pool, self.views, self.stage)
+        self.backbone.open_task(work).open_features(self.pool_name, self.n_views, self.n_backbone_stages)
 
 
 def make_data_stage(job: Job) -> DataStage:
     """Return the stage of a job's data and episodes."""
-    return DataStage(job.task, job.sides, job.training.sessions)
+    return DataStage(job.task, job.required_sides, job.training_changes.sessions)
 
 
 def make_pretrain_stage(job: Job) -> PretrainStage:
     """Return the stage of a job's backbone and base classifier."""
-    return PretrainStage(job.task, job.method.head, job.seed, job.sees)
+    return PretrainStage(job.task, job.method.head, job.seed, job.input_kind)
 
 
 def list_backbone_stages(job: Job) -> list[Stage]:
@@ -256,12 +257,12 @@ def list_backbone_stages(job: Job) -> list[Stage]:
     if task.pretraining.backbone == NO_BACKBONE:
         return stages
     # Every row has calibrated numbers beside its own, where validation episodes can be drawn.
-    sides = (*job.sides, "val") if task.has_base else job.sides
+    sides = (*job.required_sides, "val") if task.has_base else job.required_sides
     pools = {("base/train", 1): None}
     for side in sides:
-        pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
+        pools |= {(pool, job.training_changes.views if side == "train" else 1): None for pool in task.pools(side)}
     stages += [FeatureStage(backbone, pool, views) for pool, views in pools]
-    if stage := parse_seen_stage(job.sees):
+    if stage := parse_seen_stage(job.input_kind):
         stages += [FeatureStage(backbone, pool, views, stage) for pool, views in pools]
     return stages
 
@@ -277,13 +278,21 @@ def meta_training_key(job: Job, home: Paths) -> str:
         home: where data are.
     """
     training = {
-        k: v for k, v in job.training.non_default_values().items() if k != "select"
+        k: v for k, v in job.training_changes.non_default_values().items() if k != "select"
     }  # every state holds both models
-    plan, backbone = msgspec.to_builtins(job.schedule), make_pretrain_stage(job).key(home)
-    made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
+    plan, backbone = msgspec.to_builtins(job.meta_training_schedule), make_pretrain_stage(job).key(home)
+    made_of = [
+        job.method_name,
+        job.method.revision,
+        job.method_options,
+        training,
+        plan,
+        job.task.definition(),
+        backbone,
+    ]
     if job.task.novel_from:
         made_of.append(find_novel_fingerprint(job.task, home))
-    return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
+    return f"{job.task.name}-{quote(job.method_name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
 
 def make_untrained_method(job: Job, work: Workspace, device: torch.device = CPU_DEVICE) -> Method:
@@ -294,10 +303,10 @@ def make_untrained_method(job: Job, work: Workspace, device: torch.device = CPU_
         work: where its backbone is.
         device: of the method.
     """
-    base = make_pretrain_stage(job).open_task(work).base
+    base = make_pretrain_stage(job).open_task(work).base_classifier
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed("method", job.name, job.seed))
-        return copy_to_device(make_method(job.method, base, job.task.episode.ways, job.options), base, device)
+        torch.manual_seed(derive_seed("method", job.method_name, job.seed))
+        return copy_to_device(make_method(job.method, base, job.task.episode.ways, job.method_options), base, device)
 
 
 def copy_to_device(method: Method, base: Base, device: torch.device) -> Method:
@@ -324,7 +333,7 @@ def copy_for_evaluation(job: Job, work: Workspace, method: Method) -> Method:
         method: on any device.
     """
     return copy_to_device(
-        method, make_pretrain_stage(job).open_task(work).base, work.choose_device("evaluation").device
+        method, make_pretrain_stage(job).open_task(work).base_classifier, work.choose_device("evaluation").device
     )
 
 
@@ -348,7 +357,7 @@ class MetaTrainStage(Stage):
     job: Job
 
     def __str__(self) -> str:
-        return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
+        return f"meta-training {self.job}: {self.job.meta_training_schedule.steps:,} steps"
 
     def key(self, home: Paths) -> str:
         return meta_training_key(self.job, home)
@@ -380,9 +389,9 @@ class MetaTrainStage(Stage):
         few = self.job.method.gpu_min_episodes(
             default_options(self.job.method, self.job.task) | dict(self.job.set_options)
         )
-        return work.choose_device("meta-training", self.job.training.episodes_per_step, few)
+        return work.choose_device("meta-training", self.job.training_changes.episodes_per_step, few)
 
-    def validate(self, work: Workspace, method: Method) -> float:
+    def measure_validation_accuracy(self, work: Workspace, method: Method) -> float:
         """Return the accuracy in percent on the validation episodes that checkpoints are chosen on.
 
         Args:
@@ -391,7 +400,7 @@ class MetaTrainStage(Stage):
         """
         _, episodes = self.job.task.evaluation.validation_halves
         loader = make_pretrain_stage(self.job).open_task(work).loader("val", device=self.choose_device(work).device)
-        return evaluate_method(method, self.job.name, loader, episodes, at_once=False).accuracy
+        return evaluate_method(method, self.job.method_name, loader, episodes, at_once=False).accuracy
 
     def compute(self, work: Workspace) -> TrainedModel:
         job, place, prepared = self.job, self.choose_device(work), make_pretrain_stage(self.job).open_task(work)
@@ -399,32 +408,34 @@ class MetaTrainStage(Stage):
         if not any(p.requires_grad for p in method.parameters()):
             return TrainedModel(method.eval())
         folder = self.model_folder(work.home)
-        if read_finished_metadata(folder, pretraining_sha256=prepared.pretrained.sha256):
+        if read_finished_metadata(folder, pretraining_sha256=prepared.pretrained_backbone.sha256):
             with suppress(CorruptFile):  # which is trained again, below
-                return load_trained(folder, method, job.label, job.training.select)
+                return load_trained(folder, method, job.label, job.training_changes.select)
         from ifsl_bench.experiments.meta_training import MetaTrainer
 
         facts = {
-            "method": job.method_ref.source_file or job.name,
-            **job.identity,
-            "options": job.options,
-            "train": {key: value for key, value in job.training.non_default_values().items() if key != "select"},
+            "method": job.method_ref.source_file or job.method_name,
+            **job.method_code_identity,
+            "options": job.method_options,
+            "train": {
+                key: value for key, value in job.training_changes.non_default_values().items() if key != "select"
+            },
             "task": job.task.name,
-            "pretraining": prepared.pretrained.key,
-            "pretraining_sha256": prepared.pretrained.sha256,
+            "pretraining": prepared.pretrained_backbone.key,
+            "pretraining_sha256": prepared.pretrained_backbone.sha256,
             "seed": job.seed,
             "place": str(place),
         }
-        loader = prepared.episode_loader("train", place.device, job.training.views)
-        if job.training.sessions > 1:
-            loader = loader.with_sampler(prepared.training_sampler(job.training.sessions, place.device))
+        loader = prepared.episode_loader("train", place.device, job.training_changes.views)
+        if job.training_changes.sessions > 1:
+            loader = loader.with_sampler(prepared.training_sampler(job.training_changes.sessions, place.device))
         for folder in model_folders(work.home.trained_models / meta_training_key(job, work.home)):
             with hold_lock(folder, work.reporter.warn):
                 if self.is_folder_of_this_job(folder):  # looked up under the lock: another process may have made it
                     report_chosen_device(work, self, place)
-                    reporter = work.curve_reporter(self.kind, meta_training_key(job, work.home))
-                    how = job.schedule, job.training, job.seed, facts, reporter
-                    check = partial(self.validate, work)
+                    reporter = work.curve_reporter(self.stage_name, meta_training_key(job, work.home))
+                    how = job.meta_training_schedule, job.training_changes, job.seed, facts, reporter
+                    check = partial(self.measure_validation_accuracy, work)
                     return TrainedModel(
                         method, MetaTrainer(folder, method, job.label, loader, check, *how).run(), folder.name
                     )

@@ -22,12 +22,12 @@ class CachedResult:
     """The stored result of a job, or the reason why it is not used.
 
     Attributes:
-        result: None where the job would make another one now, or none is stored.
+        stored_result: None where the job would make another one now, or none is stored.
         outdated_reason: why it is not used; "" where it is, or none is stored.
         is_damaged: whether its file is damaged.
     """
 
-    result: Result | None = None
+    stored_result: Result | None = None
     outdated_reason: str = ""
     is_damaged: bool = False
 
@@ -65,13 +65,13 @@ def find_cached_result(job: Job, home: Paths) -> CachedResult:
             result.novel_fingerprint,
             find_novel_fingerprint(job.task, home) or result.novel_fingerprint,
         ),
-        "options": (result.user_settings()[0], {k: v for k, v in job.options.items() if k not in searched}),
-        "training": (result.user_settings()[1], job.training.non_default_values()),
+        "options": (result.user_settings()[0], {k: v for k, v in job.method_options.items() if k not in searched}),
+        "training": (result.user_settings()[1], job.training_changes.non_default_values()),
         "choice of options or checkpoint": (result.setting, job.setting),
-        "calibration": (result.includes_bias, job.calibrated),
+        "calibration": (result.includes_bias, job.is_calibrated),
         "settings to choose from": (tried, to_try),
         "seed": (result.seed, job.seed),
-        "number of episodes": (len(result.episodes), job.episodes),
+        "number of episodes": (len(result.episodes), job.n_episodes),
         "backbone": (result.pretraining.get("key"), key),
         "backbone's weights": (has_other_weights(home, key, result.pretraining.get("sha256")), False),
     }
@@ -92,7 +92,7 @@ def load_current_result(job: Job, work: Workspace) -> Result | None:
         work.reporter.warn(f"{stored.outdated_reason}; it is made again")
     elif stored.outdated_reason:
         work.reporter.say(f"{job.result_path(work.home).name} is out of date ({stored.outdated_reason})")
-    return stored.result
+    return stored.stored_result
 
 
 def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:

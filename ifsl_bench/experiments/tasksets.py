@@ -20,7 +20,7 @@ from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, EpisodeSample
 from ifsl_bench.utils.errors import UserError
 
 Taskset: Any = load_learn2learn().data.Taskset
-BLOCK_EPISODES = 64  # episodes drawn at a time, in the time of one
+EPISODES_DRAWN_AT_ONCE = 64  # episodes drawn at a time, in the time of one
 
 
 class SideImages(TorchDataset[Any]):
@@ -81,9 +81,9 @@ class EpisodeTasks(Taskset):
 
     def _draw_episode(self, i: int) -> tuple[EpisodeIndices, int]:
         """Episodes among which number i is, and its place there."""
-        block, e = divmod(range(len(self))[i], BLOCK_EPISODES)
+        block, e = divmod(range(len(self))[i], EPISODES_DRAWN_AT_ONCE)
         if self._block is None or self._block[0] != block:
-            self._block = block, self.sampler.sample(block * BLOCK_EPISODES, BLOCK_EPISODES)
+            self._block = block, self.sampler.sample(block * EPISODES_DRAWN_AT_ONCE, EPISODES_DRAWN_AT_ONCE)
         return self._block[1], e
 
     def __getitem__(self, i: int) -> Any:

@@ -18,7 +18,7 @@ from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.serialization import check_value_types
 from ifsl_bench.utils.threads import core_count
 
-SHARED_FROM_EPISODES = 8  # episodes a step from which several threads pay
+MIN_EPISODES_TO_SHARE_THREADS = 8  # episodes a step from which several threads pay
 
 
 def training_threads(episodes: int) -> int:
@@ -26,7 +26,7 @@ def training_threads(episodes: int) -> int:
 
     A small step has one, as threads would wait for each other longer than they compute.
     """
-    return 1 if episodes < SHARED_FROM_EPISODES else core_count()
+    return 1 if episodes < MIN_EPISODES_TO_SHARE_THREADS else core_count()
 
 
 class DivergedError(UserError):
@@ -38,13 +38,13 @@ class TrainingRecord:
     """A meta-trained model and the record of its training.
 
     Attributes:
-        history: validation accuracies, in percent, by step.
+        history_by_step: validation accuracies, in percent, by step.
         kept_step: the step of the chosen model.
         solves: how the inner solves went, see :class:`SolveCounts`; empty for a method that has none.
         device_description: the device it ran on, and why there.
     """
 
-    history: dict[int, float]
+    history_by_step: dict[int, float]
     kept_step: int
     seconds: float
     solves: dict[str, int]
@@ -52,7 +52,10 @@ class TrainingRecord:
 
     def to_result_entry(self) -> dict[str, Any]:
         """Return the training's entry in a result."""
-        record = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
+        record = {
+            "validation": {str(step): value for step, value in self.history_by_step.items()},
+            "kept_step": self.kept_step,
+        }
         return record | ({"solves": self.solves} if self.solves else {})
 
     def training_remarks(self) -> Iterator[str]:
@@ -73,27 +76,27 @@ class TrainedModel(NamedTuple):
 
     method: Method
     training_record: TrainingRecord | None = None
-    folder: str = ""
+    model_folder: str = ""
 
 
 @dataclass
 class SolveCounts:
-    """Counts over all episodes of a meta-training, stored across interruptions in ``counts``.
+    """Counts over all episodes of a meta-training, stored across interruptions in ``counts_by_kind``.
 
     ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
     ``adjoint_diverged`` whose series grew, ``adjoint_failed`` that missed the tolerance and ``adjoint_indefinite``
     whose search had stopped at a saddle.
     """
 
-    counts: dict[str, int]
-    _unconverged: list[torch.Tensor] = field(default_factory=list)
+    counts_by_kind: dict[str, int]
+    _unconverged_flags: list[torch.Tensor] = field(default_factory=list)
 
     def add_prediction(self, prediction: Prediction) -> None:
         """Add a prediction after its backward pass; :meth:`total_counts` reads an accelerator's counts, which waits."""
         unconverged = prediction.statistics.get("solver_unconverged")
         if unconverged is not None:
             self._add_counts(episodes=len(unconverged), unconverged=0)
-            self._unconverged.append(unconverged.detach().count_nonzero())
+            self._unconverged_flags.append(unconverged.detach().count_nonzero())
         if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
             self._add_counts(
                 adjoint_episodes=adjoint.episodes,
@@ -104,14 +107,14 @@ class SolveCounts:
 
     def total_counts(self) -> dict[str, int]:
         """Return the counts of all that was added."""
-        if self._unconverged:
-            self._add_counts(unconverged=int(torch.stack(self._unconverged).sum()))
-            self._unconverged.clear()
-        return self.counts
+        if self._unconverged_flags:
+            self._add_counts(unconverged=int(torch.stack(self._unconverged_flags).sum()))
+            self._unconverged_flags.clear()
+        return self.counts_by_kind
 
     def _add_counts(self, **more: int) -> None:
         for key, value in more.items():
-            self.counts[key] = self.counts.get(key, 0) + value
+            self.counts_by_kind[key] = self.counts_by_kind.get(key, 0) + value
 
 
 def model_folders(first: Path) -> Iterator[Path]:

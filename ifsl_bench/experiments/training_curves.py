@@ -79,12 +79,12 @@ class CurveLogs:
     """The kind and folder of the logs that a run writes.
 
     Attributes:
-        kind: one of ``WRITER_OF_KIND``.
-        folder: where trainings have a file or a folder each, by their names.
+        curve_kind: one of ``WRITER_OF_KIND``.
+        curve_folder: where trainings have a file or a folder each, by their names.
     """
 
-    kind: str
-    folder: Path
+    curve_kind: str
+    curve_folder: Path
 
 
 def make_curve_logs(log: str | None, folder: str | Path | None, home: Paths) -> CurveLogs | None:
@@ -118,7 +118,7 @@ class CurveReporter(Reporter):
     """
 
     def __init__(self, logs: CurveLogs, training: str, to: Reporter) -> None:
-        self.open, self.path, self.to = WRITER_OF_KIND[logs.kind], logs.folder / training, to
+        self.open, self.path, self.to = WRITER_OF_KIND[logs.curve_kind], logs.curve_folder / training, to
 
     def say(self, text: str) -> None:
         self.to.say(text)

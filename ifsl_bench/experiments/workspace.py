@@ -65,16 +65,16 @@ class Workspace:
     """The folders of caches and results, the device that computes, and the reporter of the progress.
 
     Attributes:
-        forced: whether everything is computed on ``device``; else :mod:`ifsl_bench.backbones.device` decides which
-            stages are, and the others are computed on the host.
-        curves: where trainings write their curves; None for no curves.
+        device_is_forced: whether everything is computed on ``device``; else :mod:`ifsl_bench.backbones.device` decides
+            which stages are, and the others are computed on the host.
+        curve_logs: where trainings write their curves; None for no curves.
     """
 
     home: Paths = field(default_factory=Paths.locate)
     device: torch.device = field(default_factory=lambda: choose_device("auto"))
     reporter: Reporter = field(default_factory=Reporter)
-    forced: bool = False
-    curves: CurveLogs | None = None
+    device_is_forced: bool = False
+    curve_logs: CurveLogs | None = None
     _open_tasks: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Workspace:
             episodes: of a step of meta-training.
             few: a step of meta-training with fewer episodes is faster on the host; None where a step of any number is.
         """
-        return choose_stage_device(kind, self.device, self.forced, episodes, few)
+        return choose_stage_device(kind, self.device, self.device_is_forced, episodes, few)
 
     def curve_reporter(self, kind: str, key: str) -> Reporter:
         """Return the reporter of a training, which also writes its curves if a run has any.
@@ -97,11 +97,11 @@ class Workspace:
             kind: of stage.
             key: of the training.
         """
-        if self.curves is None:
+        if self.curve_logs is None:
             return self.reporter
         from ifsl_bench.experiments.training_curves import CurveReporter
 
-        return CurveReporter(self.curves, f"{kind}/{key}", self.reporter)
+        return CurveReporter(self.curve_logs, f"{kind}/{key}", self.reporter)
 
     def open_task(self, task: Task, head: HeadKind, seed: int, sees: str = "features") -> PreparedTask:
         """Return the task with this pretraining; the last one stays open, its features in memory.
@@ -160,7 +160,7 @@ class PreparedTask:
         return open_data(self.task, self.work.home, self.work.reporter)
 
     @cached_property
-    def pretrained(self) -> PretrainedBackbone:
+    def pretrained_backbone(self) -> PretrainedBackbone:
         work, device = self.work, self.work.choose_device("pretraining").device
         with limit_threads_in_block(host_threads(device)):
             if is_frozen(self.task.pretraining):
@@ -184,9 +184,11 @@ class PreparedTask:
 
             # It has the same features, and reads those of base/train alone.
             linear = PreparedTask(self.task, "linear", self.seed, work)
-            return fit_cosine_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
+            return fit_cosine_head(
+                work.home, task, data, linear.pretrained_backbone, linear.open_features, self.seed, work.reporter
+            )
 
-    def features(self, pool: str, views: int = 1, stage: int = 0) -> np.ndarray:
+    def open_features(self, pool: str, views: int = 1, stage: int = 0) -> np.ndarray:
         """Return the features of a pool, float32 [views * n, D], as the network has them; verified when first opened.
 
         Args:
@@ -196,7 +198,10 @@ class PreparedTask:
                 all but so many.
         """
         if (pool, views, stage) not in self._features:
-            made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.choose_device("features")
+            made_of, place = (
+                (self.task, self.dataset, self.pretrained_backbone, pool),
+                self.work.choose_device("features"),
+            )
             how = (place.device, self.work.reporter, views, str(place))
             with limit_threads_in_block(host_threads(place.device)):
                 self._features[pool, views, stage] = compute_features(self.work.home, *made_of, *how, stage)
@@ -207,21 +212,21 @@ class PreparedTask:
         places = {}
         for pool, views, stage in self._features:
             of = views, self.dataset.fingerprint_prefix_of_pool(pool), stage
-            folder = feature_folder(self.work.home, self.pretrained.features_key, pool, self.task, *of)
+            folder = feature_folder(self.work.home, self.pretrained_backbone.features_key, pool, self.task, *of)
             if place := str(read_feature_record(folder).get("place", "")):
                 name = "maps" if stage else "features"
                 places[f"{name} of {pool}" + (f", {views} views" if views > 1 else "")] = place
         return {"features": next(iter(places.values()))} if len(set(places.values())) == 1 else places
 
     @cached_property
-    def base(self) -> Base:
+    def base_classifier(self) -> Base:
         """The base classifier, on the CPU."""
         name = "base/train"
-        if isinstance(network := self.pretrained.network, PrecomputedFeatures):  # base/train has but the means
+        if isinstance(network := self.pretrained_backbone.network, PrecomputedFeatures):  # base/train has but the means
             parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENT_NAMES}
-            return make_base_classifier(self.pretrained, ClassMoments(**parts))
-        folder = feature_folder(self.work.home, self.pretrained.features_key, name, self.task)
-        features, pool, mean = self.features(name), self.dataset.pool(name), self.pretrained.mean
+            return make_base_classifier(self.pretrained_backbone, ClassMoments(**parts))
+        folder = feature_folder(self.work.home, self.pretrained_backbone.features_key, name, self.task)
+        features, pool, mean = self.open_features(name), self.dataset.pool(name), self.pretrained_backbone.mean
         with limit_threads_in_block(host_threads(CPU_DEVICE)):
             moments = compute_class_moments(folder, features, pool.starts, self.work.reporter)
 
@@ -230,18 +235,20 @@ class PreparedTask:
                 pool.labels.astype(np.int64)
             )
 
-        return replace(make_base_classifier(self.pretrained, moments), images=images, network=self._base_network())
+        return replace(
+            make_base_classifier(self.pretrained_backbone, moments), images=images, network=self._base_network()
+        )
 
     def _base_network(self) -> BaseNetwork | None:
         """Return the network, on the CPU, and its images, for methods that see images; None for others."""
         if self.sees == "features":
             return None
-        pretrained, labels = self.pretrained, self.dataset.pool("base/train").labels.astype(np.int64)
+        pretrained, labels = self.pretrained_backbone, self.dataset.pool("base/train").labels.astype(np.int64)
         device, network, shape = next(pretrained.network.parameters()).device, pretrained.network, self.dataset.shape
         if pretrained.mean is not None:
             network = CentredNetwork(network, torch.from_numpy(pretrained.mean).float().to(device))
         if stage := parse_seen_stage(self.sees):
-            network, shape = LaterStages(network, stage), self.features("base/train", 1, stage).shape[1:]
+            network, shape = LaterStages(network, stage), self.open_features("base/train", 1, stage).shape[1:]
 
         def normalise(rows: torch.Tensor) -> torch.Tensor:
             inputs = rows.unflatten(1, shape)
@@ -255,7 +262,7 @@ class PreparedTask:
     def _load_pixel_rows(self, name: str, views: int) -> torch.Tensor:
         """Return the numbers of a pool's images or maps, a row for each, as a memory map."""
         if stage := parse_seen_stage(self.sees):
-            return flatten_images_to_rows(self.features(name, views, stage))
+            return flatten_images_to_rows(self.open_features(name, views, stage))
         self.dataset.check_image_checksum(name)
         return flatten_images_to_rows(self.dataset.pool(name).images)
 
@@ -268,9 +275,9 @@ class PreparedTask:
             device: of the features.
         """
         if (name, views, device) not in self._pools:
-            features, pool = self.features(name, views), self.dataset.pool(name)
+            features, pool = self.open_features(name, views), self.dataset.pool(name)
             with limit_evaluation_threads():
-                made = make_feature_pool(features, pool, self.base, device, self.pretrained.mean)
+                made = make_feature_pool(features, pool, self.base_classifier, device, self.pretrained_backbone.mean)
             if self.sees != "features":
                 made = replace(made, features=self._load_pixel_rows(name, views).to(device))
             self._pools[name, views, device] = made

@@ -1,8 +1,8 @@
 """The rules for methods that see images, held against what they learn and answer.
 
 Every run looks at its first two episodes or sequences (:func:`check_adapting_method_on_probe`); ``ifsl-bench methods
---check NAME`` goes through all rules on made-up images (:func:`check_adapting_rules`). They are few, since each learns a
-session.
+--check NAME`` goes through all rules on made-up images (:func:`check_adapting_rules`). They are few, since each learns
+a session.
 """
 
 from __future__ import annotations

@@ -101,21 +101,25 @@ def test_features_moments_and_classifier_are_those_of_the_backbones(used):
         mine = PreparedTask(task, head, 0, api.workspace(home.cache, device="cpu", reporter=LogReporter(log)))
         true = PreparedTask(of, head, 0, api.workspace(theirs.cache, device="cpu", reporter=Reporter()))
         assert mine.dataset.fingerprint == fingerprint
-        network = mine.pretrained.network
+        network = mine.pretrained_backbone.network
         for pool in ("novel/test", "base/test", "novel/train"):
-            apart = np.abs(mine.features(pool) - true.features(pool))
+            apart = np.abs(mine.open_features(pool) - true.open_features(pool))
             assert (apart <= network.scale.numpy() * 0.501 + 1e-5).all(), "half a level at most"
             assert apart.max() > 0
         # stored in float32, as they are computed: some eps
-        torch.testing.assert_close(mine.base.prototypes, true.base.prototypes, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(mine.base.covariance, true.base.covariance, rtol=1e-6, atol=1e-6)
-        assert mine.base.counts.tolist() == true.base.counts.tolist()
-        assert torch.equal(mine.base.weight, true.base.weight)
-        assert mine.base.scale == true.base.scale
-        for pool, value in true.pretrained.info["accuracy"].items():
+        torch.testing.assert_close(
+            mine.base_classifier.prototypes, true.base_classifier.prototypes, rtol=1e-6, atol=1e-6
+        )
+        torch.testing.assert_close(
+            mine.base_classifier.covariance, true.base_classifier.covariance, rtol=1e-6, atol=1e-6
+        )
+        assert mine.base_classifier.counts.tolist() == true.base_classifier.counts.tolist()
+        assert torch.equal(mine.base_classifier.weight, true.base_classifier.weight)
+        assert mine.base_classifier.scale == true.base_classifier.scale
+        for pool, value in true.pretrained_backbone.info["accuracy"].items():
             # a share: one point at most, since features are bytes here, off by half a level
-            assert mine.pretrained.info["accuracy"][pool] == pytest.approx(value, abs=0.01)
-        assert len(mine.dataset.pool("base/train")) == len(mine.base.weight), "a row a class"
+            assert mine.pretrained_backbone.info["accuracy"][pool] == pytest.approx(value, abs=0.01)
+        assert len(mine.dataset.pool("base/train")) == len(mine.base_classifier.weight), "a row a class"
 
 
 def test_terms_are_said_at_first_use_and_rows_are_near_those_on_images(used, call):

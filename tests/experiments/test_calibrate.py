@@ -157,7 +157,7 @@ def test_options_follow_the_mark_in_a_label(task, work):
     assert [candidate.job.label for candidate in candidates_by_round(job)[0]] == ["lr+a.gamma=0.5.episodes=30"]
     (tuned,) = make_jobs(RunConfig(["lr"], [task], trials=3, calibrate=True), work.home)
     assert tuned.label == "lr+cal@tuned-3"
-    assert not any(candidate.job.calibrated for candidate in candidates_by_round(tuned)[0]), (
+    assert not any(candidate.job.is_calibrated for candidate in candidates_by_round(tuned)[0]), (
         "its trials are those of the other row"
     )
 

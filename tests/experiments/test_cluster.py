@@ -100,10 +100,10 @@ def test_a_worker_with_other_code_or_versions_is_refused_and_both_are_named(home
         assert "has code of ifsl_bench other (the command: " in find_unmet_requirement(needed)
         monkeypatch.setattr(
             "ifsl_bench.experiments.cluster.environment_versions",
-            lambda: {**needed.versions, "python": "3.10", "torch": "1.0"},
+            lambda: {**needed.package_versions, "python": "3.10", "torch": "1.0"},
         )
         message = find_unmet_requirement(needed)
-    assert f"has python 3.10 (the command: {needed.versions['python']}), torch 1.0 (the command: " in message
+    assert f"has python 3.10 (the command: {needed.package_versions['python']}), torch 1.0 (the command: " in message
     assert "numpy" not in message
 
 
@@ -118,7 +118,7 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
         (tmp_path / "own.py").unlink()
         assert "cannot load method Own" in find_unmet_requirement(needed)
     (job,) = make_jobs(RunConfig(["imprint"], ["glyphs-5shot"]))
-    with write_shared_requirements(home, [(job.name, pickle.dumps(job.method_ref), "other")]) as needed:
+    with write_shared_requirements(home, [(job.method_name, pickle.dumps(job.method_ref), "other")]) as needed:
         assert "has other code of method" in find_unmet_requirement(needed)
 
 
@@ -276,7 +276,7 @@ def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home
     with distributed.LocalCluster(**how) as cluster:
         clients = [distributed.Client(cluster, set_as_default=False) for _ in range(2)]
         futures = [client.submit(dask_pool.run_on_worker, b"%d" % i, b"", 2, 2) for i, client in enumerate(clients)]
-        assert [future.result(timeout=30).message for future in futures] == ["0", "1"]
+        assert [future.result(timeout=30).failure_message for future in futures] == ["0", "1"]
         for client in clients:
             client.close()
     assert most == [1, 1]

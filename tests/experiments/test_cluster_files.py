@@ -36,8 +36,8 @@ def refusal(name: str) -> str:
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://[::1]:8786"])
 def test_an_address_is_taken_as_it_is(address, written):
-    assert parse_cluster(address).address == address
-    assert parse_cluster(written(f'address = "{address}"')).address == address
+    assert parse_cluster(address).scheduler_address == address
+    assert parse_cluster(written(f'address = "{address}"')).scheduler_address == address
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,15 @@ def test_what_is_no_address_is_refused(address, written):
 
 def test_a_file_names_a_class_and_its_arguments(written):
     local = parse_cluster(written('class = "LocalCluster"\n[arguments]\nn_workers = 3'))
-    assert (local.kind, local.n_workers, local.uses_accelerators) == ("LocalCluster", 3, False)
+    assert (local.cluster_class_name, local.n_workers, local.uses_accelerators) == ("LocalCluster", 3, False)
     text = f'class = "{SLURM}"\n[arguments]\nn_workers = 2\ncores = 4\nworker_extra_args = ["--resources", "GPU=1"]'
     jobs = parse_cluster(written(text))
-    assert (jobs.kind, jobs.n_workers, jobs.uses_accelerators, jobs.arguments["cores"]) == ("SLURMCluster", 2, True, 4)
+    assert (jobs.cluster_class_name, jobs.n_workers, jobs.uses_accelerators, jobs.cluster_arguments["cores"]) == (
+        "SLURMCluster",
+        2,
+        True,
+        4,
+    )
 
 
 @pytest.mark.parametrize("argument", ["protocol", "security", "resources"])

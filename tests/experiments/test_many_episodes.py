@@ -80,10 +80,10 @@ def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name,
     loader, count = prepared.loader("test"), 75  # the last block is of three
     torch.manual_seed(0)
     if name == "neighbours":
-        method: Method = Neighbours(prepared.base, 5)
+        method: Method = Neighbours(prepared.base_classifier, 5)
     else:
         _, kind, meant = registry.resolve_method(name)
-        method = make_method(kind, prepared.base, 5, meant)
+        method = make_method(kind, prepared.base_classifier, 5, meant)
     once = evaluate_method(method, name, loader, range(count))
     parts = [evaluate_method(method, name, loader, part, whole=count) for part in cuts(1, count)]
     assert same(join_evaluation_results(parts), once)
@@ -124,7 +124,7 @@ def test_memory_grows_by_the_counts_of_an_episode_and_not_by_its_margins(task, w
     job = job_of("protonet", task, work, 4000)
     context = EvaluationStage(job).open(work)
     queries = context.loader("test").load_batch(0, 1).labels.numel()
-    margins = evaluate_method(context.method, job.name, context.loader("val"), range(20)).margins
+    margins = evaluate_method(context.method, job.method_name, context.loader("val"), range(20)).margins
     for bias in (None, find_bias(margins)):
         peaks = []
         for episodes in (2000, 4000):

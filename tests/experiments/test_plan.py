@@ -170,8 +170,8 @@ def test_jobs_wait_for_an_item_that_they_share(campaign, call):
     """Pretraining that fails is told of each job that needs it."""
     work = api.workspace(device="cpu")
     jobs, _ = expand_configs(find_tasks(load_configs("c.toml", RunConfig()))[0], work.reporter)
-    (item,) = (item for item in divide_into_work_items({0: jobs[0]}, work)[1] if item.key.startswith("pretraining"))
-    log(log_path(work.home, item.key), begun("elsewhere"), "failed no such weights")
+    (item,) = (item for item in divide_into_work_items({0: jobs[0]}, work)[1] if item.log_key.startswith("pretraining"))
+    log(log_path(work.home, item.log_key), begun("elsewhere"), "failed no such weights")
     sharing = [job for job in jobs if (job.method.head, job.seed) == (jobs[0].method.head, jobs[0].seed)]
     _, out, _ = call("status", "c.toml")
     assert f"8 jobs: 0 stored, {len(sharing)} failed" in out
@@ -193,7 +193,7 @@ def test_plans_and_states_have_every_format(campaign, call):
 def test_a_stage_runs_however_long_its_log_has_grown(tmp_path):
     path = tmp_path / "x.log"
     log(path, begun("h"), *["- " + "." * 10_000] * 200)
-    assert read_log(path).host == "h"
+    assert read_log(path).host_name == "h"
 
 
 def test_a_file_that_is_no_log_has_no_state(tmp_path):

@@ -701,23 +701,23 @@ def test_an_upper_bound_has_no_calibrated_numbers_in_sessions(call, here):
 def test_second_head_is_of_the_linear_backbone():
     task, work = load_task("tiny-features-sessions"), workspace(device="cpu")
     linear = work.open_task(task, "linear", 0)
-    rows = np.array(linear.features("base/test"))
-    weights = linear.pretrained.features_sha256
+    rows = np.array(linear.open_features("base/test"))
+    weights = linear.pretrained_backbone.features_sha256
     cosine = work.open_task(task, "cosine", 0)
-    assert (cosine.features("base/test") == rows).all()
-    assert cosine.pretrained.features_sha256 == weights
-    base, means = cosine.base, cosine.base.prototypes
+    assert (cosine.open_features("base/test") == rows).all()
+    assert cosine.pretrained_backbone.features_sha256 == weights
+    base, means = cosine.base_classifier, cosine.base_classifier.prototypes
     assert torch.allclose(F.normalize(base.weight), F.normalize(means), atol=1e-5)
     pool, even = cosine.dataset.pool("base/val"), []
     for start, stop in zip(pool.starts[:-1], pool.starts[1:], strict=True):
         even += range(int(start), int(stop), 2)
-    rows = torch.from_numpy(np.array(cosine.features("base/val"))[even])
+    rows = torch.from_numpy(np.array(cosine.open_features("base/val"))[even])
     cosines = F.normalize(rows).double() @ F.normalize(means).double().T
     labels = torch.from_numpy(pool.labels[even].astype(np.int64))
     scale = torch.tensor(base.scale, dtype=torch.float64, requires_grad=True)
     F.cross_entropy(scale * cosines, labels).backward()
     assert abs(float(scale.grad)) < 1e-4, "its temperature is where the loss is least"
-    assert (work.home.pretrained / cosine.pretrained.key).is_dir()
+    assert (work.home.pretrained / cosine.pretrained_backbone.key).is_dir()
 
 
 def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call):

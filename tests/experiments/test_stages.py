@@ -65,15 +65,15 @@ def test_a_plan_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, wor
     (job,) = jobs_of([name], task, work, {"steps": "5"})
     stages = list_stages(job)
     (plan,) = plan_jobs([job], work)
-    assert (plan.state, plan.missing) == ("to do", stages[1:]), "data are there"
+    assert (plan.state, plan.missing_stages) == ("to do", stages[1:]), "data are there"
     run_without_storing(job, work)
     assert all(stage.is_cached(work.home) for stage in stages[:-1])
-    assert plan_jobs([job], work)[0].missing == stages[-1:]
+    assert plan_jobs([job], work)[0].missing_stages == stages[-1:]
     api.run_job(job, work)
     (plan,) = plan_jobs([job], work)
-    assert (plan.state, plan.missing) == ("stored", ())
+    assert (plan.state, plan.missing_stages) == ("stored", ())
     (again,) = plan_jobs([job], work, rerun=True)
-    assert again.missing == stages[-1:]
+    assert again.missing_stages == stages[-1:]
     assert _stored_seconds(job, work.home)["evaluation"][0] == api.run_job(job, work).cost["evaluation_seconds"]
 
 

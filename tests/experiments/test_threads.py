@@ -74,7 +74,7 @@ def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, sha
     for item in itertools.chain(*divide_into_work_items(dict(enumerate(jobs)), work)):
         torch.set_num_threads(ambient)
         outcome = run_pickled_item(pickle.dumps(item), packed_work, cores, share)
-        assert outcome.outcome_kind == "done", outcome.message
+        assert outcome.outcome_kind == "done", outcome.failure_message
 
 
 def weights(home: Path) -> dict[str, str]:

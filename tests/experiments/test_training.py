@@ -16,7 +16,7 @@ from ifsl_bench import api
 from ifsl_bench.experiments import stages
 from ifsl_bench.experiments import stages as preparation
 from ifsl_bench.experiments.job import Job
-from ifsl_bench.experiments.meta_training import Adam
+from ifsl_bench.experiments.meta_training import AdamOptimiser
 from ifsl_bench.experiments.reproduce import run_without_storing
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import MethodRef
@@ -64,7 +64,7 @@ def work(clusters, reporter=None, home="home"):
 
 def train(clusters, job, reporter=None):
     place = work(clusters, reporter)
-    preparation.DataStage(job.task, job.sides).compute(place)
+    preparation.DataStage(job.task, job.required_sides).compute(place)
     stage = stages.MetaTrainStage(job)
     return *stage.compute(place), stages.make_pretrain_stage(stage.job).open_task(place)
 
@@ -74,7 +74,7 @@ def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters
     training_job = job(clusters, train={"steps": "1", "episodes_per_step": "3"}, task=task)
     method, _, _, bench = train(clusters, training_job)
     batch = bench.loader("train").load_batch(0, 3)
-    fresh = Scale(bench.base, 5)
+    fresh = Scale(bench.base_classifier, 5)
     logits = fresh(batch.support, batch.query).logits.clone()
     if task == "clusters-shared-5shot":
         assert batch.support.hidden.sum(1).tolist() == [5, 5, 5]
@@ -152,14 +152,14 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
         method, trained, _, bench = train(clusters, training_job)
     finally:
         del training_job.method.schedule
-    assert sorted(trained.history) == [100, 200, 300, 400]
-    assert trained.history[trained.kept_step] == max(trained.history.values())
+    assert sorted(trained.history_by_step) == [100, 200, 300, 400]
+    assert trained.history_by_step[trained.kept_step] == max(trained.history_by_step.values())
 
     def accuracy(model):
-        return stages.MetaTrainStage(training_job).validate(bench.work, model)
+        return stages.MetaTrainStage(training_job).measure_validation_accuracy(bench.work, model)
 
-    assert accuracy(method) == pytest.approx(trained.history[trained.kept_step])
-    assert accuracy(method) > accuracy(Scale(bench.base, 5, offset=-3.0)) + 10
+    assert accuracy(method) == pytest.approx(trained.history_by_step[trained.kept_step])
+    assert accuracy(method) > accuracy(Scale(bench.base_classifier, 5, offset=-3.0)) + 10
 
 
 def test_select_last_shares_the_training_with_best(clusters):
@@ -172,7 +172,7 @@ def test_select_last_shares_the_training_with_best(clusters):
     assert folder == other_folder
     assert "meta-training" not in log.getvalue(), "nothing is trained twice"
     assert last_training.kept_step == 40
-    assert best_training.history == last_training.history
+    assert best_training.history_by_step == last_training.history_by_step
     assert (best.tau.item() == last.tau.item()) == (best_training.kept_step == 40)
 
 
@@ -191,7 +191,7 @@ def test_training_makes_no_optimiser_of_pytorchs(clusters, monkeypatch):
 
 def interrupted(monkeypatch, *numbers: int) -> list:
     """Has validations of these numbers, counted from 1, end as by Ctrl-C; returns a list that has an item for each."""
-    calls, validate = [], stages.MetaTrainStage.validate
+    calls, validate = [], stages.MetaTrainStage.measure_validation_accuracy
 
     def counted(*arguments):
         calls.append(arguments)
@@ -217,7 +217,7 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, monkeypatc
     assert whole.tau.item() != 1.0
     assert torch.equal(whole.tau, broken.tau)
     assert torch.equal(whole.offset, broken.offset)
-    assert plain.history == resumed.history
+    assert plain.history_by_step == resumed.history_by_step
 
 
 @pytest.mark.slow("a method is trained twice")
@@ -297,7 +297,7 @@ def test_adam_is_pytorchs():
     generator = torch.Generator().manual_seed(0)
     ours = {key: torch.randn(5, 3, generator=generator).requires_grad_() for key in "abc"}
     theirs = {key: value.detach().clone().requires_grad_() for key, value in ours.items()}
-    adam, reference = Adam(ours), torch.optim.Adam(theirs.values(), fused=True)
+    adam, reference = AdamOptimiser(ours), torch.optim.Adam(theirs.values(), fused=True)
     for step in range(30):
         for key in ours:
             gradient = torch.randn(5, 3, generator=generator)

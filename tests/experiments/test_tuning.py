@@ -145,7 +145,7 @@ def test_every_method_that_has_something_to_choose_declares_where():
         recipes = recipes_that_provide(kind.needs)[:1] if kind.needs else []
         (job,) = make_jobs(RunConfig([name], ["glyphs-5shot"], recipes=recipes))
         assert kind.space or not (job.is_meta_trained or kind.grid), name
-        values = {**default_options(kind, task), LEARNING_RATE_OPTION: job.schedule.schedule.rate}
+        values = {**default_options(kind, task), LEARNING_RATE_OPTION: job.meta_training_schedule.schedule.rate}
         for key, range_ in kind.space.items():
             assert isinstance(range_, Choices) or range_.low <= values[key] <= range_.high, (name, key)
             assert isinstance(range_, Choices) or 0.02 < range_.share_of_value(values[key]) < 0.98, (name, key)
@@ -169,8 +169,10 @@ def test_the_default_comes_first_and_shares_its_training_with_the_method_as_publ
     plain = job_of(task, work, trials=0)
     assert plain.setting == "paper"
     assert stages.MetaTrainStage(default).key(work.home) == stages.MetaTrainStage(plain).key(work.home)
-    assert [trial_job.options["temperature"] for _, trial_job in pairs] == [point["temperature"] for point, _ in pairs]
-    assert [trial_job.schedule.schedule.rate for _, trial_job in pairs] == [
+    assert [trial_job.method_options["temperature"] for _, trial_job in pairs] == [
+        point["temperature"] for point, _ in pairs
+    ]
+    assert [trial_job.meta_training_schedule.schedule.rate for _, trial_job in pairs] == [
         point[LEARNING_RATE_OPTION] for point, _ in pairs
     ]
 

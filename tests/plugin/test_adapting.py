@@ -138,24 +138,26 @@ def test_maps_are_cached_in_float16_and_give_the_features_within_its_error(here)
     work = api.workspace(here / "home", device="cpu")
     (job,) = make_jobs(RunConfig(methods=("tune_last_block.py",), tasks=(f"tiny.toml:{EPISODES}",)))
     assert job.method.sees == "maps:-1"
-    stages = [stage for stage in list_backbone_stages(job) if isinstance(stage, FeatureStage) and stage.stage]
+    stages = [stage for stage in list_backbone_stages(job) if isinstance(stage, FeatureStage) and stage.pretrain_stage]
     assert not any(stage.is_cached(work.home) for stage in stages)
     for stage in stages:
         stage.compute(work)
     assert all(stage.is_cached(work.home) for stage in stages)
-    assert {stage.pool for stage in stages} == {"base/train", "base/val", "base/test", "novel/val", "novel/test"}
+    assert {stage.pool_name for stage in stages} == {"base/train", "base/val", "base/test", "novel/val", "novel/test"}
     prepared = make_pretrain_stage(job).open_task(work)
-    pool, base = prepared.feature_pool("novel/test"), prepared.base
+    pool, base = prepared.feature_pool("novel/test"), prepared.base_classifier
     assert pool.features.dtype == torch.float16
     assert base.network is not None
     with torch.no_grad():
-        images = prepared.pretrained.normalise(torch.from_numpy(np.array(prepared.dataset.pool("novel/test").images)))
+        images = prepared.pretrained_backbone.normalise(
+            torch.from_numpy(np.array(prepared.dataset.pool("novel/test").images))
+        )
         maps = base.network.normalise(pool.features)
-        for stage in prepared.pretrained.network.stages[:-1]:
+        for stage in prepared.pretrained_backbone.network.stages[:-1]:
             images = stage(images)
         features = base.network.network(maps)
     torch.testing.assert_close(maps, images.half().float(), rtol=1e-3, atol=1e-6)  # a half may round to the next one
-    own = torch.from_numpy(np.array(prepared.features("novel/test")))
+    own = torch.from_numpy(np.array(prepared.open_features("novel/test")))
     assert 0 < (features - own).norm() / own.norm() < 1e-3
 
 
@@ -243,7 +245,7 @@ def test_kept_images_are_said_counted_and_refused_where_tasks_allow_none(here):
     keeping = keeping.replace('changes = "', 'keeps = "images:4"\n    changes = "')
     assert not any(check(here, keeping).values())
     (job,) = make_jobs(RunConfig(methods=("m.py",), tasks=(f"tiny.toml:{IN_SESSIONS}",)))
-    assert job.method.flags(job.options) == ["changes the last stage", "keeps 4 images a class"]
+    assert job.method.flags(job.method_options) == ["changes the last stage", "keeps 4 images a class"]
     learner = make_random_learner("m", job.method, {})
     kept = [x.numel() for x in list_leaves(learner.state_after_first_session) if x is not None]
     assert kept[-1] == 3 * 4 * 8 * 8

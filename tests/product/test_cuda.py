@@ -94,7 +94,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
     """
     job, moves = _job(here, name, {"steps": 3, "episodes_per_step": 8}), []
     job = replace(job, set_options={**job.set_options, **given, **({"dropout": 0.0} if name == "lr+a" else {})})
-    _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018 - both start from one pretraining
+    _prepared(here, "clusters-5shot", "cpu").base_classifier  # noqa: B018 - both start from one pretraining
     for device, home in (("cpu", "one"), ("cuda", "two")):
         folder = _other_home(here, home)
         (folder / "pretrained").symlink_to(here / "home" / "pretrained")
@@ -113,7 +113,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_a_whole_run_says_where_it_was_made_and_counts_what_the_cpu_does(call, here, device):
     command = ["run", "--method", "lwof,lr+a,imprint", "--task", "clusters.toml:clusters-5shot", "--train", "steps=8"]
-    _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018
+    _prepared(here, "clusters-5shot", "cpu").base_classifier  # noqa: B018
     status, _, err = call(*command, "--device", device, "-v")
     assert status == 0, err
     folder = _other_home(here, "cpu-home")

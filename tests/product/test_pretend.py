@@ -312,14 +312,14 @@ def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_siz
         with accelerator(memory) as counts:
             prepared = _prepared(here, "clusters-5shot")
             loader = prepared.loader("test", device=DEVICE)
-            method = seeded_method(name, {}, prepared.base.to(DEVICE)).to(DEVICE)
+            method = seeded_method(name, {}, prepared.base_classifier.to(DEVICE)).to(DEVICE)
             counts.clear()
             results.append(evaluate_method(method, name, loader, range(60)).counts)
             size = choose_block_size(loader, method)
             assert 1 <= size < 8 if memory == 1 << 19 else size > 60
             assert counts.waits.total() == -(-60 // size)
     loader = prepared.loader("test")
-    results.append(evaluate_method(seeded_method(name, {}, prepared.base), name, loader, range(60)).counts)
+    results.append(evaluate_method(seeded_method(name, {}, prepared.base_classifier), name, loader, range(60)).counts)
     for result in results[1:]:
         for key in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
             assert (getattr(result, key) == getattr(results[0], key)).all()
@@ -367,7 +367,7 @@ def test_sequences_keep_to_their_budget_and_count_the_same(here, name):
 def test_nan_is_found_on_the_device_too(here):
     with accelerator():
         prepared = _prepared(here, "clusters-5shot")
-        method = seeded_method("lwof", {}, prepared.base.to(DEVICE)).to(DEVICE)
+        method = seeded_method("lwof", {}, prepared.base_classifier.to(DEVICE)).to(DEVICE)
         with torch.no_grad():
             method.phi_mean.fill_(torch.nan)
         with pytest.raises(UserError, match="NaN or infinite logits in 60 of 60"):
@@ -394,7 +394,7 @@ def test_meta_training_gives_the_same_parameters(here, name):
     for device, home in (("cpu", "one"), ("meta", "two")):
         with accelerator() as counts:
             work = api.workspace(_other_home(here, home), device=device)
-            _ = work.open_task(job.task, job.method.head, 0).base
+            _ = work.open_task(job.task, job.method.head, 0).base_classifier
             counts.clear()
             model = MetaTrainStage(job).compute(work)
             assert bool(counts.launches) == (device == "meta")
@@ -411,9 +411,9 @@ def test_meta_training_gives_the_same_parameters(here, name):
 def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it(here):
     with accelerator() as counts:
         work = api.workspace(here / "home")
-        assert (work.device, work.forced) == (DEVICE, False)
+        assert (work.device, work.device_is_forced) == (DEVICE, False)
         job = _job(here, "lwof", {"steps": 4})
-        _ = work.open_task(job.task, job.method.head, 0).base  # pretraining is on the accelerator
+        _ = work.open_task(job.task, job.method.head, 0).base_classifier  # pretraining is on the accelerator
         counts.clear()
         model = MetaTrainStage(job).compute(work)
         assert counts.total == (0, 0), counts

@@ -166,7 +166,7 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     assert len(set(keys)) == 2
     assert result.pretraining["key"] == keys[1]
     bench = PreparedTask(cut, "cosine", 0, work)
-    assert bench.base.weight.shape[0] == bench.base.prototypes.shape[0] == 6
+    assert bench.base_classifier.weight.shape[0] == bench.base_classifier.prototypes.shape[0] == 6
     batch = bench.loader("test").load_batch(0, 20)
     assert batch.labels.max() == 9
     assert batch.support.hidden.shape == (20, 6)
@@ -248,14 +248,14 @@ def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     """From images: the view goes through pretraining and features like a data set of its own."""
     (task,) = load_tasks(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")
     bench = PreparedTask(task, "linear", 0, api.workspace(glyph_home, device="cpu"))
-    assert bench.pretrained.head.weight.shape[0] == 10
-    assert "+base-classes=10" in bench.pretrained.key
+    assert bench.pretrained_backbone.head.weight.shape[0] == 10
+    assert "+base-classes=10" in bench.pretrained_backbone.key
     features = bench.feature_pool("base/test").features
     whole = open_dataset(glyph_home / "data" / "glyphs").pool("base/test")
     images = np.array(whole.images[np.isin(whole.labels, choose_kept_base_classes(10, 100))])
     assert len(features) == len(images)
     rows = slice(len(images) - 40, None)
     with torch.inference_mode():
-        by_hand = bench.pretrained.network(bench.pretrained.normalise(torch.from_numpy(images[rows])))
+        by_hand = bench.pretrained_backbone.network(bench.pretrained_backbone.normalise(torch.from_numpy(images[rows])))
     # float32 through a network: sums of up to 1,728 terms in each of seven layers, in batches of other sizes
     torch.testing.assert_close(features[rows], by_hand, rtol=1e-3, atol=1e-3)

@@ -189,16 +189,16 @@ def test_extras_are_of_the_stored_weights(hue_sessions, call):
     """In another home that imports the weights they are the same, bit by bit."""
     task = with_recipe(load_tasks("both.toml:hues-1shot")[0], "etf.neck=apart")
     prepared = PreparedTask(task, "linear", 0, workspace(device="cpu"))
-    trained, recipe = prepared.base.extras, prepared.pretrained.network.recipe
+    trained, recipe = prepared.base_classifier.extras, prepared.pretrained_backbone.network.recipe
     assert set(trained) == {"corners", *(f"neck.{name}" for name in recipe.neck.state_dict())}
     images = torch.randn(4, 3, 20, 20)
     with torch.inference_mode():
         assert torch.equal(recipe.embed(images), recipe.backbone(images))  # not the neck's
-    again = PreparedTask(task, "cosine", 0, workspace(device="cpu")).base.extras
+    again = PreparedTask(task, "cosine", 0, workspace(device="cpu")).base_classifier.extras
     for name, x in trained.items():
         assert torch.equal(again[name], x), name
     plain = PreparedTask(load_tasks("both.toml:hues-1shot")[0], "linear", 0, workspace(device="cpu"))
-    assert plain.base.extras == {}
+    assert plain.base_classifier.extras == {}
 
 
 @pytest.mark.parametrize(

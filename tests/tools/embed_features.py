@@ -142,11 +142,13 @@ class _Named(EmbeddedFeatures):
 
 def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor], dict[str, Any]]:
     """One backbone's bytes [n, D] of each pool, the tensors of its weights, and what was recorded of it."""
-    dataset, pretrained = prepared.dataset, prepared.pretrained
-    starts, base = dataset.pool("base/train").starts, prepared.features("base/train")
+    dataset, pretrained = prepared.dataset, prepared.pretrained_backbone
+    starts, base = dataset.pool("base/train").starts, prepared.open_features("base/train")
     folder = feature_folder(prepared.work.home, pretrained.features_key, "base/train", prepared.task)
     moments = compute_class_moments(folder, base, starts, prepared.work.reporter)
-    features = {pool: np.asarray(prepared.features(pool)) for pool in dataset.manifest["pools"] if pool != "base/train"}
+    features = {
+        pool: np.asarray(prepared.open_features(pool)) for pool in dataset.manifest["pools"] if pool != "base/train"
+    }
     bytes_, scale, offset = quantised({"base/train": moments.means.astype(np.float32), **features})
     head = {f"head.{name}": value.detach().half() for name, value in pretrained.head.named_parameters()}
     tensors = {

@@ -119,11 +119,11 @@ def collect_attractor_weights(context: EvaluationContext, index: int, label: str
     def centres(batch: Batch) -> Tensor:
         return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
 
-    loader, dataset = context.make_episode_loader(), context.prepared.dataset
+    loader, dataset = context.make_episode_loader(), context.prepared_task.dataset
     batch, drawn = loader.load_batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
     with replace_solvers(lambda solver: _RecordingSolver(solver, seen)):
-        predict_with_method(method, job.name, batch.support, batch.query)
+        predict_with_method(method, job.method_name, batch.support, batch.query)
     if not seen:
         raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
     fast = tensor_leaves(seen[-1])[part][0, :, :size]

@@ -148,9 +148,9 @@ def count_confusions(
 @torch.no_grad()
 @limit_evaluation_threads()
 def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> ConfusionSums:
-    task, dataset, loader = ready.job.task, ready.prepared.dataset, ready.loader("test")
+    task, dataset, loader = ready.job.task, ready.prepared_task.dataset, ready.loader("test")
     names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
-    method, name, parts = ready.method.eval(), ready.job.name, []
+    method, name, parts = ready.method.eval(), ready.job.method_name, []
     size = choose_block_size(loader, method)
     blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
     with work.reporter.report_stage(f"confusions of {ready.job}", episodes) as stage:

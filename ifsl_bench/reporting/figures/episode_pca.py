@@ -121,7 +121,7 @@ def _answer_points(ready: EvaluationContext, episode: PredictedEpisode, points: 
     base, logits = ready.method.base, []
     for some in points.to(base.weight).split(MAX_POINTS_PER_QUERY_BATCH):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
-        answer = predict_with_method(ready.method.eval(), ready.job.name, episode.batch.support, query)
+        answer = predict_with_method(ready.method.eval(), ready.job.method_name, episode.batch.support, query)
         logits.append(masked_logits(answer, episode.batch.masked_base_classes)[0].float().cpu())
     return torch.cat(logits)
 

@@ -127,7 +127,7 @@ def _method_label(job: Job) -> str:
     shown = {
         key: value for key, value in job.set_options.items() if key != "gradient" and key not in SOLVER_OPTION_NAMES
     }
-    return ".".join(format_label(job.method, job.name, shown, job.task))
+    return ".".join(format_label(job.method, job.method_name, shown, job.task))
 
 
 def _accuracy_by_step(
@@ -138,7 +138,9 @@ def _accuracy_by_step(
     for n in (*steps, CONVERGED_STEP):
         method = ready.method if n == CONVERGED_STEP else stop_search_early(ready, n, work)
         title = f"{job.label}: {'converged' if n == CONVERGED_STEP else f'{n:,} inner steps'}"
-        evaluation = evaluate_method(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
+        evaluation = evaluate_method(
+            method, job.method_name, loader, range(episodes), work.reporter, title, job.n_episodes
+        )
         yield n, evaluation.counts.metric_by_unit("acc")
 
 

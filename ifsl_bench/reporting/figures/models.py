@@ -79,7 +79,7 @@ def open_trained_model(job: Job, work: Workspace) -> EvaluationContext:
         job: the job.
         work: the workspace.
     """
-    make_data_stage(job).check(load_task_metadata(job.task, work.home))
+    make_data_stage(job).check_episodes_can_be_drawn(load_task_metadata(job.task, work.home))
     make_data_stage(job).compute(work)
     return EvaluationStage(job).open(work)
 
@@ -166,9 +166,9 @@ def predict_episode(context: EvaluationContext, index: int, label: str = "") -> 
         index: the number of the episode.
         label: in place of the job's label.
     """
-    loader, dataset, task = context.make_episode_loader(), context.prepared.dataset, context.job.task
+    loader, dataset, task = context.make_episode_loader(), context.prepared_task.dataset, context.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.load_batch(index, 1)
-    answer = predict_batch(context.method.eval(), context.job.name, batch)
+    answer = predict_batch(context.method.eval(), context.job.method_name, batch)
     novel = tuple(short_novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
     base = tuple(short_names(readable_class_names(dataset.pool("base/train").classes)))
     logits = masked_logits(answer, batch.masked_base_classes)[0].float().cpu()
