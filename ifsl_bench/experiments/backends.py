@@ -191,7 +191,7 @@ class Worker:
 class WorkerPool(Backend):
     """Workers that take items in order; the base of both kinds."""
 
-    parallel = True
+    runs_items_in_parallel = True
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter, self.run_id = reporter, uuid.uuid4().hex

@@ -156,8 +156,8 @@ class EvaluationContext:
 class EvaluationStage(Stage):
     """The result of a job, of the best of its candidates; the runner stores it."""
 
-    kind = "evaluation"
-    placed_as = "evaluation"
+    stage_name = "evaluation"
+    device_rule_name = "evaluation"
     job: Job
     meta_train_stage: Path | None = None  # the folder of a stored model to evaluate, in place of the job's own
     command_line: str = ""  # the command line, recorded with the result

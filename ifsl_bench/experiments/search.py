@@ -390,7 +390,7 @@ def read_trial(
 class TrialStage(Stage):
     """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
 
-    kind = "trial"
+    stage_name = "trial"
     job: Job
 
     def __str__(self) -> str:
@@ -477,7 +477,7 @@ class TrialStage(Stage):
 class SearchStage(Stage):
     """The search of a job: its trials, and the best setting, meta-trained with the job's seed."""
 
-    kind = "search"
+    stage_name = "search"
     job: Job
 
     def __str__(self) -> str:

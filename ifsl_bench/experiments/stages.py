@@ -97,7 +97,7 @@ class DataStage(Stage):
         sessions_per_training_episode: of the episodes of meta-training.
     """
 
-    kind = "data"
+    stage_name = "data"
     task: Task
     sides: tuple[Side, ...] = ()
     sessions_per_training_episode: int = 1
@@ -141,7 +141,7 @@ class DataStage(Stage):
 class PretrainStage(Stage):
     """The backbone and its base classifier. ``seed`` is the training seed, ``input_kind`` what methods are given."""
 
-    kind = placed_as = "pretraining"
+    stage_name = device_rule_name = "pretraining"
     task: Task
     head: HeadKind
     seed: int
@@ -208,7 +208,7 @@ class FeatureStage(Stage):
     many.
     """
 
-    kind = placed_as = "features"
+    stage_name = device_rule_name = "features"
     backbone: PretrainStage
     pool_name: str
     n_views: int
@@ -353,7 +353,7 @@ def report_chosen_device(work: Workspace, stage: Stage, place: DeviceChoice) -> 
 class MetaTrainStage(Stage):
     """The method of a job, meta-trained if it has anything to train."""
 
-    kind = "meta-training"
+    stage_name = "meta-training"
     job: Job
 
     def __str__(self) -> str:

@@ -138,7 +138,7 @@ def test_maps_are_cached_in_float16_and_give_the_features_within_its_error(here)
     work = api.workspace(here / "home", device="cpu")
     (job,) = make_jobs(RunConfig(methods=("tune_last_block.py",), tasks=(f"tiny.toml:{EPISODES}",)))
     assert job.method.sees == "maps:-1"
-    stages = [stage for stage in list_backbone_stages(job) if isinstance(stage, FeatureStage) and stage.pretrain_stage]
+    stages = [stage for stage in list_backbone_stages(job) if isinstance(stage, FeatureStage) and stage.n_backbone_stages]
     assert not any(stage.is_cached(work.home) for stage in stages)
     for stage in stages:
         stage.compute(work)
