@@ -19,7 +19,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.experiments.workspace import workspace as workspace
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED
-from ifsl_bench.protocols.tasks.variants import make_change
+from ifsl_bench.protocols.tasks.variants import make_task_changes
 from ifsl_bench.reporting.frames import Results
 from ifsl_bench.store import schema as result_file
 from ifsl_bench.store.schema import Result
@@ -114,7 +114,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     _check_seeds(seed, seeds)
     config = RunConfig(
         _to_list(method), _to_list(task), options or {}, {} if train is None else train, tune, seed, seeds, episodes,
-        calibrate, make_change(change or {}), recipes=[recipe] if isinstance(recipe, str) else recipe,
+        calibrate, make_task_changes(change or {}), recipes=[recipe] if isinstance(recipe, str) else recipe,
     )  # fmt: skip
     jobs = make_jobs(config if single else _expand_names(config, work), work.home)
     if remark := unused_training_options_fault(
@@ -209,7 +209,7 @@ def evaluate_checkpoint(
     info = read_training_record(folder)
     train = info["train"] | ({"select": select} if select else {})
     config = RunConfig([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,
-                      change=make_change(change or {}))  # fmt: skip
+                      change=make_task_changes(change or {}))  # fmt: skip
     job = _require_single_job(make_jobs(config, work.home))
     evaluation = EvaluationStage(job, folder, command)
     if not job.is_made_by_same_code(info):

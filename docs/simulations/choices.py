@@ -55,7 +55,7 @@ def calibrated(shift: float, cases: int) -> tuple[float, float, float]:
             50 * of / QUERIES for of in (result.base_joint + result.novel_joint, result.hits_by_resample.sum(1))
         )
         with_choice = mean_with_interval(values, float((again / TEST).var(ddof=1)))
-        truth = float(accuracy(bias.value, shift))
+        truth = float(accuracy(bias.bias_on_novel_logits, shift))
         intervals.append((with_choice.mean, mean_with_interval(values).interval, with_choice.interval, truth))
     return coverage(np.array(intervals))
 

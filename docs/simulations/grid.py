@@ -74,7 +74,11 @@ def coverage(seeds: int, design: str, effects: str, cases: int) -> dict[str, flo
     for _ in range(cases):
         x, truth = case(rng, seeds, design, effects)
         for name, share in split_grid(x, draws=DRAWS).items():
-            held[name] = held.get(name, 0) + (share.percent.low <= truth[name] <= share.percent.high)
+            held[name] = held.get(name, 0) + (
+                share.percent_of_total_variance.lower_limit
+                <= truth[name]
+                <= share.percent_of_total_variance.upper_limit
+            )
     return {name: times / cases for name, times in held.items()}
 
 

@@ -66,7 +66,7 @@ def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int
             "overall": abs(of_all.mean - mean) <= of_all.interval,
             "sign": sign.lower_limit <= chance <= sign.upper_limit,
         }
-        coverages |= {part: v.low <= truth[part] <= v.high for part, v in split_variance(x).items()}
+        coverages |= {part: v.lower_limit <= truth[part] <= v.upper_limit for part, v in split_variance(x).items()}
         for name, holds in coverages.items():
             held[name] = held.get(name, 0) + holds
     return {name: times / cases for name, times in held.items()}

@@ -17,8 +17,8 @@ from ifsl_bench.protocols.image_counts import ImageHits
 from ifsl_bench.protocols.metrics import Estimate, HitCounts, mean_with_interval
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
-from ifsl_bench.store.result_folder import LEFT_OUT, reason_not_to_pair
-from ifsl_bench.store.schema import SOLVES_OF, Result
+from ifsl_bench.store.result_folder import LEFT_OUT_PREFIX, reason_not_to_pair
+from ifsl_bench.store.schema import SOLVES_KEY_OF_FAILURE, Result
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 COMPUTED_ORIGIN = "computed"  # the origin of lazy rows, which follow from the A_0 of other rows
@@ -32,13 +32,13 @@ class SeedAggregate:
 
     Attributes:
         label: of the row.
-        origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a
-            result file that was named.
+        results_origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder,
+            "file" for a result file that was named.
         results: by seed, ascending.
     """
 
     label: str
-    origin: str
+    results_origin: str
     results: tuple[Result, ...]
 
     @property
@@ -49,12 +49,12 @@ class SeedAggregate:
     @property
     def name_with_origin(self) -> str:
         """Its name in tables with its origin: "lr (stored)"; commands take both."""
-        return f"{self.display_name} ({self.origin})"
+        return f"{self.display_name} ({self.results_origin})"
 
     @property
     def label_with_origin(self) -> str:
         """Its label with its origin, which commands take too."""
-        return f"{self.label} ({self.origin})"
+        return f"{self.label} ({self.results_origin})"
 
     @property
     def label_without_recipe(self) -> str:
@@ -91,7 +91,7 @@ class SeedAggregate:
         return any(r.transductive for r in self.results)
 
     @property
-    def flags(self) -> tuple[str, ...]:
+    def method_flags(self) -> tuple[str, ...]:
         """What the method says of itself, in a few words each, such as what it changes in the network."""
         return tuple(dict.fromkeys(flag for r in self.results for flag in r.flags))
 
@@ -155,7 +155,7 @@ class SeedAggregate:
         return self.has_one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
 
     @property
-    def setting(self) -> str:
+    def ranking_setting(self) -> str:
         """The setting that it is ranked with, see :attr:`Result.setting`."""
         return self.results[0].setting
 
@@ -290,7 +290,7 @@ class SeedAggregate:
         The intervals have the uncertainty of the bias where it is known. Empty in episodes.
 
         Args:
-            metric: one of :data:`~ifsl_bench.protocols.session_metrics.METRICS_AFTER_SESSION`.
+            metric: one of :data:`~ifsl_bench.protocols.session_metrics.METRIC_NAMES_AFTER_SESSION`.
         """
         over_orders = self.metric_after_sessions_by_order(metric)
         biases = [
@@ -466,7 +466,8 @@ def aggregate_seeds(results: Iterable[Result], origin: str) -> tuple[list[SeedAg
         for result in sorted(group, key=lambda r: r.seed):
             if reason := reason_not_to_pair(newest, result) or _reason_methods_differ(newest, result):
                 remarks.append(
-                    f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
+                    f"{LEFT_OUT_PREFIX}seed {result.seed} of {label} ({origin}) does not belong with seed "
+                    f"{newest.seed}, "
                     f"which is newer: {reason}; run it again"
                 )
             else:
@@ -554,7 +555,9 @@ SolveFailures = Mapping[str, tuple[int, int]]  # kind of event -> in how many ep
 def count_solve_failures(result: Result) -> SolveFailures:
     """Return how often inner solves failed in meta-training and in the test episodes of one seed."""
     recorded = result.training.get("solves", {})
-    counts = {kind: (recorded[kind], recorded[total]) for kind, total in SOLVES_OF.items() if kind in recorded}
+    counts = {
+        kind: (recorded[kind], recorded[total]) for kind, total in SOLVES_KEY_OF_FAILURE.items() if kind in recorded
+    }
     if statistic := result.solver.get("solver_unconverged"):
         episodes = len(result.episodes)
         failed = statistic.get("total", 0.0) + statistic.get("not_finite", 0.0)

@@ -184,8 +184,8 @@ def _list_comparison_notes(
     ]:
         yield f"{' and '.join(keeping)} of earlier sessions"
     for row in (a, b):
-        if row.flags:
-            yield f"{_row_name_in_text(row)} {', '.join(row.flags)}"
+        if row.method_flags:
+            yield f"{_row_name_in_text(row)} {', '.join(row.method_flags)}"
     if a.recipe != b.recipe:
         each = [
             f"{_row_name_in_text(row)} on one trained {f'by {row.recipe}' if row.recipe else 'elsewhere'}"
@@ -225,7 +225,7 @@ def estimate_overall_difference(
 
 def _label_with_origin(row: SeedAggregate) -> str:
     """Return the label of a row with its origin; of a file the label alone, which names it."""
-    return row.label if row.origin == FILE else row.label_with_origin
+    return row.label if row.results_origin == FILE else row.label_with_origin
 
 
 def _row_name_in_text(row: SeedAggregate) -> str:

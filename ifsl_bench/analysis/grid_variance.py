@@ -53,14 +53,14 @@ class SourceShare:
 
     Attributes:
         variance: in squared points, with its 95% interval.
-        percent: of the total variance, with its 95% interval.
+        percent_of_total_variance: of the total variance, with its 95% interval.
         percent_by_grid_part: of a random effect, the percent of the total that are alike in all cells, and that differ
             by recipe, by classifier and by both.
         percent_draws: of the percent, [N_INTERVAL_DRAWS], from which intervals and p-values are taken.
     """
 
     variance: VarianceEstimate
-    percent: VarianceEstimate
+    percent_of_total_variance: VarianceEstimate
     percent_by_grid_part: Mapping[str, float]
     percent_draws: np.ndarray
 

@@ -17,13 +17,13 @@ class PublishedPair:
     """A measured row and the printed one of the same label.
 
     Attributes:
-        incompatibility: why the two are not of the same task, rules of episodes and data; None where they are.
+        incompatibility_reason: why the two are not of the same task, rules of episodes and data; None where they are.
     """
 
     task_results: TaskResults
     measured_row: SeedAggregate
     published_row: PublishedRow
-    incompatibility: str | None = None
+    incompatibility_reason: str | None = None
 
     @property
     def difference(self) -> float:
@@ -33,7 +33,7 @@ class PublishedPair:
     @property
     def tolerance_verdict(self) -> str | None:
         """One of "within" and "outside" of the band; None where there is none, or the two are not comparable."""
-        if self.published_row.tolerance_band is None or self.incompatibility:
+        if self.published_row.tolerance_band is None or self.incompatibility_reason:
             return None
         return WITHIN if abs(self.difference) <= self.published_row.tolerance_band else OUTSIDE
 
@@ -53,7 +53,11 @@ def pair_with_published_rows(task_results: TaskResults) -> list[PublishedPair]:
     pairs = []
     for paper in papers:
         # Else one of yours that differs in options alone, as a rehearsal does.
-        mine = (r for r in task_results.measured_rows if r.origin != STORED and r.label.startswith(f"{paper.label}."))
+        mine = (
+            r
+            for r in task_results.measured_rows
+            if r.results_origin != STORED and r.label.startswith(f"{paper.label}.")
+        )
         if (row := task_results.find_row(paper.label) or next(mine, None)) is None:
             continue
         reasons = [f"a variant of {variant}"] if variant else []

@@ -363,7 +363,7 @@ class Ranking:
             and not row.has_replaced_gradient
             and not row.has_single_interval_unit
         ]
-        able = [row for row in able if row.origin == STORED] or able
+        able = [row for row in able if row.results_origin == STORED] or able
         self.seeds = _seeds_of_three_quarters_of_rows(able) or _most_widely_shared_seeds(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
         self._priors: dict[tuple[SeedAggregate, ...], SeedVariancePrior] = {}
@@ -498,12 +498,12 @@ class Ranking:
         return able and bool(self.family) and row not in self.family
 
     def _matches_setting(self, row: SeedAggregate) -> bool:
-        return row.setting in (self.setting, EVERY)
+        return row.ranking_setting in (self.setting, EVERY)
 
     def _reason_for_provisional_rank(self, row: SeedAggregate) -> str | None:
         """Return why a row is provisional; None where it is ranked."""
         if not self._matches_setting(row):
-            return f"ranked separately, with --setting {row.setting}"
+            return f"ranked separately, with --setting {row.ranking_setting}"
         if row.has_replaced_gradient:
             count, total = row.solve_failures["adjoint_diverged"]
             return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
@@ -551,7 +551,7 @@ def common_setting(*rows: SeedAggregate, default: str = PAPER) -> str:
         rows: to be ranked.
         default: the setting where they have none in common, or any.
     """
-    settings = {row.setting for row in rows} - {EVERY}
+    settings = {row.ranking_setting for row in rows} - {EVERY}
     return settings.pop() if len(settings) == 1 else default
 
 

@@ -37,8 +37,8 @@ class CellOrder:
     Attributes:
         ordered_factor: :data:`RECIPES` or :data:`CLASSIFIERS`.
         fixed_name: the classifier, or the recipe.
-        names: of the recipes or classifiers.
-        rows: their rows.
+        ordered_names: of the recipes or classifiers.
+        ordered_rows: their rows.
         rank_intervals: the places that each can have, for all at once with a confidence of 95%.
         indistinguishable_groups: the largest sets of names of which no two are told apart, in the order of the names.
         models_fixed: whether some differences are of trained models alone, with fewer than two seeds in common.
@@ -46,8 +46,8 @@ class CellOrder:
 
     ordered_factor: str
     fixed_name: str
-    names: tuple[str, ...]
-    rows: tuple[SeedAggregate, ...]
+    ordered_names: tuple[str, ...]
+    ordered_rows: tuple[SeedAggregate, ...]
     rank_intervals: tuple[RankInterval, ...]
     indistinguishable_groups: tuple[tuple[str, ...], ...]
     models_fixed: bool
@@ -143,7 +143,7 @@ class RecipeGrid:
         x = np.stack([row.metric_by_sequence(self.metric, used) for row in rows])
         images = estimate_image_effects(rows, self.metric, used, models_fixed=len(used) < 2)
         shares = split_grid(x.reshape(len(recipes), len(classifiers), *x.shape[1:]), images)
-        total = sum(share.variance.value for share in shares.values())
+        total = sum(share.variance.estimated_variance for share in shares.values())
         one_pretraining = any(row.has_one_pretraining for row in rows)
         return GridVariance(recipes, classifiers, used, shares, total, rows[0].protocol, one_pretraining)
 

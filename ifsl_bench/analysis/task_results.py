@@ -27,10 +27,10 @@ from ifsl_bench.plugin.registry import refers_to_file
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_task, load_tasks, own_tasks, packaged_tasks
-from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
+from ifsl_bench.protocols.tasks.variants import apply_task_changes, split_task_name
 from ifsl_bench.store.published import PublishedRow, read_published_rows
 from ifsl_bench.store.result_folder import (
-    LEFT_OUT,
+    LEFT_OUT_PREFIX,
     find_results_of_other_episodes,
     packaged_results_folder,
     read_results,
@@ -55,7 +55,7 @@ class TaskResults:
             such a part; shown apart and never ranked with ``rows``.
         published_rows: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
         remarks: on files and rows that are left out.
-        setting: that rows are ranked in, see :class:`ifsl_bench.analysis.ranking.Ranking`.
+        ranking_setting: that rows are ranked in, see :class:`ifsl_bench.analysis.ranking.Ranking`.
         recipes: those that were asked for; empty for the task's own alone.
         other_recipe_rows: rows on backbones of other recipes than those, which would be of ``rows`` and ``compared``.
         incomparable_other_recipe_rows: rows on backbones of other recipes, which would be of ``others``.
@@ -67,7 +67,7 @@ class TaskResults:
     incomparable_rows: tuple[SeedAggregate, ...]
     published_rows: tuple[PublishedRow, ...]
     remarks: tuple[str, ...]
-    setting: str = PAPER
+    ranking_setting: str = PAPER
     recipes: tuple[str, ...] = ()
     other_recipe_rows: tuple[SeedAggregate, ...] = ()
     incomparable_other_recipe_rows: tuple[SeedAggregate, ...] = ()
@@ -93,7 +93,7 @@ class TaskResults:
     @cached_property
     def ranking(self) -> Ranking:
         """The ranking by accuracy."""
-        return Ranking(self.comparable_rows, setting=self.setting)
+        return Ranking(self.comparable_rows, setting=self.ranking_setting)
 
     @property
     def ranked_rows(self) -> list[RankedRow]:
@@ -102,14 +102,16 @@ class TaskResults:
 
     def select_setting(self, setting: str) -> TaskResults:
         """Return the rows of a setting, to be ranked, with a remark on rows of other settings."""
-        rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
-        counts = Counter(row.setting for row in self.rows if row not in rows)
+        rows = tuple(row for row in self.rows if row.ranking_setting in (setting, EVERY))
+        counts = Counter(row.ranking_setting for row in self.rows if row not in rows)
         remarks = [
             f"`ifsl-bench table --rank --setting {name} {self.task_name}` has {format_count(count, 'more row')}"
             for name, count in sorted(counts.items())
         ]
-        hidden = tuple(row for row in self.other_recipe_rows if row.setting in (setting, EVERY))
-        return replace(self, setting=setting, rows=rows, other_recipe_rows=hidden, remarks=(*self.remarks, *remarks))
+        hidden = tuple(row for row in self.other_recipe_rows if row.ranking_setting in (setting, EVERY))
+        return replace(
+            self, ranking_setting=setting, rows=rows, other_recipe_rows=hidden, remarks=(*self.remarks, *remarks)
+        )
 
     def select_recipes(self, recipes: Collection[str]) -> TaskResults:
         """Return the results with the rows of some recipes, which are shown and ranked together.
@@ -137,7 +139,7 @@ class TaskResults:
     @property
     def remarks_on_left_out_rows(self) -> tuple[str, ...]:
         """The remarks on files and rows that are in no table."""
-        return tuple(remark for remark in self.remarks if remark.startswith(LEFT_OUT))
+        return tuple(remark for remark in self.remarks if remark.startswith(LEFT_OUT_PREFIX))
 
     @property
     def labels(self) -> set[str]:
@@ -182,27 +184,31 @@ class TaskResults:
 
         The rows of these labels stay. Where no stored row was tuned as they were, those as published stay too.
         """
-        mine = {row.setting for row in self.rows if row.label in kept_labels} - {EVERY} or {PAPER}
-        plain = [row for row in self.rows if row.origin == STORED and not row.has_changed_options]
-        alike = any(row.setting in mine for row in plain)
+        mine = {row.ranking_setting for row in self.rows if row.label in kept_labels} - {EVERY} or {PAPER}
+        plain = [row for row in self.rows if row.results_origin == STORED and not row.has_changed_options]
+        alike = any(row.ranking_setting in mine for row in plain)
         shown = {*mine, EVERY, *(() if alike else (PAPER,))}
 
         def stays(row: SeedAggregate) -> bool:
             return (
-                row.origin != STORED
+                row.results_origin != STORED
                 or row.label in kept_labels
-                or (not row.has_changed_options and row.setting in shown)
+                or (not row.has_changed_options and row.ranking_setting in shown)
             )
 
         remarks = []
-        if not alike and PAPER in {row.setting for row in plain}:
+        if not alike and PAPER in {row.ranking_setting for row in plain}:
             remarks.append(
                 f"No stored row was tuned as yours was ({', '.join(sorted(mine))}): those as published are "
                 "shown beside it, and ranked apart"
             )
         if out := [row for row in self.rows if not stays(row)]:
             kinds = Counter(
-                "with other options" if row.has_changed_options else "as published" if row.setting == PAPER else "tuned"
+                "with other options"
+                if row.has_changed_options
+                else "as published"
+                if row.ranking_setting == PAPER
+                else "tuned"
                 for row in out
             )
             kinds_here = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
@@ -216,7 +222,7 @@ class TaskResults:
     def find_row(self, label: str) -> SeedAggregate | None:
         """Return the row of a label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
         rows = [row for row in (*self.measured_rows, *self.hidden_rows) if label.lower() in lower_case_row_names(row)]
-        return min(rows, key=lambda row: row.origin == STORED, default=None)
+        return min(rows, key=lambda row: row.results_origin == STORED, default=None)
 
     def incompatibility_reason(self, row: SeedAggregate) -> str | None:
         """Return why a row is one of ``others``; None where there is no row to compare it with."""
@@ -253,7 +259,7 @@ def load_task_results(task: Task, results: Path) -> TaskResults:
                 today.append(r)
                 continue
             reason = f": {reasons[id(r)]}" if id(r) in reasons else " belongs to another definition of the task"
-            remarks.append(f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}){reason}; run it again")
+            remarks.append(f"{LEFT_OUT_PREFIX}{r.label}, seed {r.seed} ({origin}){reason}; run it again")
         grouped, odd = aggregate_seeds(today, origin)
         rows += grouped
         remarks += odd
@@ -278,7 +284,7 @@ def _choose_reference_result(task: Task, rows: Sequence[SeedAggregate]) -> Resul
 
     Where the task pins no data, those of the rows that come with the package count, if there are any.
     """
-    results = [r for row in sorted(rows, key=lambda row: row.origin != STORED) for r in row.results]
+    results = [r for row in sorted(rows, key=lambda row: row.results_origin != STORED) for r in row.results]
     whole = [r for r in results if len(r.episodes) == task.evaluation.episodes]
     pinned = [r for r in whole if r.fingerprint == task.dataset.fingerprint]
     return next(iter(pinned or whole or results), None)
@@ -301,7 +307,7 @@ def load_variant_results(task: Task, results: Path) -> list[TaskResults]:
     for folder in sorted(folders):
         try:
             plain, change = split_task_name(folder)
-            variant = apply_change(task, change)
+            variant = apply_task_changes(task, change)
         except UserError:
             continue  # a folder that no run has made
         if plain == task.name and variant.name == folder:
@@ -449,9 +455,10 @@ def select_setting(results_of_tasks: Sequence[TaskResults], setting: str | None)
     Raises:
         UserError: no row has that setting.
     """
-    settings = {PAPER, *(row.setting for task_results in results_of_tasks for row in task_results.comparable_rows)} - {
-        EVERY
-    }
+    settings = {
+        PAPER,
+        *(row.ranking_setting for task_results in results_of_tasks for row in task_results.comparable_rows),
+    } - {EVERY}
     if setting and setting not in settings:
         raise unknown_name_error("setting", setting, settings)
     return [task_results.select_setting(setting or PAPER) for task_results in results_of_tasks]
@@ -508,7 +515,7 @@ def find_row_or_raise(task_results: TaskResults, label: str) -> SeedAggregate:
     if row is not None:
         return row
     labels = {row.label for row in (*task_results.measured_rows, *task_results.hidden_rows)}
-    about = (f"{LEFT_OUT}{label}, seed ", f"/{label}.seed-")
+    about = (f"{LEFT_OUT_PREFIX}{label}, seed ", f"/{label}.seed-")
     if remarks := [remark for remark in task_results.remarks_on_left_out_rows if any(part in remark for part in about)]:
         raise UserError(f"there is no row {label} of task {task_results.task_name}; {remarks[0]}")
     if not labels:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Pretraining
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, NO_BACKBONE, Pretraining
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
@@ -183,7 +183,7 @@ def is_frozen(spec: Pretraining) -> bool:
 
 def _find_registered(spec: Pretraining) -> tuple[type[Backbone] | FrozenBackbone | None, str]:
     """Find the plugin as :func:`find_backbone_and_model` does; None where the data are features."""
-    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED) else find_backbone_and_model(spec.backbone)
+    return (None, "") if spec.backbone in (NO_BACKBONE, INCLUDED_BACKBONE) else find_backbone_and_model(spec.backbone)
 
 
 def check_backbone(spec: Pretraining) -> BackboneInfo | None:

@@ -26,7 +26,7 @@ from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, quarantine, record_last_use, sha256_file, sha256_json
+from ifsl_bench.utils.files import Paths, quarantine_path, record_last_use, sha256_file, sha256_json
 from ifsl_bench.utils.locks import atomic_folder, get_or_create, hold_lock
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import create_array, open_array, read_checksummed, write_checksummed
@@ -39,24 +39,24 @@ class FeaturePool:
     """Features of a pool in memory, with their base logits.
 
     Attributes:
-        name: the pool's name.
+        pool_name: the pool's name.
         features: float32 [V * n, D], view v of image i in row ``v * n + i``; of methods that see images or maps,
             their numbers, [V * n, P].
         base_logits: float32 [V * n, K] of the frozen base classifier.
-        starts: int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``.
+        class_starts: int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``.
         n_views: V, augmented copies of each image; 1 means the plain images.
     """
 
-    name: str
+    pool_name: str
     features: Tensor
     base_logits: Tensor
-    starts: np.ndarray
+    class_starts: np.ndarray
     n_views: int
 
     @property
     def n_images(self) -> int:
         """Number n of images."""
-        return int(self.starts[-1])
+        return int(self.class_starts[-1])
 
 
 def feature_folder(
@@ -196,7 +196,7 @@ def _compute_batches(
     with closing(load_batches(pool.images, rows * n_views, device, augment if n_views > 1 else None)) as loaded:
         for images in loaded:
             with torch.inference_mode(), disable_tf32():
-                features = pretrained.network(pretrained.normalise(images)).float()
+                features = pretrained.network(pretrained.normalise_images(images)).float()
             if before is not None:
                 yield before.cpu().numpy()
             before = features
@@ -231,11 +231,15 @@ def make_base_classifier(pretrained: PretrainedBackbone, moments: ClassMoments) 
         pretrained: has the head, and the mean that is subtracted.
         moments: of base/train, before the mean is subtracted.
     """
-    head = pretrained.head
+    head = pretrained.base_classifier
     weight = head.weight.detach().float().cpu()
     bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
     scale = 1.0 if head.scale is None else float(head.scale)
-    statistics = (subtract_feature_mean(moments.means, pretrained.mean), moments.counts, moments.covariance)
+    statistics = (
+        subtract_feature_mean(moments.means, pretrained.base_feature_mean),
+        moments.counts,
+        moments.covariance,
+    )
     means, counts, covariance = (torch.from_numpy(x).float() for x in statistics)
     learned = pretrained.network.recipe.extras() if isinstance(pretrained.network, RecipeBackbone) else {}
     extras = {name: x.detach().float().cpu() for name, x in learned.items()}
@@ -269,7 +273,7 @@ def make_feature_pool(
         rows = torch.from_numpy(subtract_feature_mean(features, mean)).to(device)
     weight, bias = base.weight.to(device), base.bias.to(device)
     logits = torch.cat([F.linear(block, weight, bias) for block in rows.split(1 << 16)])
-    return FeaturePool(pool.name, rows, logits, pool.starts, len(features) // len(pool))
+    return FeaturePool(pool.name, rows, logits, pool.class_starts, len(features) // len(pool))
 
 
 def flatten_images_to_rows(images: np.ndarray) -> Tensor:
@@ -334,7 +338,7 @@ def compute_class_moments(folder: Path, features: np.ndarray, starts: np.ndarray
     try:
         state = store.load()
     except CorruptFile as error:
-        reporter.warn(f"{error}; they are computed again, the old files are {quarantine(store.folder)}")
+        reporter.warn(f"{error}; they are computed again, the old files are {quarantine_path(store.folder)}")
         state = None
     if state is not None and state.metadata.get("features_sha256") == checksum:
         return ClassMoments(**{name: values.numpy() for name, values in state.tensors.items()})

@@ -73,11 +73,11 @@ def fetch_weights(key: str, home: Paths, source: str | None, reporter: Reporter)
                 "such as the folder results/weights of a clone"
             )
         folder = address if "://" in address else Path(address).expanduser().absolute().as_uri()
-        _download(f"{folder.rstrip('/')}/{target.name}", target, file, reporter)
+        _download_to_file(f"{folder.rstrip('/')}/{target.name}", target, file, reporter)
     return target, True
 
 
-def _download(url: str, target: Path, file: ListedWeightsFile, reporter: Reporter) -> None:
+def _download_to_file(url: str, target: Path, file: ListedWeightsFile, reporter: Reporter) -> None:
     """Download a file, from where an earlier download broke off if the server can, and check it.
 
     Args:

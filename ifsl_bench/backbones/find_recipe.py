@@ -105,7 +105,7 @@ class RecipeChoice:
 
 def count_novel_classes_of_task(task: Task) -> int:
     """Return the number of novel classes that a model of a task meets beside the base classes."""
-    return task.sessions.classes if task.sessions else task.episode.ways
+    return task.sessions.n_novel_classes if task.sessions else task.episode.ways
 
 
 def find_recipe(reference: str) -> RecipeChoice:

@@ -38,7 +38,7 @@ from ifsl_bench.backbones.pretrained import (
 from ifsl_bench.backbones.weights import WEIGHTS_SUFFIXES, read_tensors
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.contamination import seen_state_in_pretraining
-from ifsl_bench.protocols.tasks.task import CENTRED, WEIGHTS_DIGITS, Pretraining, Task
+from ifsl_bench.protocols.tasks.task import MEAN_CENTRED, WEIGHTS_CHECKSUM_DIGITS, Pretraining, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, CheckpointState, read_finished_metadata
 from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.files import Paths, sha256_file, translate_disk_errors, write_bytes
@@ -115,7 +115,10 @@ def pretrain_frozen(
         if spec.weights is not None and not used:  # a copy, which nothing was made with
             file.unlink(missing_ok=True)
         raise
-    key, classes = make_pretraining_key(task, dataset.fingerprint, head, 0), len(dataset.pool("base/train").starts) - 1
+    key, classes = (
+        make_pretraining_key(task, dataset.fingerprint, head, 0),
+        len(dataset.pool("base/train").class_starts) - 1,
+    )
     folder, corpora = home.pretrained / key, pretraining_corpora(spec) or ()
     facts = {
         "weights": digest,
@@ -123,7 +126,7 @@ def pretrain_frozen(
         "pretrained_on": list(corpora),
         "seen": seen_state_in_pretraining(corpora, task.novel_data, task.base_order),
         "features": make_features_key(task, dataset.fingerprint, head, 0),
-        "centre": spec.centre or CENTRED,
+        "centre": spec.centre or MEAN_CENTRED,
     }
     info = {"tensors": {"sha256": digest}, **facts}
     bare = PretrainedBackbone(key, network, make_head(head, network.features, classes), normalise, info)
@@ -142,7 +145,9 @@ def pretrain_frozen(
         )
         if warning:
             reporter.warn(warning)
-        return replace(bare, head=classifier, info={**state.metadata, **facts}, mean=mean)
+        return replace(
+            bare, base_classifier=classifier, training_record={**state.metadata, **facts}, base_feature_mean=mean
+        )
 
     def train() -> PretrainedBackbone:
         _report_preprocessing(about, task, dataset, reporter)
@@ -255,7 +260,7 @@ def _fit_classifier(
 
     rows = features_of_pool("base/train")
     mean = None if spec.centre == "none" else rows.mean(0, dtype=np.float64).astype(np.float32)
-    labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
+    labels, classes = pool.labels.astype(np.int64), len(pool.class_starts) - 1
     head, solve = fit_head_with_facts(
         kind, subtract_feature_mean(rows, mean), labels, classes, spec.weight_decay, device
     )
@@ -267,7 +272,7 @@ def _fit_classifier(
     bf16 = device.type != "cpu" and choose_precision(device).bf16
     tensors = {f"head.{name}": value.detach() for name, value in head.state_dict().items()}
     return tensors | ({} if mean is None else {MEAN_TENSOR_NAME: torch.from_numpy(mean)}), {
-        "key": pretrained.key,
+        "key": pretrained.pretraining_key,
         "finished": True,
         "epoch": 0,
         "seconds": time.perf_counter() - start,
@@ -292,7 +297,7 @@ def copy_weights_to_home(home: Paths, file: Path) -> str:
         UserError: no such file, one that holds no weights, or a full disk.
     """
     read_tensors(file)
-    digest = sha256_file(file)[:WEIGHTS_DIGITS]
+    digest = sha256_file(file)[:WEIGHTS_CHECKSUM_DIGITS]
     target = home.weights / f"{digest}{file.suffix}"
     if not target.exists():
         write_bytes(target, file.read_bytes())

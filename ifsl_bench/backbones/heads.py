@@ -23,8 +23,8 @@ from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import get_or_create
 from ifsl_bench.utils.progress import Reporter
 
-MAX_STEPS = 1000
-TOLERANCE = 1e-5  # of the largest entry of the gradient, in the coordinates of the solve
+MAX_LBFGS_STEPS = 1000
+GRADIENT_TOLERANCE = 1e-5  # of the largest entry of the gradient, in the coordinates of the solve
 ROWS_PER_BLOCK = 1 << 14  # that are multiplied at once
 INITIAL_TEMPERATURE = 10.0  # of cosine similarities, where the solve begins
 
@@ -90,7 +90,13 @@ def fit_head_with_facts(
             gradient[-1] += decay * flat[-1]
         return total, gradient
 
-    options = {"maxiter": MAX_STEPS, "maxfun": 2 * MAX_STEPS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": 20}
+    options = {
+        "maxiter": MAX_LBFGS_STEPS,
+        "maxfun": 2 * MAX_LBFGS_STEPS,
+        "gtol": GRADIENT_TOLERANCE,
+        "ftol": 0.0,
+        "maxcor": 20,
+    }
     fit = minimize(loss_and_gradient, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     best = torch.from_numpy(fit.x)
     head = make_head(kind, width, classes)
@@ -104,7 +110,12 @@ def fit_head_with_facts(
             head.weight.copy_(best[:-1].reshape(classes, width))
             head.scale.copy_(best[-1])
     slope = float(np.abs(fit.jac).max())
-    return head, {"steps": int(fit.nit), "gradient": slope, "converged": slope <= TOLERANCE, "loss": float(fit.fun)}
+    return head, {
+        "steps": int(fit.nit),
+        "gradient": slope,
+        "converged": slope <= GRADIENT_TOLERANCE,
+        "loss": float(fit.fun),
+    }
 
 
 def measure_accuracies(
@@ -188,11 +199,13 @@ def fit_cosine_head(
         return restore(state) if state and state.metadata.get("features_sha256") == linear.sha256 else None
 
     def restore(state: CheckpointState) -> PretrainedBackbone:
-        head = load_head(state.tensors, "cosine", linear.network.features, len(linear.head.weight), folder)
-        return PretrainedBackbone(key, linear.network, head, linear.normalise, state.metadata, linear.mean)
+        head = load_head(state.tensors, "cosine", linear.network.features, len(linear.base_classifier.weight), folder)
+        return PretrainedBackbone(
+            key, linear.network, head, linear.normalise_images, state.metadata, linear.base_feature_mean
+        )
 
     def fit() -> PretrainedBackbone:
-        start, precision = time.perf_counter(), linear.info["precision"]
+        start, precision = time.perf_counter(), linear.training_record["precision"]
         if isinstance(linear.network, PrecomputedFeatures):
             head: LinearHead | CosineHead
             solve: dict[str, Any] = {}
@@ -200,24 +213,24 @@ def fit_cosine_head(
             how = "cosine head of means"
         else:
             labels, decay = dataset.pool("base/train").labels.astype(np.int64), task.pretraining.weight_decay
-            rows, classes = features("base/train"), len(linear.head.weight)
+            rows, classes = features("base/train"), len(linear.base_classifier.weight)
             head, solve = fit_head_with_facts("cosine", rows, labels, classes, decay, torch.device("cpu"))
             how = "cosine head in float64, on the features of the linear one"
         info: dict[str, Any] = {
             **{
-                name: linear.info[name]
+                name: linear.training_record[name]
                 for name in ("seed", "processes", "device", "bf16", *RECIPE_FIELDS)
-                if name in linear.info
+                if name in linear.training_record
             },
             "finished": True,
             "epoch": 0,
-            "seconds": linear.info["seconds"] + time.perf_counter() - start,
+            "seconds": linear.training_record["seconds"] + time.perf_counter() - start,
             "precision": f"{precision}; {how}",
             "accuracy": measure_accuracies(head, dataset, features),
             "solve": solve,
             "key": key,
             "features_sha256": linear.sha256,
-            "features": linear.key,
+            "features": linear.pretraining_key,
         }
         reporter.say(f"cosine head on the backbone of the linear one: {format_accuracies(info['accuracy'])}")
         tensors = {name: value.detach().cpu() for name, value in head.state_dict().items()}

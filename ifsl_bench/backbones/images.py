@@ -23,7 +23,9 @@ from ifsl_bench.protocols.tasks.task import Pretraining
 
 MAX_MEMORY_SHARE = 0.5  # of a device's free memory that the images may take; the rest is for what the network computes
 IMAGES_PER_COPY = 8192  # images that are copied at once, where the whole pool goes to a device
-Batches = Generator[tuple[Tensor, Tensor]]  # images [B, C, H, W] or features [B, D], and labels [B], on the device
+BatchGenerator = Generator[
+    tuple[Tensor, Tensor]
+]  # images [B, C, H, W] or features [B, D], and labels [B], on the device
 
 
 def load_batches(
@@ -164,7 +166,7 @@ class HostBatchLoader:
     def __init__(self, pool: Pool, normalise: Callable[[Tensor], Tensor]) -> None:
         self.pool, self.normalise = pool, normalise
 
-    def load_batches(self, epoch: EpochPlan) -> Batches:
+    def load_batches(self, epoch: EpochPlan) -> BatchGenerator:
         """Yield the batches in order; close it, so that its thread ends."""
         crops = iter(epoch.crops_by_batch or [])
         augment = None if epoch.crops_by_batch is None else lambda images: apply_crops(images, next(crops))
@@ -188,7 +190,7 @@ class DeviceBatchLoader:
         self.pool, self.normalise, self.device = pool, normalise, device
         self.images = _copy_pool_to_device(pool.images, device) if resident else None  # [n, H, W, C], or [n, D]
 
-    def load_batches(self, epoch: EpochPlan) -> Batches:
+    def load_batches(self, epoch: EpochPlan) -> BatchGenerator:
         """Yield the batches in order; close it, so that its thread ends."""
         rows = np.concatenate(epoch.rows_by_batch)
         drawn = torch.from_numpy(np.stack([rows, self.pool.labels[rows]]))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbones.contract import Backbone, FrozenBackbone, find_backbone_and_model
 from ifsl_bench.backbones.device import choose_precision
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, DataSpec
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, NO_BACKBONE, DataSpec
 from ifsl_bench.utils.cosine import normalise_with_epsilon
 from ifsl_bench.utils.errors import UserError
 
@@ -503,7 +503,7 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
     Raises:
         UserError: no such backbone, or one that does not suit the data.
     """
-    if name == INCLUDED:
+    if name == INCLUDED_BACKBONE:
         if len(shape) != 3 or shape[0] != 2 or shape[2] != 1:
             raise UserError(f"pretraining.backbone {name!r} is for features that come with the package")
         return PrecomputedFeatures(shape[1])

@@ -26,7 +26,7 @@ from ifsl_bench.backbones.networks import (
 from ifsl_bench.backbones.recipe import Recipe, RecipeBackbone
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.sampling.draws import derive_seed
-from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, MEAN_CENTRED, NO_BACKBONE, Task
 from ifsl_bench.utils.checkpoint import CheckpointFolder, read_finished_metadata
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, sha256_json
@@ -39,7 +39,7 @@ FROZEN_FIELDS = ("backbone", "weights", "features", "pretrained_on", "seen", "ce
 TRAINING_VERSION = 2  # raised when training starts to give other weights from equal settings
 # Folders of files that come with the package, see :mod:`ifsl_bench.backbones.weights`; only a clone has the second.
 PACKAGED_FOLDERS = (Path(__file__).parent / "weights", Path(str(resources.files("ifsl_bench.results"))) / "weights")
-DISABLED_MARKER = (
+PACKAGED_WEIGHTS_DISABLED_FILE = (
     "trained-here.json"  # in the folder of a pretraining that is trained although it comes with the package
 )
 CHANCE_DEVIATIONS = 2.0  # standard deviations by which a classifier has to be better than guessing
@@ -60,45 +60,46 @@ class PretrainedBackbone:
     """A finished pretraining.
 
     Attributes:
-        key: identity of everything that made it.
+        pretraining_key: identity of everything that made it.
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
-        head: the base classifier.
-        normalise: images of a pool, uint8 [B, H, W, C], -> input of the network.
-        info: the record: accuracy on base/val and base/test, precision, device, seconds, the type that weights
-            were rounded to, and the number of processes, one after the other where a resumed one had others.
-        mean: of the features of base/train, float32 [D], which is subtracted from all features; None where nothing is.
+        base_classifier: the base classifier.
+        normalise_images: images of a pool, uint8 [B, H, W, C], -> input of the network.
+        training_record: the record: accuracy on base/val and base/test, precision, device, seconds, the type that
+            weights were rounded to, and the number of processes, one after the other where a resumed one had others.
+        base_feature_mean: of the features of base/train, float32 [D], which is subtracted from all features; None
+            where nothing is.
     """
 
-    key: str
+    pretraining_key: str
     network: Backbone
-    head: LinearHead | CosineHead
-    normalise: Callable[[Tensor], Tensor]
-    info: dict[str, Any]
-    mean: np.ndarray | None = None
+    base_classifier: LinearHead | CosineHead
+    normalise_images: Callable[[Tensor], Tensor]
+    training_record: dict[str, Any]
+    base_feature_mean: np.ndarray | None = None
 
     @property
     def sha256(self) -> str:
         """Checksum of the weights, which tells two trainings with the same key apart."""
-        return str(self.info["tensors"]["sha256"])
+        return str(self.training_record["tensors"]["sha256"])
 
     @property
     def features_key(self) -> str:
         """Name of its features on disk; see :func:`make_features_key`."""
-        return str(self.info.get("features", self.key))
+        return str(self.training_record.get("features", self.pretraining_key))
 
     @property
     def features_sha256(self) -> str:
         """Checksum of what its features depend on; see :func:`find_features_checksum`."""
-        return find_features_checksum(self.info)
+        return find_features_checksum(self.training_record)
 
     def result_entry(self) -> dict[str, Any]:
         """Return the pretraining's entry in a result; accuracies in percent."""
-        accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
+        accuracy = {pool: round(100 * value, 4) for pool, value in self.training_record["accuracy"].items()}
         recorded = ("precision", "device", "rounded", *FROZEN_FIELDS, *RECIPE_FIELDS)
-        record = {name: self.info[name] for name in recorded if name in self.info}
-        if self.info["processes"] != [1]:
-            record["processes"] = self.info["processes"]
-        return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **record}
+        record = {name: self.training_record[name] for name in recorded if name in self.training_record}
+        if self.training_record["processes"] != [1]:
+            record["processes"] = self.training_record["processes"]
+        return {"key": self.pretraining_key, "sha256": self.sha256, "accuracy": accuracy, **record}
 
 
 def make_pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
@@ -129,12 +130,12 @@ def define_pretraining(task: Task, fingerprint: str, head: HeadKind, seed: int) 
         "recipe": TRAINING_VERSION,
         "data": fingerprint,
         "images": [task.dataset.mean, task.dataset.std],
-        "pretraining": task.pretraining.definition(),
+        "pretraining": task.pretraining.definition_of_weights(),
         "head": head,
         "seed": 0 if is_frozen(task.pretraining) else task.pretraining_seed(seed),
     }
     if is_frozen(task.pretraining):
-        inputs["centre"] = task.pretraining.centre or CENTRED
+        inputs["centre"] = task.pretraining.centre or MEAN_CENTRED
     if task.base_classes is not None:
         inputs["base_classes"] = task.base_classes
     if task.base_order is not None:
@@ -297,7 +298,7 @@ def make_recipe_backbone(task: Task, network: Backbone, shape: tuple[int, ...], 
     )
 
     assert task.recipe_reference is not None
-    if len(shape) != 3 or task.pretraining.backbone == INCLUDED:
+    if len(shape) != 3 or task.pretraining.backbone == INCLUDED_BACKBONE:
         raise UserError(f"recipe {task.recipe_reference} trains on images, and the data of {task.name} are features")
     choice = find_recipe(task.recipe_reference)
     recipe = make_recipe(choice, network, classes, count_novel_classes_of_task(task))
@@ -381,7 +382,9 @@ def has_pretraining(home: Paths, key: str) -> bool:
         home: where pretrainings are kept.
         key: of the pretraining.
     """
-    return any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", DISABLED_MARKER))
+    return any(
+        os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", PACKAGED_WEIGHTS_DISABLED_FILE)
+    )
 
 
 def is_package_used(home: Paths, key: str) -> bool:
@@ -450,7 +453,7 @@ def make_chance_warning(
     hits = guessed = variance = 0.0
     for name, share in accuracy.items():
         pool = dataset.pool(name)
-        chance = float(np.diff(pool.starts).max()) / len(pool)
+        chance = float(np.diff(pool.class_starts).max()) / len(pool)
         hits += share * len(pool)
         guessed += chance * len(pool)
         variance += chance * (1 - chance) * len(pool)

@@ -73,7 +73,7 @@ def _make_images(seed: int = 0) -> Tensor:
     return torch.from_numpy(noisy.clip(0, 255).astype(np.uint8))
 
 
-def _normalise(images: Tensor) -> Tensor:
+def _normalise_images(images: Tensor) -> Tensor:
     return (images.float() / 255 - 0.5).permute(0, 3, 1, 2)
 
 
@@ -81,10 +81,10 @@ def _make_views(recipe: Recipe, seed: int = 0) -> tuple[list[Tensor], Tensor]:
     """Make views of images, and their labels."""
     random, images = np.random.default_rng(seed), _make_images(seed)
     seen = [apply_augmentation(images, view, draw_augmentation(view, IMAGES, 2, True, random)) for view in recipe.views]
-    return [_normalise(x) for x in seen], torch.arange(IMAGES) % CLASSES
+    return [_normalise_images(x) for x in seen], torch.arange(IMAGES) % CLASSES
 
 
-def _make_step(step: int) -> TrainingStep:
+def _make_training_step(step: int) -> TrainingStep:
     return TrainingStep(step, STEPS, 0, np.random.default_rng(step))
 
 
@@ -108,79 +108,83 @@ def _are_close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def _follow(recipe: Recipe, step: int) -> None:
+def _call_after_step_and_after_epoch(recipe: Recipe, step: int) -> None:
     """Let a recipe follow a step, and the epoch that ends with it."""
-    recipe.after_step(_make_step(step))
+    recipe.after_step(_make_training_step(step))
     with torch.no_grad():
-        recipe.eval().after_epoch(_make_step(step), [(_normalise(_make_images()), torch.arange(IMAGES) % CLASSES)])
+        recipe.eval().after_epoch(
+            _make_training_step(step), [(_normalise_images(_make_images()), torch.arange(IMAGES) % CLASSES)]
+        )
     recipe.train()
 
 
-def _check_training(choice: RecipeChoice) -> None:
+def _check_loss_moves_backbone(choice: RecipeChoice) -> None:
     """The loss is a dict of finite scalars in every step, and moves the backbone."""
     recipe = make_small_recipe(choice)
     optimiser = torch.optim.SGD([{"params": list(group.parameters)} for group in recipe.parameter_groups()], 1e-3)
     before = copy.deepcopy(recipe.backbone.state_dict())
     for step in range(STEPS):
         views, labels = _make_views(recipe, seed=step)
-        loss = _compute_loss(recipe, views, labels, _make_step(step))
+        loss = _compute_loss(recipe, views, labels, _make_training_step(step))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        _follow(recipe, step)
+        _call_after_step_and_after_epoch(recipe, step)
     moved = [name for name, x in recipe.backbone.named_parameters() if not torch.equal(x, before[name])]
     if not moved:
         raise RuleViolation("after ten steps no parameter of the backbone has changed")
 
 
-def _check_repeatability(choice: RecipeChoice) -> None:
+def _check_loss_is_repeatable(choice: RecipeChoice) -> None:
     """The same images and random numbers give the same loss."""
     recipe = make_small_recipe(choice)
     views, labels = _make_views(recipe)
     first, second = (
-        float(_compute_loss(r, views, labels, _make_step(5)).detach()) for r in (copy.deepcopy(recipe), recipe)
+        float(_compute_loss(r, views, labels, _make_training_step(5)).detach()) for r in (copy.deepcopy(recipe), recipe)
     )
     if first != second:
         raise RuleViolation(f"{first!r} and {second!r}: take random numbers from at.random")
 
 
-def _check_order(choice: RecipeChoice) -> None:
+def _check_batch_order(choice: RecipeChoice) -> None:
     """Images keep their labels, and without random numbers the loss does not change with the order of the batch."""
     recipe = make_small_recipe(choice)
     views, labels = _make_views(recipe)
     kept, kept_labels, twin = [view.clone() for view in views], labels.clone(), copy.deepcopy(recipe)
-    at = _make_step(0)
+    at = _make_training_step(0)
     first = _compute_loss(recipe, views, labels, at)
     if not torch.equal(labels, kept_labels) or not all(map(torch.equal, views, kept)):
         raise RuleViolation("loss() changed the labels or the images that it was given; change copies")
-    if at.random.bit_generator.state != _make_step(0).random.bit_generator.state:
+    if at.random.bit_generator.state != _make_training_step(0).random.bit_generator.state:
         return  # images are paired, or mixed, at random
     order = torch.from_numpy(np.random.default_rng(1).permutation(IMAGES))
-    second = _compute_loss(twin, [view[order] for view in kept], labels[order], _make_step(0))
+    second = _compute_loss(twin, [view[order] for view in kept], labels[order], _make_training_step(0))
     if not _are_close(first, second):
         values = f"{float(first.detach()):g}, and {float(second.detach()):g} in another order"
         raise RuleViolation(f"{values}: each image keeps its own label; pairs are drawn by at.random")
 
 
-def _check_resumption(choice: RecipeChoice) -> None:
+def _check_training_can_be_resumed(choice: RecipeChoice) -> None:
     """The state is whole: a new recipe that loads it goes on in the same way."""
     recipe, twin = make_small_recipe(choice), make_small_recipe(choice)
     views, labels = _make_views(recipe)
-    _compute_loss(recipe, views, labels, _make_step(0))
-    _follow(recipe, 0)
+    _compute_loss(recipe, views, labels, _make_training_step(0))
+    _call_after_step_and_after_epoch(recipe, 0)
     twin.load_state_dict(recipe.state_dict())
     for step in (1, 5):
-        first, second = (float(_compute_loss(r, views, labels, _make_step(step)).detach()) for r in (recipe, twin))
+        first, second = (
+            float(_compute_loss(r, views, labels, _make_training_step(step)).detach()) for r in (recipe, twin)
+        )
         if first != second:
             values = f"{first!r} and {second!r} in a later step"
             raise RuleViolation(f"{values}: keep what a resumed training needs in parameters and buffers")
-        _follow(recipe, step)
-        _follow(twin, step)
+        _call_after_step_and_after_epoch(recipe, step)
+        _call_after_step_and_after_epoch(twin, step)
 
 
-def _check_features(choice: RecipeChoice) -> None:
+def _check_feature_form(choice: RecipeChoice) -> None:
     """Features are finite, one row an image, and do not depend on the other images of the batch."""
-    recipe, images = make_small_recipe(choice).eval(), _normalise(_make_images())
+    recipe, images = make_small_recipe(choice).eval(), _normalise_images(_make_images())
     with torch.inference_mode():
         whole = recipe.embed(images)
         if whole.dim() != 2 or len(whole) != IMAGES:
@@ -195,9 +199,9 @@ def _check_features(choice: RecipeChoice) -> None:
         raise RuleViolation("the features of an image change with the other images of its batch")
 
 
-def _check_training_only(choice: RecipeChoice) -> None:
+def _check_training_only_parts(choice: RecipeChoice) -> None:
     """Features and extras do not need what is training_only, the rest is finite, and the classifier fits."""
-    recipe, images = make_small_recipe(choice), _normalise(_make_images())
+    recipe, images = make_small_recipe(choice), _normalise_images(_make_images())
     embedding = RecipeBackbone(recipe, images.shape[1:])
     names = {name.partition(".")[0] for name in recipe.state_dict()} | {name for name, _ in recipe.named_children()}
     if unknown := sorted(set(recipe.training_only) - names):
@@ -218,7 +222,7 @@ def _check_training_only(choice: RecipeChoice) -> None:
         raise RuleViolation(f"extra {changed[0]!r} depends on what is named in training_only")
 
 
-def _check_extras(choice: RecipeChoice) -> None:
+def _check_provided_extras(choice: RecipeChoice) -> None:
     """Extras are finite tensors, those that it says it provides."""
     recipe = make_small_recipe(choice)
     extras = recipe.extras()
@@ -233,12 +237,12 @@ def _check_extras(choice: RecipeChoice) -> None:
 RULES: dict[str, Callable[[RecipeChoice], None]] = {
     str(rule.__doc__).rstrip("."): rule
     for rule in (
-        _check_training,
-        _check_repeatability,
-        _check_order,
-        _check_resumption,
-        _check_features,
-        _check_training_only,
-        _check_extras,
+        _check_loss_moves_backbone,
+        _check_loss_is_repeatable,
+        _check_batch_order,
+        _check_training_can_be_resumed,
+        _check_feature_form,
+        _check_training_only_parts,
+        _check_provided_extras,
     )
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ifsl_bench.backbones.contract import UNKNOWN_CORPUS, BackboneInfo, FrozenBackbone
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
-OWN_TRAINING_PREFIX = "IMAGENET1K_V"  # other weights begin with those from elsewhere, as SWAG's do
+TORCHVISION_TRAINING_PREFIX = "IMAGENET1K_V"  # other weights begin with those from elsewhere, as SWAG's do
 
 
 class Torchvision(FrozenBackbone):
@@ -33,7 +33,9 @@ class Torchvision(FrozenBackbone):
             interpolation=seen.interpolation.value,
             mean=tuple(seen.mean),
             std=tuple(seen.std),
-            corpora=("imagenet-1k",) if model.partition(".")[2].startswith(OWN_TRAINING_PREFIX) else (UNKNOWN_CORPUS,),
+            corpora=("imagenet-1k",)
+            if model.partition(".")[2].startswith(TORCHVISION_TRAINING_PREFIX)
+            else (UNKNOWN_CORPUS,),
             source=weights.url,
             endings=(".pth", ".safetensors"),
         )

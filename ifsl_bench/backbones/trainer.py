@@ -38,16 +38,18 @@ from ifsl_bench.backbones.recipe import ParameterGroup, Recipe, RecipeBackbone, 
 from ifsl_bench.backbones.weights import install_packaged
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocols.sampling.draws import derive_seed
-from ifsl_bench.protocols.tasks.task import INCLUDED, PLAIN_RECIPE, Task
+from ifsl_bench.protocols.tasks.task import CROSS_ENTROPY_RECIPE, INCLUDED_BACKBONE, Task
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, quarantine
+from ifsl_bench.utils.files import Paths, quarantine_path
 from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import LEARNING_RATE, Reporter
 
-STORED_DTYPE = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
-SELECTION_POOL = "base/val"  # images that an epoch is selected on, where a recipe's option asks for that
-LOG_EVERY = 10  # steps from one look at the loss to the next, since a look waits for the device; the last is looked at
-EVALUATION_BATCH = 256  # images of base/train that features are computed of at once
+SAVED_WEIGHTS_DTYPE = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
+EPOCH_SELECTION_POOL = "base/val"  # images that an epoch is selected on, where a recipe's option asks for that
+STEPS_BETWEEN_LOGS = (
+    10  # steps from one look at the loss to the next, since a look waits for the device; the last is looked at
+)
+EVALUATION_BATCH_SIZE = 256  # images of base/train that features are computed of at once
 
 
 class PretrainingTrainer(PretrainingCheckpoint):
@@ -57,15 +59,16 @@ class PretrainingTrainer(PretrainingCheckpoint):
         self, folder: Path, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device
     ) -> None:
         super().__init__(folder, task, dataset, head, seed, device)
-        self.recipe, self.choice = self._make_recipe(), find_recipe(task.recipe_reference or PLAIN_RECIPE)
+        self.recipe, self.choice = self._make_recipe(), find_recipe(task.recipe_reference or CROSS_ENTROPY_RECIPE)
         self.best: dict[str, Tensor] = {}  # the state that is taken in the end, where the best epoch's is
-        if self.choice.selects_best and not dataset.has_pool(SELECTION_POOL):
+        if self.choice.selects_best and not dataset.has_pool(EPOCH_SELECTION_POOL):
             raise UserError(
-                f"recipe {self.choice.label} selects an epoch on {SELECTION_POOL}, and data set {dataset.name} has no "
+                f"recipe {self.choice.label} selects an epoch on {EPOCH_SELECTION_POOL}, and data set "
+                f"{dataset.name} has no "
                 f"such images; leave select=best out"
             )
         self.steps, self.passes = steps_and_passes(task, self.recipe)
-        spec = task.pretraining.stretched(self.steps)
+        spec = task.pretraining.with_number_of_steps(self.steps)
         self.schedule, self.decay = spec.schedule, spec.weight_decay
         self.groups = [part for group in self.recipe.parameter_groups() for part in self._divide_by_decay(group)]
         self.parameters = [parameter for group in self.groups for parameter in group.parameters]
@@ -89,7 +92,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         if isinstance(self.network, RecipeBackbone):
             return self.network.recipe
         with torch.random.fork_rng(devices=[]):
-            plain = make_recipe(find_recipe(PLAIN_RECIPE), self.network, len(self.head.weight), 0)
+            plain = make_recipe(find_recipe(CROSS_ENTROPY_RECIPE), self.network, len(self.head.weight), 0)
         plain.head = self.head
         return plain
 
@@ -132,7 +135,9 @@ class PretrainingTrainer(PretrainingCheckpoint):
         if self.info["finished"]:
             for part, module in (("network", self.network), ("head", self.head)):
                 for name, value in module.named_parameters():
-                    tensors[f"{part}.{name}"] = value.detach().to(STORED_DTYPE)  # exact: they were rounded before
+                    tensors[f"{part}.{name}"] = value.detach().to(
+                        SAVED_WEIGHTS_DTYPE
+                    )  # exact: they were rounded before
             return {name: x for name, x in tensors.items() if not self._is_training_only(name)}
         tensors |= {f"best.{name}": x for name, x in self.best.items()}
         for i, parameter in enumerate(self.parameters):
@@ -147,7 +152,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         network = self.network
         return part == "network" and isinstance(network, RecipeBackbone) and network.is_training_only(tensor)
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         self.info = self.store.write_tensors(self._state_tensors(), self.info)
 
     def train(self, reporter: Reporter, use_compile: bool = False) -> None:
@@ -165,7 +170,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         for name in ("base/train", *self.held_out_pools):
             self.dataset.check_image_checksum(name)
         pool, recipe = self.dataset.pool("base/train"), self.recipe
-        batch, steps_per_epoch = spec.epoch(len(pool))
+        batch, steps_per_epoch = spec.batch_size_and_steps_of_epoch(len(pool))
         feed = self._start_training()
         if use_compile:
             recipe.backbone.compile()
@@ -190,7 +195,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
                 done += steps_per_epoch
                 self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
                 if done < self.steps:
-                    self._save()
+                    self._save_checkpoint()
         if self.best:
             super().load_tensors(self.best)
             reporter.say(f"{title}: weights after epoch {self.info['best']['epoch']} of {self.info['epoch']} are taken")
@@ -202,8 +207,8 @@ class PretrainingTrainer(PretrainingCheckpoint):
         accuracy = {name: self._measure_accuracy(self.dataset.pool(name), batch) for name in self.held_out_pools}
         reporter.say(f"{title}: accuracy {format_accuracies(accuracy)}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
-        self.info["rounded"] = str(STORED_DTYPE).removeprefix("torch.")
-        self._save()
+        self.info["rounded"] = str(SAVED_WEIGHTS_DTYPE).removeprefix("torch.")
+        self._save_checkpoint()
 
     def _end_epoch(self, at: TrainingStep) -> None:
         """Let the recipe follow an epoch that ends with this step, and keep its weights where they are the best."""
@@ -216,7 +221,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
             recipe.after_epoch(replace(at, random=random), BaseImages(self))
         if self.choice.selects_best:
             self._fit_head()
-            accuracy = self._measure_accuracy(self.dataset.pool(SELECTION_POOL), EVALUATION_BATCH)
+            accuracy = self._measure_accuracy(self.dataset.pool(EPOCH_SELECTION_POOL), EVALUATION_BATCH_SIZE)
             if not self.best or accuracy > self.info["best"]["accuracy"]:
                 self.info["best"] = {"epoch": at.epoch + 1, "accuracy": accuracy}
                 self.best = {name: x.detach().clone() for name, x in self._network_tensors().items()}
@@ -241,7 +246,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
     ) -> Generator[tuple[TrainingStep, list[Tensor], Tensor]]:
         """Yield the steps of an epoch: where it is, the views [B, C, h, w] and the labels [B]."""
         pool, spec = self.dataset.pool("base/train"), self.task.pretraining
-        first = epoch * spec.epoch(len(pool))[1]
+        first = epoch * spec.batch_size_and_steps_of_epoch(len(pool))[1]
         drawn = plan_epoch(pool, spec, self.seed, epoch, batch, steps)
         if not self._has_plain_views:
             drawn = replace(drawn, crops_by_batch=None)
@@ -253,7 +258,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
                     values = draw_augmentation(view, len(images), spec.crop_padding, spec.flip, colours).to(self.device)
                     views.append(self.normalise(apply_augmentation(images, view, values)))
                 random = np.random.Generator(np.random.PCG64(derive_seed("recipe", self.seed, step)))
-                looks = step % LOG_EVERY == 0 or step == first + steps - 1
+                looks = step % STEPS_BETWEEN_LOGS == 0 or step == first + steps - 1
                 yield TrainingStep(step, self.steps, epoch, random, looks), views, labels
 
     def _train_step(self, views: Sequence[Tensor], labels: Tensor, at: TrainingStep) -> dict[str, float]:
@@ -290,14 +295,14 @@ class PretrainingTrainer(PretrainingCheckpoint):
             with torch.no_grad(), disable_tf32():
                 batches = (self.network(images) for _, images in self.load_images(pool))
                 rows = np.concatenate([x.cpu().numpy() for x in batches])
-            labels, classes = pool.labels.astype(np.int64), len(pool.starts) - 1
+            labels, classes = pool.labels.astype(np.int64), len(pool.class_starts) - 1
             fitted, _ = fit_head_with_facts("linear", rows, labels, classes, self.decay, self.device)
             assert isinstance(fitted, LinearHead)
             head = fitted
         self.head.load_state_dict(head.state_dict())
         with torch.no_grad():
             for value in self.head.parameters():
-                value.copy_(value.to(STORED_DTYPE))
+                value.copy_(value.to(SAVED_WEIGHTS_DTYPE))
 
     @torch.no_grad()
     def _round_parameters(self) -> None:
@@ -307,8 +312,8 @@ class PretrainingTrainer(PretrainingCheckpoint):
         """
         for module in (self.network, self.head):
             for value in module.parameters():
-                value.copy_(value.to(STORED_DTYPE))
-        self._check_state(f"in half precision, whose largest number is {torch.finfo(STORED_DTYPE).max:g}")
+                value.copy_(value.to(SAVED_WEIGHTS_DTYPE))
+        self._check_state(f"in half precision, whose largest number is {torch.finfo(SAVED_WEIGHTS_DTYPE).max:g}")
 
     def _check_state(self, where: str) -> None:
         """Raise :class:`UserError` for weights that are not finite; what is not kept, as a mask, may be infinite.
@@ -327,7 +332,7 @@ class PretrainingTrainer(PretrainingCheckpoint):
         rate = self.task.pretraining.schedule.rate
         return UserError(f"pretraining diverged: {what}; lower pretraining.schedule.rate (now {rate}) in the task file")
 
-    def load_images(self, pool: Pool, batch: int = EVALUATION_BATCH) -> Generator[tuple[np.ndarray, Tensor]]:
+    def load_images(self, pool: Pool, batch: int = EVALUATION_BATCH_SIZE) -> Generator[tuple[np.ndarray, Tensor]]:
         """Yield the rows and the images of a pool, batch after batch, as the network takes them.
 
         Args:
@@ -381,7 +386,9 @@ def measure_seconds_per_step(task: Task, dataset: Dataset, device: torch.device,
     spec = task.pretraining
     trainer = PretrainingTrainer(Path(), task, dataset, "linear", task.pretraining_seed(0), device)
     pool = dataset.pool("base/train")
-    with closing(trainer._load_batches(trainer._start_training(), 0, spec.epoch(len(pool))[0], 1)) as loaded:
+    with closing(
+        trainer._load_batches(trainer._start_training(), 0, spec.batch_size_and_steps_of_epoch(len(pool))[0], 1)
+    ) as loaded:
         at, views, labels = next(loaded)
     seconds: list[float] = []
     while len(seconds) < 2 or (sum(seconds[1:]) < most and len(seconds) < 10):
@@ -432,10 +439,10 @@ def pretrain(
         try:
             trainer.restore_from_checkpoint()
         except CorruptFile as error:
-            reporter.warn(f"{error}; training starts anew, the damaged files are in {quarantine(folder)}")
+            reporter.warn(f"{error}; training starts anew, the damaged files are in {quarantine_path(folder)}")
             trainer = PretrainingTrainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
         if not trainer.info["finished"]:
-            if task.pretraining.backbone == INCLUDED:
+            if task.pretraining.backbone == INCLUDED_BACKBONE:
                 raise HeadNotIncludedError(task)
             trainer.train(reporter, use_compile)
     return trainer.to_pretrained_backbone(reporter)

@@ -34,34 +34,39 @@ from torch import Tensor
 from ifsl_bench.backbones import pretrained
 from ifsl_bench.backbones.fetch_weights import read_weights_list
 from ifsl_bench.backbones.pretrained import (
-    DISABLED_MARKER,
+    PACKAGED_WEIGHTS_DISABLED_FILE,
     find_packaged_file,
     format_accuracies,
     has_pretraining,
     is_package_used,
     read_weights_sha256,
 )
-from ifsl_bench.protocols.tasks.task import INCLUDED
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE
 from ifsl_bench.utils.checkpoint import CheckpointFolder, read_finished_metadata
 from ifsl_bench.utils.errors import CorruptFile, UserError, escape_controls, is_printable
 from ifsl_bench.utils.files import (
     Paths,
     open_file,
     parse_json,
-    quarantine,
+    quarantine_path,
     sha256_json,
     translate_read_errors,
     write_bytes,
 )
-from ifsl_bench.utils.limits import FOREIGN_WEIGHTS_FILE, FOREIGN_WEIGHTS_TENSORS, WEIGHTS_FILE, WEIGHTS_HEADER
+from ifsl_bench.utils.limits import (
+    FOREIGN_WEIGHTS_FILE_BYTES,
+    FOREIGN_WEIGHTS_TENSORS,
+    WEIGHTS_FILE_BYTES,
+    WEIGHTS_HEADER_BYTES,
+)
 from ifsl_bench.utils.locks import hold_lock
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import write_checksummed
 
 TRAIN_COMMANDS = "'run --pretrain' or 'pretrain --anew'"
-METADATA_KEY = "ifsl_bench"  # the key of our metadata
+SAFETENSORS_METADATA_KEY = "ifsl_bench"  # the key of our metadata
 FORMAT_VERSION = 1
-MAX_SECONDS = 1e10  # three hundred years
+MAX_RECORDED_SECONDS = 1e10  # three hundred years
 KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,180}-[0-9a-f]{12}")
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files of weights that were made elsewhere
 ShortText = Annotated[str, Meta(max_length=300)]
@@ -79,7 +84,7 @@ class CheckpointRecord(msgspec.Struct):
     key: ShortText
     finished: bool
     epoch: Annotated[int, Meta(ge=0, lt=1 << 31)]
-    seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+    seconds: Annotated[float, Meta(ge=0, le=MAX_RECORDED_SECONDS)]
     seed: int
     bf16: bool
     precision: ShortText
@@ -96,33 +101,33 @@ class WeightsMetadata:
     """The metadata of a file of weights.
 
     Attributes:
-        definition: everything that determines the weights, see
+        pretraining_definition: everything that determines the weights, see
             :func:`ifsl_bench.backbones.pretrained.define_pretraining`.
-        info: the record, as in the cache's ``checkpoint.json``, with the checksum of the tensors.
+        training_record: the record, as in the cache's ``checkpoint.json``, with the checksum of the tensors.
     """
 
-    definition: dict[str, Any]
-    info: dict[str, Any]
+    pretraining_definition: dict[str, Any]
+    training_record: dict[str, Any]
 
     @property
-    def key(self) -> str:
+    def pretraining_key(self) -> str:
         """Name of the pretraining."""
-        return str(self.info["key"])
+        return str(self.training_record["key"])
 
     @property
     def sha256(self) -> str:
         """Checksum of the cache's file of tensors."""
-        return str(self.info["tensors"]["sha256"])
+        return str(self.training_record["tensors"]["sha256"])
 
     @property
     def accuracies_in_words(self) -> str:
         """Accuracies of the base classifier, in percent."""
-        return format_accuracies(self.info["accuracy"])
+        return format_accuracies(self.training_record["accuracy"])
 
     @property
     def has_embedded_features(self) -> bool:
         """Whether they are of embedded features, which come without images to train on."""
-        return bool(self.definition["pretraining"]["backbone"] == INCLUDED)
+        return bool(self.pretraining_definition["pretraining"]["backbone"] == INCLUDED_BACKBONE)
 
 
 def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], info: Mapping[str, Any]) -> None:
@@ -144,7 +149,7 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
     ]
     recorded = {name: info[name] for name in fields} | {"tensors": {"sha256": hashlib.sha256(content).hexdigest()}}
     facts = {"format": FORMAT_VERSION, "definition": dict(definition), "info": recorded}
-    metadata = {METADATA_KEY: json.dumps(facts | {"checksum": sha256_json(facts)}), "header": plain}
+    metadata = {SAFETENSORS_METADATA_KEY: json.dumps(facts | {"checksum": sha256_json(facts)}), "header": plain}
     header = json.dumps({"__metadata__": metadata, **json.loads(plain)}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of eight
     write_bytes(path, len(header).to_bytes(8, "little") + header + content[8 + size :])
@@ -194,15 +199,15 @@ def _read_header_and_size(path: Path) -> tuple[dict[str, Any], int]:
     """Read the header of a safetensors file, and its size in bytes."""
     with open_file(path) as file, translate_read_errors(path):
         file_size = path.stat().st_size
-        WEIGHTS_FILE.check(file_size, str(path), CorruptFile)
+        WEIGHTS_FILE_BYTES.check(file_size, str(path), CorruptFile)
         size = int.from_bytes(file.read(8), "little")
         if file_size < 8 or size > file_size - 8:
             raise CorruptFile(f"{path} is no safetensors file, or is cut short; get another copy")
-        WEIGHTS_HEADER.check(size, str(path), CorruptFile)
+        WEIGHTS_HEADER_BYTES.check(size, str(path), CorruptFile)
         header = parse_json(file.read(size), f"the header of {path}")
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or not all(
-        isinstance(metadata.get(name), str) for name in (METADATA_KEY, "header")
+        isinstance(metadata.get(name), str) for name in (SAFETENSORS_METADATA_KEY, "header")
     ):
         raise CorruptFile(f"{path} does not say its pretraining; files that do come from 'ifsl-bench weights export'")
     return header, size
@@ -210,7 +215,7 @@ def _read_header_and_size(path: Path) -> tuple[dict[str, Any], int]:
 
 def _parse_metadata(path: Path, header: Mapping[str, Any]) -> WeightsMetadata:
     """Check the metadata: the key follows from the definition, and every text can be printed."""
-    facts = parse_json(header["__metadata__"][METADATA_KEY].encode(), f"the header of {path}")
+    facts = parse_json(header["__metadata__"][SAFETENSORS_METADATA_KEY].encode(), f"the header of {path}")
     if facts.get("format") != FORMAT_VERSION:
         raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORMAT_VERSION}")
     if facts.pop("checksum", None) != sha256_json(facts):
@@ -299,8 +304,8 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
         return
     try:
         weights, content = read_metadata_and_tensors(path)
-        if weights.key != key:
-            raise CorruptFile(f"{path} holds the weights of {weights.key}")
+        if weights.pretraining_key != key:
+            raise CorruptFile(f"{path} holds the weights of {weights.pretraining_key}")
     except CorruptFile as error:
         again = f"'ifsl-bench weights fetch {key}'" if is_listed else "install ifsl_bench again"
         raise CorruptFile(f"{error}; {again}, or train them here: {TRAIN_COMMANDS}") from error
@@ -311,8 +316,8 @@ def install_packaged(home: Paths, key: str, reporter: Reporter) -> None:
 
 def _write_to_home(home: Paths, weights: WeightsMetadata, content: bytes) -> None:
     """Write weights into a home; the caller holds the lock of their folder."""
-    info = {name: value for name, value in weights.info.items() if name != "tensors"}
-    CheckpointFolder(home.pretrained / weights.key).write_content(content, info)
+    info = {name: value for name, value in weights.training_record.items() if name != "tensors"}
+    CheckpointFolder(home.pretrained / weights.pretraining_key).write_content(content, info)
 
 
 def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
@@ -334,12 +339,12 @@ def disable_packaged(home: Paths, key: str, reporter: Reporter) -> None:
     weights = read_metadata(path) if path else None
     if weights and weights.has_embedded_features:
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
-    if (folder / DISABLED_MARKER).exists():
+    if (folder / PACKAGED_WEIGHTS_DISABLED_FILE).exists():
         return
     with hold_lock(folder, reporter.warn):
         if weights and read_weights_sha256(home, key) == weights.sha256:
-            reporter.say(f"{key}: the weights from the package are kept as {quarantine(folder, 'replaced')}")
-        write_checksummed(folder / DISABLED_MARKER, {"key": key})
+            reporter.say(f"{key}: the weights from the package are kept as {quarantine_path(folder, 'replaced')}")
+        write_checksummed(folder / PACKAGED_WEIGHTS_DISABLED_FILE, {"key": key})
 
 
 def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = False) -> tuple[WeightsMetadata, bool]:
@@ -361,20 +366,20 @@ def import_weights(file: Path, home: Paths, reporter: Reporter, force: bool = Fa
         weights, content = read_metadata_and_tensors(file)
     except FileNotFoundError:
         raise UserError(f"there is no {file}") from None
-    folder = home.pretrained / weights.key
+    folder = home.pretrained / weights.pretraining_key
     with hold_lock(folder, reporter.warn, state=""):
         try:
             info = CheckpointFolder(folder).read_metadata()
         except CorruptFile as error:
             info = None
-            reporter.warn(f"{error}; the damaged files are in {quarantine(folder)}")
+            reporter.warn(f"{error}; the damaged files are in {quarantine_path(folder)}")
         if info is not None:
             state = "weights" if info["finished"] is True else "an unfinished training"
             if state == "weights" and info["tensors"]["sha256"] == weights.sha256:
                 return weights, False
             if not force:
                 raise UserError(f"{folder} holds {state} of this pretraining already; --force puts them aside")
-            reporter.say(f"{state} of {weights.key} are kept as {quarantine(folder, 'replaced')}")
+            reporter.say(f"{state} of {weights.pretraining_key} are kept as {quarantine_path(folder, 'replaced')}")
         _write_to_home(home, weights, content)
     return weights, True
 
@@ -384,7 +389,7 @@ def list_weights(home: Paths) -> list[dict[str, Any]]:
 
     Accuracies are in percent.
     """
-    offered = {key: weights.info for key, weights in list_packaged_weights(home).items()}
+    offered = {key: weights.training_record for key, weights in list_packaged_weights(home).items()}
     to_fetch = {key: file for key, file in read_weights_list().files.items() if key not in offered}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []
     here = {
@@ -424,7 +429,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"there is no file of weights {path}")
     if path.suffix not in WEIGHTS_SUFFIXES:
         raise UserError(f"{path}: a file of weights ends in {', '.join(WEIGHTS_SUFFIXES)}")
-    FOREIGN_WEIGHTS_FILE.check(path.stat().st_size, str(path))
+    FOREIGN_WEIGHTS_FILE_BYTES.check(path.stat().st_size, str(path))
     try:
         safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)

@@ -86,7 +86,7 @@ def _cache_table(items: Sequence[CacheItem], title: str) -> Table[Any]:
 
     groups: dict[tuple[str, str], list[CacheItem]] = {}
     for item in items:
-        groups.setdefault((item.kind, item.belongs_to), []).append(item)
+        groups.setdefault((item.cache_kind, item.belongs_to), []).append(item)
     rows = [
         {
             "what": kind,

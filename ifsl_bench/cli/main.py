@@ -24,7 +24,7 @@ import click
 
 from ifsl_bench._version import __version__
 from ifsl_bench.cli.options import SuggestingGroup, format_examples
-from ifsl_bench.utils.errors import UserError, format_error, lacks_memory
+from ifsl_bench.utils.errors import UserError, format_error, is_out_of_memory
 from ifsl_bench.utils.progress import ConsumerDisconnected
 
 # The commands by what they are for, each with its module, which is imported when it is called for.
@@ -107,7 +107,7 @@ def _run_with_error_lines(call: Callable[[], Any]) -> int:
         sys.stderr.close()
         return 141
     except (UserError, MemoryError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not lacks_memory(error):
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise
         if "--traceback" in sys.argv[1:]:
             traceback.print_exception(error)

@@ -269,7 +269,7 @@ def add_config_options(*more_options: Any) -> Callable[[Any], Any]:
         @functools.wraps(command)
         def with_config(**arguments: Any) -> Any:
             from ifsl_bench.experiments.run_config import RunConfig
-            from ifsl_bench.protocols.tasks.variants import make_change
+            from ifsl_bench.protocols.tasks.variants import make_task_changes
 
             changes = {key: arguments.pop(key.replace("-", "_")) for key in TASK_CHANGE_OPTIONS}
             if changes["weights"] is not None:
@@ -278,7 +278,7 @@ def add_config_options(*more_options: Any) -> Callable[[Any], Any]:
                 file = Path(changes["weights"]).expanduser()
                 changes["weights"] = copy_weights_to_home(locate_folders(arguments["home"]), file)
             names = [field.name for field in dataclasses.fields(RunConfig) if field.name in arguments]
-            config = RunConfig(**{name: arguments.pop(name) for name in names}, change=make_change(changes))
+            config = RunConfig(**{name: arguments.pop(name) for name in names}, change=make_task_changes(changes))
             return command(config=config, **arguments)
 
         for option in reversed(options):

@@ -52,13 +52,13 @@ def print_tables_in_format(tables: Iterable[Table[Any]], table_format: str = TEX
         closing: a line for readers below all tables.
     """
     from ifsl_bench.reporting.table import RECORD_FORMATTERS, render_tables
-    from ifsl_bench.store.result_folder import LEFT_OUT
+    from ifsl_bench.store.result_folder import LEFT_OUT_PREFIX
 
     if not is_at_terminal(table_format):
         tables = list(tables)
         click.echo(render_tables(tables, table_format, closing))
         if table_format in RECORD_FORMATTERS:  # which get no notes
-            print_warnings(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
+            print_warnings(note for table in tables for note in table.notes if note.startswith(LEFT_OUT_PREFIX))
         return
     from ifsl_bench.reporting.terminal import print_tables
 

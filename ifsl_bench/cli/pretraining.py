@@ -78,5 +78,7 @@ def pretrain(
         recipe=recipe,
     )
     shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.result_entry()["accuracy"].items())
-    click.echo(f"{pretrained.key}: {shown}")
-    click.echo(f"weights: {folders.pretrained / pretrained.key / pretrained.info['tensors']['file']}")
+    click.echo(f"{pretrained.pretraining_key}: {shown}")
+    click.echo(
+        f"weights: {folders.pretrained / pretrained.pretraining_key / pretrained.training_record['tensors']['file']}"
+    )

@@ -300,10 +300,10 @@ def show(what: tuple[str, ...], folders: Paths, style: str) -> None:
         task_results = load_results_by_name(name, folders)
         task = task_results.task
         row = find_row_or_raise(task_results, label)
-        if row.origin != STORED and task_results.find_row(f"{row.label} ({STORED})"):
+        if row.results_origin != STORED and task_results.find_row(f"{row.label} ({STORED})"):
             more = [f"The stored row: ifsl-bench show '{row.label} ({STORED})' {name}"]
         twice = sum(other_row.label == row.label for other_row in task_results.measured_rows) > 1
-        named = f"{row.label} ({row.origin})" if twice else row.label
+        named = f"{row.label} ({row.results_origin})" if twice else row.label
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
         raise _no_file_or_row_error("show", what)
@@ -426,7 +426,7 @@ def _find_result_files(what: Sequence[str], seed: int | None = None) -> list[str
     folders, (label, task) = locate_folders(None), what
     task_results = load_results_by_name(task, folders)
     row = task_results.find_row(f"{label} ({STORED})") or find_row_or_raise(task_results, label)
-    root = packaged_results_folder() if row.origin == STORED else folders.results
+    root = packaged_results_folder() if row.results_origin == STORED else folders.results
     if seed is not None and seed not in row.seeds:
         raise UserError(f"{row.label} on {task} has {format_seeds(row.seeds)}, not {seed}")
     return [str(result_path(root, result)) for result in row.results if seed in (None, result.seed)]

@@ -202,7 +202,7 @@ def _evaluate_checkpoint(checkpoint: Path, config: RunConfig, work: Workspace, s
         config.tasks[0],
         select=config.train.get("select"),
         episodes=config.episodes,
-        change=config.change.parts(),
+        change=config.change.changes_by_key(),
         work=work,
         command=_command_line_to_record(sys.argv[1:]),
     )
@@ -276,7 +276,8 @@ def _print_new_rows(tasks: Sequence[Task], summary: RunSummary, work: Workspace,
         by_setting: dict[str, list[str]] = {}
         for label in labels_of[task_results.task_name]:
             row = task_results.find_row(label)
-            by_setting.setdefault(row.setting if row and row.setting != EVERY else PAPER, []).append(label)
+            setting = row.ranking_setting if row and row.ranking_setting != EVERY else PAPER
+            by_setting.setdefault(setting, []).append(label)
         for setting, of_setting in by_setting.items():
             for lines in describe_standings(task_results.select_setting(setting), of_setting):
                 print_lines("\n" + "\n".join(lines), style)

@@ -76,8 +76,8 @@ def weights_import(files: tuple[str, ...], force: bool, home: str | None) -> Non
     for name in files:
         imported, new = import_weights(Path(name).expanduser(), locate_folders(home), make_reporter(False), force)
         click.echo(
-            f"{imported.key}: {imported.accuracies_in_words}, trained on {imported.info['device']}"
-            + ("" if new else "; there already")
+            f"{imported.pretraining_key}: {imported.accuracies_in_words}, trained on "
+            f"{imported.training_record['device']}" + ("" if new else "; there already")
         )
         click.echo(f"weights: {imported.sha256}")
 

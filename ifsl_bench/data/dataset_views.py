@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ifsl_bench.data.pools import SUPPORT_POOL, Dataset, Pool
+from ifsl_bench.data.pools import SUPPORT_POOL_NAME, Dataset, Pool
 from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.utils.errors import UserError
 
@@ -58,7 +58,7 @@ class _ConcatenatedImages:
         return images if self.channels == 1 else np.repeat(images, self.channels, -1)
 
 
-TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT_POOL), ("base/test", "novel/test")
+TRAIN_POOLS, TEST_POOLS = ("base/train", "base/val", SUPPORT_POOL_NAME), ("base/test", "novel/test")
 
 
 def draw_base_class_names(classes: Sequence[str], count: int, number: int) -> frozenset[str]:
@@ -139,7 +139,7 @@ def with_other_base_classes(dataset: Dataset, number: int) -> RegroupedDataset:
             rows["base/train"][name], rows["base/val"][name] = images[~held_out], images[held_out]
             rows["base/test"][name] = test[name]
         else:
-            rows[SUPPORT_POOL][name], rows["novel/test"][name] = images, test[name]
+            rows[SUPPORT_POOL_NAME][name], rows["novel/test"][name] = images, test[name]
     sources = dict.fromkeys(TRAIN_POOLS, TRAIN_POOLS) | dict.fromkeys(TEST_POOLS, TEST_POOLS)
     return _make_regrouped_dataset(dataset, rows, sources)
 
@@ -149,7 +149,7 @@ def _group_rows_by_class(pools: Sequence[Pool]) -> dict[str, np.ndarray]:
     rows: dict[str, list[np.ndarray]] = {}
     first = 0
     for pool in pools:
-        for name, a, b in zip(pool.classes, pool.starts, pool.starts[1:], strict=False):
+        for name, a, b in zip(pool.class_names, pool.class_starts, pool.class_starts[1:], strict=False):
             rows.setdefault(name, []).append(np.arange(first + a, first + b))
         first += len(pool)
     return {name: np.concatenate(parts) for name, parts in rows.items()}
@@ -193,36 +193,36 @@ NOVEL_POOLS = ("novel/val", "novel/test")  # the pools of the other data set
 
 @dataclass(frozen=True)
 class CrossDomainDataset(Dataset):
-    """The data set ``base`` with the pools :data:`NOVEL_POOLS` of ``novel``.
+    """The data set ``base_dataset`` with the pools :data:`NOVEL_POOLS` of ``novel_dataset``.
 
-    Name, folder and fingerprint are those of ``base``, so that pretrainings on its pools serve both.
+    Name, folder and fingerprint are those of ``base_dataset``, so that pretrainings on its pools serve both.
     """
 
-    base: Dataset
-    novel: Dataset
+    base_dataset: Dataset
+    novel_dataset: Dataset
 
     @property
     def novel_fingerprint(self) -> str:
-        return self.novel.fingerprint
+        return self.novel_dataset.fingerprint
 
     @property
     def is_partial(self) -> bool:
-        return self.base.is_partial or self.novel.is_partial
+        return self.base_dataset.is_partial or self.novel_dataset.is_partial
 
     def fingerprint_prefix_of_pool(self, pool: str) -> str:
-        return shorten_fingerprint(self.novel.fingerprint) if pool in NOVEL_POOLS else ""
+        return shorten_fingerprint(self.novel_dataset.fingerprint) if pool in NOVEL_POOLS else ""
 
     def pool(self, name: str) -> Pool:
         if name not in NOVEL_POOLS:
-            return self.base.pool(name)
-        pool = replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
-        if has_grey_version_shape(self.base.shape, self.novel.shape):
+            return self.base_dataset.pool(name)
+        pool = replace(self.novel_dataset.pool(name), class_names=tuple(self.manifest["pools"][name]["classes"]))
+        if has_grey_version_shape(self.base_dataset.shape, self.novel_dataset.shape):
             images = _ConcatenatedImages([pool.images], np.arange(len(pool)), channels=3)
             return replace(pool, images=cast(np.ndarray, images))
         return pool
 
     def check_image_checksum(self, pool: str) -> None:
-        (self.novel if pool in NOVEL_POOLS else self.base).check_image_checksum(pool)
+        (self.novel_dataset if pool in NOVEL_POOLS else self.base_dataset).check_image_checksum(pool)
 
 
 def has_grey_version_shape(shape: Sequence[int], grey: Sequence[int]) -> bool:

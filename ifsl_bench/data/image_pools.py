@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import POOL_NAMES
 from ifsl_bench.data.read.images import BadItem, ImageItem, ImageSpec, decode_into, iterate_tree_images
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.utils.errors import UserError
@@ -17,7 +17,7 @@ from ifsl_bench.utils.progress import ProgressTask
 from ifsl_bench.utils.text_format import format_count
 
 T = TypeVar("T")
-MAX_LISTED = 20  # bad, and duplicate, images that the manifest names
+MAX_IMAGES_LISTED = 20  # bad, and duplicate, images that the manifest names
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def divide_classes_into_pools(
         cuts = {"base/train": (0, train), "base/val": (train, train + tenth), "base/test": (train + tenth, len(paths))}
         for pool, (start, stop) in cuts.items():
             pools.setdefault(pool, {})[name] = paths[start:stop]
-    return {pool: pools[pool] for pool in POOLS if pool in pools}
+    return {pool: pools[pool] for pool in POOL_NAMES if pool in pools}
 
 
 @contextmanager
@@ -146,12 +146,12 @@ def _import_pool(
     else:
         return []
     context.reporter.warn(
-        f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad_images[:MAX_LISTED])}"
+        f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad_images[:MAX_IMAGES_LISTED])}"
     )
     good = np.setdiff1d(np.arange(len(paths)), [row for row, _, _ in done.bad_images])
     if lost := set(range(len(files))) - set(labels[good].tolist()):
         raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad_images[0][2]})")
-    listed = [[path, why] for _, path, why in done.bad_images[:MAX_LISTED]]
+    listed = [[path, why] for _, path, why in done.bad_images[:MAX_IMAGES_LISTED]]
     facts = {"skipped": {"images": len(done.bad_images), "first": listed}, **done.findings_by_image}
     # Once more without them: rare, and simpler than moving the rows that follow.
     with context.writer.write_pool(name, labels[good], tuple(files), shape, facts=facts) as images:
@@ -216,7 +216,7 @@ def report_duplicates(
     pools_differ = [a[0] != b[0] for a, b in pairs]
     sides_differ = [_side_of_pool(a[0]) != _side_of_pool(b[0]) for a, b in pairs]
     worst_first = sorted(range(len(pairs)), key=lambda i: (not sides_differ[i], not pools_differ[i]))
-    shown = [pairs[i] for i in worst_first[:MAX_LISTED]]
+    shown = [pairs[i] for i in worst_first[:MAX_IMAGES_LISTED]]
     names = ", ".join(f"{a[1]} = {b[1]}" for a, b in shown[:3])
     message = (
         f"{format_count(len(pairs), what)} equal to another one {how}, {sum(pools_differ):,} in another pool and "

@@ -19,8 +19,8 @@ IMAGE_SIZE = 84
 IMAGE_SHAPE = (IMAGE_SIZE, IMAGE_SIZE, 3)
 
 
-Rows = Mapping[str, Sequence[int]]  # class -> rows of the array or list, in order
-_BLOCK_IMAGES = 256  # rows copied at a time
+RowsByClass = Mapping[str, Sequence[int]]  # class -> rows of the array or list, in order
+_IMAGES_PER_BLOCK = 256  # rows copied at a time
 
 
 def find_required_entry(tree: FileTree, name: str, what: str) -> Entry:
@@ -161,7 +161,7 @@ def to_image_array(value: Any, what: str, where: str, shape: tuple[int, ...] = I
 
 
 def write_pools_from_arrays(
-    context: BuildContext, pools: Mapping[str, Rows], arrays: Mapping[str, np.ndarray], digests: bool = False
+    context: BuildContext, pools: Mapping[str, RowsByClass], arrays: Mapping[str, np.ndarray], digests: bool = False
 ) -> None:
     """Write pools from arrays of images; complete pools stay.
 
@@ -177,8 +177,8 @@ def write_pools_from_arrays(
             rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
             with context.writer.write_pool(pool, make_pool_labels(groups), tuple(groups), source.shape[1:]) as images:
                 written = make_memory_releaser(images)
-                for start in range(0, len(rows), _BLOCK_IMAGES):
-                    block = source[rows[start : start + _BLOCK_IMAGES]]
+                for start in range(0, len(rows), _IMAGES_PER_BLOCK):
+                    block = source[rows[start : start + _IMAGES_PER_BLOCK]]
                     images[start : start + len(block)] = block
                     written(block.nbytes)
                     stage.advance(len(block))
@@ -190,7 +190,7 @@ def write_pools_from_arrays(
                 context.bytes_read += images.nbytes
 
 
-def to_list_items(where: str, groups: Rows) -> dict[str, list[ListItem]]:
+def to_list_items(where: str, groups: RowsByClass) -> dict[str, list[ListItem]]:
     """Return class -> items of a list, for :func:`import_images`.
 
     Args:

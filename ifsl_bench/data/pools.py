@@ -28,13 +28,13 @@ from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import open_file, sha256_file, sha256_json, translate_read_errors
 from ifsl_bench.utils.serialization import check_value_types, open_array, read_checksummed
 
-POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
+POOL_NAMES = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 # The supports of the novel test classes, where they are apart from the queries.
-SUPPORT_POOL = "novel/support"
-ALL_POOLS = (*POOLS, SUPPORT_POOL)
+SUPPORT_POOL_NAME = "novel/support"
+ALL_POOL_NAMES = (*POOL_NAMES, SUPPORT_POOL_NAME)
 _MISSING_POOL_HINTS = {  # of a pool that is missing
     "novel/train": '; a task without it needs protocol = "shared"',
-    SUPPORT_POOL: "; without a published list of sessions leave out listed = true",
+    SUPPORT_POOL_NAME: "; without a published list of sessions leave out listed = true",
 }
 T = TypeVar("T")
 
@@ -46,15 +46,15 @@ class Pool:
     Attributes:
         images: uint8 [n, H, W, C], or float32 [n, D] for frozen features; a read-only memory map.
         labels: int64 [n], ascending.
-        classes: Names of the labels.
-        starts: int64 [C + 1]; class c is rows ``starts[c]:starts[c + 1]``.
+        class_names: Names of the labels.
+        class_starts: int64 [C + 1]; class c is rows ``starts[c]:starts[c + 1]``.
     """
 
     name: str
     images: np.ndarray
     labels: np.ndarray
-    classes: tuple[str, ...]
-    starts: np.ndarray
+    class_names: tuple[str, ...]
+    class_starts: np.ndarray
 
     def __len__(self) -> int:
         return len(self.labels)

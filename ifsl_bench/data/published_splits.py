@@ -32,8 +32,8 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.utils.errors import UserError
 
 ImageT = TypeVar("ImageT")
-Pools = dict[str, dict[str, Sequence[ImageT]]]  # pool -> class -> images
-MAX_LISTED = 3  # missing images that a message names
+ImagesByPoolAndClass = dict[str, dict[str, Sequence[ImageT]]]  # pool -> class -> images
+MAX_MISSING_LISTED = 3  # missing images that a message names
 
 
 def _read_packaged_list(name: str) -> bytes:
@@ -87,7 +87,9 @@ def split_base_class_images(images: Sequence[ImageT], salt: str) -> dict[str, li
     return {pool: [images[i] for i in sorted(part)] for pool, part in parts.items()}
 
 
-def divide_into_pools(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], salt: str) -> Pools[ImageT]:
+def divide_into_pools(
+    classes: Mapping[str, Sequence[ImageT]], sides: Mapping[str, str], salt: str
+) -> ImagesByPoolAndClass[ImageT]:
     """Divide classes into pools: classes of side train by :func:`split_base_class_images`, the others whole.
 
     Args:
@@ -98,7 +100,9 @@ def divide_into_pools(classes: Mapping[str, Sequence[ImageT]], sides: Mapping[st
     Returns:
         Pool -> class -> images.
     """
-    pools: Pools[ImageT] = {pool: {} for pool in ("base/train", "base/val", "base/test", "novel/val", "novel/test")}
+    pools: ImagesByPoolAndClass[ImageT] = {
+        pool: {} for pool in ("base/train", "base/val", "base/test", "novel/val", "novel/test")
+    }
     for name, images in classes.items():
         whole = {f"novel/{sides[name]}": images}
         for pool, part in (
@@ -177,12 +181,14 @@ def report_missing_images(context: BuildContext, missing: Sequence[str], what: s
     Raises:
         UserError: The user has not allowed it.
     """
-    named = f"{', '.join(missing[:MAX_LISTED])}{', ...' if len(missing) > MAX_LISTED else ''}"
+    named = f"{', '.join(missing[:MAX_MISSING_LISTED])}{', ...' if len(missing) > MAX_MISSING_LISTED else ''}"
     refused = f"{context.origin} lacks {len(missing):,} {what} ({named}); get the whole"
     context.require_complete_unless_partial(f"{len(missing):,} images are missing: {named}", refused)
 
 
-def check_pool_counts(context: BuildContext, what: str, expected: PoolCounts, pools: Pools[ImageT]) -> None:
+def check_pool_counts(
+    context: BuildContext, what: str, expected: PoolCounts, pools: ImagesByPoolAndClass[ImageT]
+) -> None:
     """Sort each pool's classes, drop those without images, and compare the counts with the published ones.
 
     A base class that one of the base pools lacks is dropped from all of them.
@@ -251,7 +257,7 @@ class ListedImage:
 
 def session_pools(
     what: str, listed: Iterable[ListedImage], images: Mapping[str, Mapping[str, ImageT]], held_out: int, salt: str
-) -> Pools[ImageT]:
+) -> ImagesByPoolAndClass[ImageT]:
     """Divide the images of a session list into pools, in the order of the list.
 
     Args:
@@ -280,7 +286,7 @@ def session_pools(
             raise UserError(f"{what}: image {row.image_key} is {twice}")
         role[row.image_key] = row.is_test_image
         names.setdefault((row.class_name, row.is_test_image), []).append(row.image_key)
-    pools: Pools[ImageT] = {pool: {} for pool in SESSION_POOLS}
+    pools: ImagesByPoolAndClass[ImageT] = {pool: {} for pool in SESSION_POOLS}
     for name, session in sessions.items():
         train, test, present = names.get((name, False), []), names.get((name, True), []), images.get(name, {})
         if session:
@@ -325,6 +331,6 @@ def published_novel_class_order(data: str, classes: Sequence[str]) -> np.ndarray
     if missing := [name for name in novel if name not in classes]:
         raise UserError(
             f"data set {data!r} lacks {len(missing):,} of the {len(novel):,} novel classes of its list "
-            f"({', '.join(missing[:MAX_LISTED])}); prepare it from all images"
+            f"({', '.join(missing[:MAX_MISSING_LISTED])}); prepare it from all images"
         )
     return np.array([classes.index(name) for name in novel], np.int64)

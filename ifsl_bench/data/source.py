@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ifsl_bench.data.pools import ALL_POOLS
+from ifsl_bench.data.pools import ALL_POOL_NAMES
 from ifsl_bench.data.read.archive import FileTree, escape_undecoded_bytes
 from ifsl_bench.data.writer import DatasetWriter
 from ifsl_bench.utils.deprecated import accept_old_names, rename_attributes
@@ -24,11 +24,11 @@ from ifsl_bench.utils.progress import Reporter
 class PoolSize:
     """Classes and images of a pool."""
 
-    classes: int
-    images: int
+    n_classes: int
+    n_images: int
 
     def __str__(self) -> str:
-        return f"{self.classes:,} classes with {self.images:,} images"
+        return f"{self.n_classes:,} classes with {self.n_images:,} images"
 
 
 PoolCounts = Mapping[str, PoolSize]  # by pool
@@ -89,7 +89,7 @@ class BuildContext:
             UserError: They differ, and the user has not allowed it.
         """
         none = PoolSize(0, 0)
-        pairs = [(pool, expected.get(pool, none), counts.get(pool, none)) for pool in ALL_POOLS]
+        pairs = [(pool, expected.get(pool, none), counts.get(pool, none)) for pool in ALL_POOL_NAMES]
         wrong = "; ".join(f"{pool} should have {should} and has {has}" for pool, should, has in pairs if should != has)
         if wrong:
             refused = f"{self.origin} does not give all of {what}: {wrong}. Get the whole"

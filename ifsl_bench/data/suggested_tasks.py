@@ -12,7 +12,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocols.tasks.reference import format_task_file
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE, Side, Task
 from ifsl_bench.protocols.tasks.task_files import parse_tasks
-from ifsl_bench.protocols.tasks.variants import Change, apply_change
+from ifsl_bench.protocols.tasks.variants import TaskChanges, apply_task_changes
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
 
@@ -64,7 +64,7 @@ def check_feasible(
 def _infeasible_reason(dataset: Dataset, task: Task) -> str | None:
     """Return why a task is not feasible, or None."""
     try:
-        check_feasible(task, lambda pool: dataset.pool(pool).starts, lambda pool: dataset.pool(pool).classes)
+        check_feasible(task, lambda pool: dataset.pool(pool).class_starts, lambda pool: dataset.pool(pool).class_names)
     except UserError as error:
         return str(error).partition("; --")[0]  # without the remedy for one side, which may not serve the others
     return None
@@ -77,7 +77,10 @@ def _find_sufficient_options(dataset: Dataset, task: Task) -> str:
     else:  # where sessions name no number of queries, they have as many as a base class has images
         ways, queries = task.sessions.ways, task.sessions.queries or _mean_images_per_class(dataset, "base/test")
     for fewer_ways, fewer_queries in itertools.product(range(ways, 1, -1), range(queries, 0, -1)):
-        if _infeasible_reason(dataset, apply_change(task, Change(ways=fewer_ways, queries=fewer_queries))) is None:
+        if (
+            _infeasible_reason(dataset, apply_task_changes(task, TaskChanges(ways=fewer_ways, queries=fewer_queries)))
+            is None
+        ):
             flags = [f"--ways {fewer_ways}"] * (fewer_ways < ways) + [f"--queries {fewer_queries}"]
             return " ".join(flags)
     return ""
@@ -141,7 +144,7 @@ def make_task_file_text(dataset: Dataset, name: str, content: Mapping[str, Any],
         line = f"two sessions of {WAYS} need {2 * WAYS} classes in novel/test, which has {novel}"
         if ways := novel // 2:
             (task,) = (task for task in parse_tasks(text, name) if task.name == f"{name}-{SHOTS}shot")
-            smaller = apply_change(task, Change(sessions=2, ways=ways))
+            smaller = apply_task_changes(task, TaskChanges(sessions=2, ways=ways))
             options = f"--ways {ways}"
             if _infeasible_reason(dataset, smaller) is not None:
                 found = _find_sufficient_options(dataset, smaller)

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.data.pools import ALL_POOLS, POOLS, SUPPORT_POOL, Dataset, compute_content_fingerprint, open_dataset
+from ifsl_bench.data.pools import (
+    ALL_POOL_NAMES,
+    POOL_NAMES,
+    SUPPORT_POOL_NAME,
+    Dataset,
+    compute_content_fingerprint,
+    open_dataset,
+)
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import sha256_file
 from ifsl_bench.utils.locks import atomic_folder
@@ -124,8 +131,8 @@ class DatasetWriter:
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    if name not in ALL_POOLS:
-        raise UserError(f"no pool is called {name!r}; the pools are {', '.join(ALL_POOLS)}")
+    if name not in ALL_POOL_NAMES:
+        raise UserError(f"no pool is called {name!r}; the pools are {', '.join(ALL_POOL_NAMES)}")
     if not len(labels) or (np.diff(labels) < 0).any() or np.unique(labels).tolist() != list(range(len(classes))):
         raise UserError(f"pool {name}: labels must be 0 to {len(classes) - 1} in order, each at least once")
     if len(set(classes)) != len(classes):
@@ -206,14 +213,14 @@ def build_dataset(
 
 
 def _check_classes(pools: dict[str, dict[str, Any]]) -> None:
-    base = [pools[p]["classes"] for p in POOLS[:3] if p in pools]
+    base = [pools[p]["classes"] for p in POOL_NAMES[:3] if p in pools]
     if any(classes != base[0] for classes in base):
         raise UserError("the base pools must have the same classes in the same order")
-    if SUPPORT_POOL in pools and pools[SUPPORT_POOL]["classes"] != pools.get("novel/test", {}).get("classes"):
-        raise UserError(f"{SUPPORT_POOL} must have the classes of novel/test in the same order")
+    if SUPPORT_POOL_NAME in pools and pools[SUPPORT_POOL_NAME]["classes"] != pools.get("novel/test", {}).get("classes"):
+        raise UserError(f"{SUPPORT_POOL_NAME} must have the classes of novel/test in the same order")
     side_of: dict[str, str] = {}
-    for pool in (name for name in POOLS if name in pools):
-        side = "base" if pool in POOLS[:3] else pool
+    for pool in (name for name in POOL_NAMES if name in pools):
+        side = "base" if pool in POOL_NAMES[:3] else pool
         for name in pools[pool]["classes"]:
             if (earlier := side_of.setdefault(name, side)) != side:
                 raise UserError(f"class {name!r} is in {earlier} and in {side}; the sides must be disjoint")

@@ -22,7 +22,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.display_names import split_off_recipe
 from ifsl_bench.protocols.tasks import task_files
 from ifsl_bench.protocols.tasks.task_limits import MOST_SEEDS
-from ifsl_bench.protocols.tasks.variants import CHANGE_KEYS, Change, TrainingChanges, make_change
+from ifsl_bench.protocols.tasks.variants import TASK_CHANGE_KEYS, TaskChanges, TrainingChanges, make_task_changes
 from ifsl_bench.store.result_folder import CLAIMS_FILE
 from ifsl_bench.utils.errors import UserError, is_printable, unknown_name_error
 from ifsl_bench.utils.toml import convert_tables, parse_toml, read_user_file
@@ -35,7 +35,7 @@ UNMULTIPLIED_FIELDS = [
     ("episodes", int | None, None),
     ("recipe", str | None, None),
     ("calibrate", bool, False),
-    *((name, kind, None) for name, kind in get_type_hints(Change).items()),
+    *((name, kind, None) for name, kind in get_type_hints(TaskChanges).items()),
 ]
 
 
@@ -170,9 +170,9 @@ def _run_configs(run: Any, where: str, folder: Path) -> Iterator[RunConfig]:
             tables[table][key] = value
         plain = tables[""]
         try:
-            TrainingChanges.parse(tables["train"])
-            change = make_change(
-                {key: plain[name] for key, name in zip(CHANGE_KEYS, Change.__struct_fields__, strict=True)}
+            TrainingChanges.parse_values(tables["train"])
+            change = make_task_changes(
+                {key: plain[name] for key, name in zip(TASK_CHANGE_KEYS, TaskChanges.__struct_fields__, strict=True)}
             )
         except UserError as error:
             raise UserError(f"{where}: {error}") from error

@@ -69,7 +69,7 @@ def _make_job_from_result(result: Result, task: Task) -> Job:
         task = with_recipe(task, recipe)
     options, training = (
         resolve_options(method, name, {**meant, **set_options}, task, trials),
-        TrainingChanges.parse(train),
+        TrainingChanges.parse_values(train),
     )
     count = len(result.episodes)
     return Job(MethodRef(name, method), options, task, training, result.seed, count, trials, result.includes_bias)

@@ -64,12 +64,14 @@ WORKER_SHELL_LINE = "export OMP_WAIT_POLICY=PASSIVE"  # before a worker starts i
 class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A cluster that runs, or one to start."""
 
-    scheduler_address: str = ""  # of a scheduler that runs; "" for a cluster to start
+    scheduler_address: str = msgspec.field(
+        name="address", default=""
+    )  # of a scheduler that runs; "" for a cluster to start
     cluster_class_name: Literal[
         "", "LocalCluster", "SLURMCluster", "PBSCluster", "SGECluster", "LSFCluster", "OARCluster", "MoabCluster",
         "HTCondorCluster",
     ] = msgspec.field(name="class", default="")  # fmt: skip
-    cluster_arguments: dict[str, Any] = {}  # of the class
+    cluster_arguments: dict[str, Any] = msgspec.field(name="arguments", default_factory=dict)  # of the class
     security: bool = False  # keys are made for this one cluster; else it has those of Dask's own settings, if any
 
     @property

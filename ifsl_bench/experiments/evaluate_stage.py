@@ -34,7 +34,7 @@ from ifsl_bench.plugin.adapting import Adapting
 from ifsl_bench.plugin.adapting_contract import check_adapting_method_on_probe
 from ifsl_bench.plugin.episode_contract import ContractProbe, check_answer_is_repeated, check_answers, describe_ties
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.protocols.calibration import Bias
+from ifsl_bench.protocols.calibration import ValidationBias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.loader import EvaluationResult, Loader, evaluate_method
@@ -106,7 +106,7 @@ class EvaluationContext:
         )
         return probe, answers
 
-    def find_bias(self, reporter: Reporter) -> Bias | None:
+    def find_bias(self, reporter: Reporter) -> ValidationBias | None:
         """Find the bias that calibrates the method, on the validation episodes that options are chosen on.
 
         None where the protocol does without, and, with a warning, where the data have too few validation classes.
@@ -128,7 +128,7 @@ class EvaluationContext:
         return protocol.find_bias(margins) if margins else None
 
     def evaluate(
-        self, episodes: range, bias: Bias | None, reporter: Reporter, title: str, loader: Loader | None = None
+        self, episodes: range, bias: ValidationBias | None, reporter: Reporter, title: str, loader: Loader | None = None
     ) -> EvaluationResult:
         """Evaluate some of the job's test episodes; margins are not kept, so that memory is for the counts alone.
 
@@ -215,7 +215,7 @@ class EvaluationStage(Stage):
         work: Workspace,
     ) -> Result:
         job, prepared, trained = context.job, context.prepared_task, context.training_record
-        counts, calibrated, choice = evaluated.counts, evaluated.calibrated, context.option_choice_record
+        counts, calibrated, choice = evaluated.counts, evaluated.calibrated_hits, context.option_choice_record
         if self.job.searched_names and self.meta_train_stage is None:
             from ifsl_bench.experiments.search import add_test_hits_of_rivals
 
@@ -247,7 +247,7 @@ class EvaluationStage(Stage):
             training=trained.to_result_entry() if trained else {},
             cost={
                 "parameters": sum(p.numel() for p in context.method.parameters()),
-                "pretraining_seconds": round(backbone.info["seconds"], 3),
+                "pretraining_seconds": round(backbone.training_record["seconds"], 3),
                 "training_seconds": round(trained.seconds, 3) if trained else 0.0,
                 "evaluation_seconds": round(seconds, 3),
                 "episodes_per_second": round(job.n_episodes / seconds, 1),
@@ -266,7 +266,7 @@ class EvaluationStage(Stage):
             transductive=job.method.transductive,
             flags=job.method.flags(job.method_options),
             places={
-                "pretraining": backbone.info["device"],
+                "pretraining": backbone.training_record["device"],
                 **prepared.feature_devices(),
                 **({"meta-training": trained.device_description} if trained and trained.device_description else {}),
                 "evaluation": str(context.device_choice),

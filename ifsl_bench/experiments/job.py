@@ -20,7 +20,14 @@ from ifsl_bench.plugin.method_source import hash_method_source, is_same_method
 from ifsl_bench.plugin.options import is_trainable, list_missing_extras, resolve_options
 from ifsl_bench.plugin.space import LEARNING_RATE_OPTION
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE, MetaTraining, Side, Task
+from ifsl_bench.protocols.tasks.task import (
+    CROSS_ENTROPY_RECIPE,
+    INCLUDED_BACKBONE,
+    NO_BACKBONE,
+    MetaTraining,
+    Side,
+    Task,
+)
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, max_episodes_of_task
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
@@ -171,7 +178,7 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
             calibrate.
     """
     _check_config(config)
-    training, trials, change = TrainingChanges.parse(config.train), config.trials or 0, config.change
+    training, trials, change = TrainingChanges.parse_values(config.train), config.trials or 0, config.change
     methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in config.methods]
     jobs: list[Job] = []
     tasks = dict.fromkeys(itertools.chain.from_iterable(load_tasks(name, change, home) for name in config.tasks))
@@ -182,9 +189,9 @@ def make_jobs(config: RunConfig, home: Paths | None = None) -> list[Job]:
         for seed, (chosen, meant, name) in itertools.product(config.all_seeds, methods):
             options = resolve_options(chosen.method, name, {**meant, **config.options}, task, trials)
             job = Job(chosen, options, task, training, seed, count, trials, config.calibrate)
-            if reason := protocol_of_task(task).refusal_reason(task, chosen.method, job.method_options):
+            if reason := protocol_of_task(task).reason_method_cannot_run(task, chosen.method, job.method_options):
                 raise UserError(f"{job.label} {reason}")
-            if job.input_kind != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
+            if job.input_kind != "features" and task.pretraining.backbone in (NO_BACKBONE, INCLUDED_BACKBONE):
                 raise UserError(f"{job.label} sees {job.input_kind}, and the data of {task.name} are features")
             check_extras(job)
             if training.sessions > 1 and job.is_meta_trained and chosen.method.keeps_supports(job.method_options):
@@ -209,9 +216,9 @@ def with_recipe(task: Task, recipe: str) -> Task:
         UserError: no such recipe, or a backbone that is not trained here.
     """
     reference = find_recipe(recipe).recipe_reference
-    if reference == (task.pretraining.recipe or PLAIN_RECIPE):
+    if reference == (task.pretraining.recipe or CROSS_ENTROPY_RECIPE):
         return task
-    if task.pretraining.backbone in (NO_BACKBONE, INCLUDED):
+    if task.pretraining.backbone in (NO_BACKBONE, INCLUDED_BACKBONE):
         raise UserError(f"--recipe: the data of {task.name} are features, and recipe {recipe} trains on images")
     if is_frozen(task.pretraining):
         raise UserError(f"--recipe: backbone {task.pretraining.backbone} of {task.name} has weights from elsewhere")
@@ -223,8 +230,8 @@ def check_extras(job: Job) -> None:
     if not job.method.needs:
         return
     spec = job.task.pretraining
-    here = spec.backbone not in (NO_BACKBONE, INCLUDED) and not is_frozen(spec)
-    recipe = find_recipe(job.task.recipe_reference or PLAIN_RECIPE)
+    here = spec.backbone not in (NO_BACKBONE, INCLUDED_BACKBONE) and not is_frozen(spec)
+    recipe = find_recipe(job.task.recipe_reference or CROSS_ENTROPY_RECIPE)
     if not (missing := list_missing_extras(job.method, recipe.provided_extras_names if here else ())):
         return
     lacks = f"recipe {recipe.label} does not" if here else f"nothing that {job.task.name} is given does"

@@ -18,7 +18,7 @@ from ifsl_bench.plugin.learn2learn import load_learn2learn
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import load_task
-from ifsl_bench.protocols.tasks.variants import make_change
+from ifsl_bench.protocols.tasks.variants import make_task_changes
 from ifsl_bench.utils.errors import UserError
 
 RowOrder = Literal["interleaved", "support-first"]
@@ -116,7 +116,7 @@ def to_learn2learn(
 
     # Tasks are made on the CPU, so that no worker of a DataLoader touches a GPU.
     work = replace(work or workspace(device="cpu"), device=torch.device("cpu"))
-    prepared = work.open_task(load_task(task, work.home, make_change(change or {})), "linear", int(seed))
+    prepared = work.open_task(load_task(task, work.home, make_task_changes(change or {})), "linear", int(seed))
     prepared.check_digest()
     spec = prepared.task
     places = _row_order(spec, order)

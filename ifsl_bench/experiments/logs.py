@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from ifsl_bench.utils.errors import UserError, escape_controls, format_error, lacks_memory
+from ifsl_bench.utils.errors import UserError, escape_controls, format_error, is_out_of_memory
 from ifsl_bench.utils.files import Paths
 from ifsl_bench.utils.locks import is_process_alive, make_process_name
 from ifsl_bench.utils.progress import LogReporter, ProgressTask, Reporter
@@ -136,7 +136,7 @@ class Log(Reporter):
         self.resumed: list[str] = []
 
     @contextmanager
-    def log_start_of_item(self, key: str, title: str) -> Iterator[None]:
+    def open_log_of_item(self, key: str, title: str) -> Iterator[None]:
         """Open the log of an item while it runs; an interruption is a line of it.
 
         What ends a process at once, as SIGKILL or ``os._exit`` in a method, prints nothing: the next run says so.
@@ -164,7 +164,7 @@ class Log(Reporter):
 
     def log_end_of_item(self, error: Exception | None = None) -> None:
         """Write how the item ended, with the traceback of an unexpected error."""
-        if error and not (isinstance(error, (UserError, OSError)) or lacks_memory(error)):
+        if error and not (isinstance(error, (UserError, OSError)) or is_out_of_memory(error)):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.file.write_line(line)
         self.file.write_line(

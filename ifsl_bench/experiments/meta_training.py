@@ -42,7 +42,7 @@ from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.variants import TrainingChanges
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import quarantine
+from ifsl_bench.utils.files import quarantine_path
 from ifsl_bench.utils.progress import LEARNING_RATE, ProgressTask, Reporter
 from ifsl_bench.utils.threads import limit_threads_in_block, max_busy_threads
 
@@ -154,7 +154,7 @@ class MetaTrainer:
         try:
             here, there = self.info["place"], self._restore_state()
         except CorruptFile as error:
-            aside = quarantine(self.checkpoint_folder)
+            aside = quarantine_path(self.checkpoint_folder)
             self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
             return
         if there is not None:
@@ -235,10 +235,10 @@ class MetaTrainer:
 
     def _train_step(self, step: int, batch: Batch, solves: SolveCounts, read: bool) -> float | None:
         """Take one step and count the failures of its solves; return the loss if it is to be read."""
-        numbers = read or batch.labels.device.type == "cpu"
+        numbers = read or batch.query_labels.device.type == "cpu"
         try:
             if self.training_changes.sessions == 1:
-                answers = [(predict_batch(self.method, self.name_in_errors, batch, numbers), batch.labels)]
+                answers = [(predict_batch(self.method, self.name_in_errors, batch, numbers), batch.query_labels)]
             else:
                 answers = list(
                     predict_by_session(self.method, self.name_in_errors, batch, self.training_changes.sessions, numbers)
@@ -328,7 +328,10 @@ def predict_by_session(
     state: State = None
     (episodes, classes), rows = support.hidden.shape, support.features.shape[1] // sessions
     for t in range(1, sessions + 1):
-        at, met = slice((t - 1) * rows, t * rows), batch.labels < classes + t * method.ways  # [E, Q], equally many each
+        at, met = (
+            slice((t - 1) * rows, t * rows),
+            batch.query_labels < classes + t * method.ways,
+        )  # [E, Q], equally many each
         group = support.labels[:, at] - (t - 1) * method.ways
         session = Support(support.features[:, at], group, support.hidden, support.base_logits[:, at])
         queries = Query(*(part[met].unflatten(0, (episodes, -1)) for part in (query.features, query.base_logits)))
@@ -341,4 +344,4 @@ def predict_by_session(
             check_prediction(name, prediction, batch.masked_base_classes, count, novel)
         else:
             check_shapes(name, prediction, episodes, count, classes + novel)
-        yield prediction, batch.labels[met].unflatten(0, (episodes, -1))
+        yield prediction, batch.query_labels[met].unflatten(0, (episodes, -1))

@@ -155,7 +155,7 @@ class _StoredCost(msgspec.Struct):
 
     cost: dict[str, float]
     provenance: dict[str, Any]
-    device_by_stage: dict[str, str] = {}
+    device_by_stage: dict[str, str] = msgspec.field(name="places", default_factory=dict)
 
 
 def _stored_seconds(job: Job, home: Paths) -> dict[str, tuple[float, str]]:

@@ -16,7 +16,7 @@ from ifsl_bench.data.datasets import is_generated, is_prepared
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks, own_tasks, packaged_task, packaged_tasks
-from ifsl_bench.protocols.tasks.variants import Change, make_change, split_task_name
+from ifsl_bench.protocols.tasks.variants import TaskChanges, make_task_changes, split_task_name
 from ifsl_bench.utils.errors import MAX_LISTED_NAMES, UserError, unknown_name_error
 from ifsl_bench.utils.files import Paths
 
@@ -67,7 +67,7 @@ class RunConfig:
     seeds: int | Sequence[int] | None = None
     episodes: int | None = None
     calibrate: bool = False
-    change: Change = field(default_factory=Change)
+    change: TaskChanges = field(default_factory=TaskChanges)
     place_in_campaign_file: str = ""
     data: Mapping[str, str | Path] = field(default_factory=dict)
     home: str | Path | None = None
@@ -123,7 +123,7 @@ class RunConfig:
             train={**base.train, **self.train},
             calibrate=base.calibrate or self.calibrate,
             recipes=self.recipes or base.recipes,
-            change=make_change({**base.change.parts(), **self.change.parts()}),
+            change=make_task_changes({**base.change.changes_by_key(), **self.change.changes_by_key()}),
             data={**base.data, **self.data},
             results_dir=self.results_dir or base.results_dir,
             **({"trials": base.trials, "episodes": base.episodes} | more),
@@ -224,7 +224,7 @@ def expand_task_names(words: Iterable[str], home: Paths) -> list[str]:
     expanded: list[str] = []
     for name in words:
         plain, change = split_task_name(name)
-        changes = name[len(plain) :] if change.parts() else ""
+        changes = name[len(plain) :] if change.changes_by_key() else ""
         file, _, inside = plain.rpartition(".toml:")
         if plain == ALL_NAMES:
             names: Sequence[str] = [task.name for task in _all_tasks(home) if _has_data(task, home)]

@@ -161,7 +161,7 @@ def run_item(item: WorkItem, work: Workspace, log: Log) -> WorkOutcome:
     """
     stage: Stage | None = None
     failure: Exception | None = None
-    with log.log_start_of_item(item.log_key, item.title):
+    with log.open_log_of_item(item.log_key, item.title):
         try:
             with limit_evaluation_threads():
                 for stage in item.stages:

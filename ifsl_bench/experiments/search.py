@@ -39,13 +39,13 @@ from ifsl_bench.plugin.options import (
     drop_default_values,
 )
 from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, SearchSpace
-from ifsl_bench.protocols.calibration import Bias, bootstrap_episode_counts, find_best_bias
-from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE, EvaluationResult, evaluate_method
+from ifsl_bench.protocols.calibration import ValidationBias, bootstrap_episode_counts, find_best_bias
+from ifsl_bench.protocols.loader import MAX_UNCONVERGED_SHARE, EvaluationResult, evaluate_method
 from ifsl_bench.protocols.metrics import HitCounts
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.store.schema import StoredOptionChoice
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, quarantine
+from ifsl_bench.utils.files import Paths, quarantine_path
 from ifsl_bench.utils.locks import hold_lock, is_locked
 from ifsl_bench.utils.progress import NullReporter, Reporter
 from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
@@ -253,8 +253,8 @@ class TrialRecord:
         episodes: the number of these episodes.
         unconverged: episodes whose inner solve failed.
         diverged: the message of a training that diverged.
-        hits: a count of :class:`ifsl_bench.protocols.metrics.Counts` -> its value in each episode; ``hits`` -> all of
-            each sequence of sessions; empty where training diverged.
+        hits: a count of :class:`ifsl_bench.protocols.metrics.EpisodeHitCounts` -> its value in each episode; ``hits``
+            -> all of each sequence of sessions; empty where training diverged.
         bias: on the novel logits, best on these episodes; None where there is none.
     """
 
@@ -267,8 +267,8 @@ class TrialRecord:
 
     @property
     def failure_reason(self) -> str | None:
-        """The failure of its training, or of more than ``MOST_UNCONVERGED_SHARE`` of its inner solves; else None."""
-        if self.unconverged > MOST_UNCONVERGED_SHARE * self.episodes:
+        """The failure of its training, or of more than ``MAX_UNCONVERGED_SHARE`` of its inner solves; else None."""
+        if self.unconverged > MAX_UNCONVERGED_SHARE * self.episodes:
             return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
         return self.diverged or None
 
@@ -382,7 +382,7 @@ def read_trial(
     except (CorruptFile, ValueError) as error:  # msgspec's ValidationError is a ValueError
         if reporter:
             fault = error if isinstance(error, CorruptFile) else f"{file} is damaged: {error}"
-            reporter.warn(f"{fault}; the setting is tried again, the old file is {quarantine(file)}")
+            reporter.warn(f"{fault}; the setting is tried again, the old file is {quarantine_path(file)}")
         return None
 
 
@@ -466,7 +466,7 @@ class TrialStage(Stage):
         alone = (
             None
             if bias is None
-            else Bias(bias, len(job.task.evaluation.validation_halves[0]), np.empty(0), np.empty(0))
+            else ValidationBias(bias, len(job.task.evaluation.validation_halves[0]), np.empty(0), np.empty(0))
         )
         return evaluate_method(
             method, job.method_name, loader, episodes, work.reporter, title, job.n_episodes, alone

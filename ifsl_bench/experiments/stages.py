@@ -50,7 +50,7 @@ from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.registry import protocol_of_task
 from ifsl_bench.protocols.sampling.draws import derive_seed
 from ifsl_bench.protocols.sampling.episodes import make_training_sampler
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Side, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, NO_BACKBONE, Side, Task
 from ifsl_bench.utils.checkpoint import read_finished_metadata
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths, sha256_json
@@ -188,7 +188,7 @@ class PretrainStage(Stage):
             data: of the task.
             home: where weights are.
         """
-        included = self.task.pretraining.backbone == INCLUDED and bool(data.shape and data.fingerprint)
+        included = self.task.pretraining.backbone == INCLUDED_BACKBONE and bool(data.shape and data.fingerprint)
         if included and not (self.linear_stage or find_packaged_file(home, self.key(home))):
             raise HeadNotIncludedError(self.task)
 
@@ -252,7 +252,11 @@ def list_backbone_stages(job: Job) -> list[Stage]:
     backbone, task = make_pretrain_stage(job), job.task
     stages: list[Stage] = []
     if linear := backbone.linear_stage:
-        stages += [linear] if task.pretraining.backbone == INCLUDED else [linear, FeatureStage(linear, "base/train", 1)]
+        stages += (
+            [linear]
+            if task.pretraining.backbone == INCLUDED_BACKBONE
+            else [linear, FeatureStage(linear, "base/train", 1)]
+        )
     stages.append(backbone)
     if task.pretraining.backbone == NO_BACKBONE:
         return stages
@@ -421,7 +425,7 @@ class MetaTrainStage(Stage):
                 key: value for key, value in job.training_changes.non_default_values().items() if key != "select"
             },
             "task": job.task.name,
-            "pretraining": prepared.pretrained_backbone.key,
+            "pretraining": prepared.pretrained_backbone.pretraining_key,
             "pretraining_sha256": prepared.pretrained_backbone.sha256,
             "seed": job.seed,
             "place": str(place),

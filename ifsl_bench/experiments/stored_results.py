@@ -13,7 +13,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.store import schema
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import Paths, quarantine
+from ifsl_bench.utils.files import Paths, quarantine_path
 from ifsl_bench.utils.locks import hold_lock
 
 
@@ -108,5 +108,5 @@ def backup_outputs(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
             continue
         with hold_lock(path, work.reporter.warn):
             if path.exists():
-                work.reporter.say(f"{artefact}: the old one is kept as {quarantine(path, 'replaced')}")
+                work.reporter.say(f"{artefact}: the old one is kept as {quarantine_path(path, 'replaced')}")
         renewed.add(path)

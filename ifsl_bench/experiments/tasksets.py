@@ -37,7 +37,7 @@ class SideImages(TorchDataset[Any]):
     def __init__(self, dataset: Dataset, names: Sequence[str], convert: Callable[[Tensor], Tensor]) -> None:
         self.source, self.names, self.convert = dataset, tuple(names), convert
         self.pools = pools = [dataset.pool(name) for name in names]
-        self.labels = np.concatenate([pools[0].labels, *(p.labels + len(pools[0].classes) for p in pools[1:])])
+        self.labels = np.concatenate([pools[0].labels, *(p.labels + len(pools[0].class_names) for p in pools[1:])])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self.names, self.convert)
@@ -57,7 +57,7 @@ class SideImages(TorchDataset[Any]):
 
     def indices_by_label(self) -> dict[int, list[int]]:
         """Return the images of each label, as their numbers in this data set."""
-        counts = np.concatenate([np.diff(pool.starts) for pool in self.pools])
+        counts = np.concatenate([np.diff(pool.class_starts) for pool in self.pools])
         rows_of_labels = np.split(np.arange(len(self)), np.cumsum(counts)[:-1])
         return {label: rows.tolist() for label, rows in enumerate(rows_of_labels)}
 

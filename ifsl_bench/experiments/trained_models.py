@@ -12,7 +12,7 @@ import torch
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
-from ifsl_bench.protocols.loader import MOST_UNCONVERGED_SHARE
+from ifsl_bench.protocols.loader import MAX_UNCONVERGED_SHARE
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.serialization import check_value_types
@@ -59,7 +59,7 @@ class TrainingRecord:
         return record | ({"solves": self.solves} if self.solves else {})
 
     def training_remarks(self) -> Iterator[str]:
-        """Yield a line for each fault in the solves of more than ``MOST_UNCONVERGED_SHARE`` of the episodes."""
+        """Yield a line for each fault in the solves of more than ``MAX_UNCONVERGED_SHARE`` of the episodes."""
         kinds = {
             "unconverged": ("episodes", "inner solve did not converge"),
             "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
@@ -67,7 +67,7 @@ class TrainingRecord:
             "adjoint_indefinite": ("adjoint_episodes", "solve stopped at a saddle, where the gradient is no minimum's"),
         }
         for key, (total, what) in kinds.items():
-            if (count := self.solves.get(key, 0)) > MOST_UNCONVERGED_SHARE * self.solves.get(total, 0):
+            if (count := self.solves.get(key, 0)) > MAX_UNCONVERGED_SHARE * self.solves.get(total, 0):
                 yield f"in {count} of {self.solves[total]} episodes of meta-training the {what}"
 
 

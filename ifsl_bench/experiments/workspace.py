@@ -45,7 +45,7 @@ from ifsl_bench.protocols.sampling.episodes import EpisodeSampler, make_training
 from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, Side, Task
 from ifsl_bench.solvers.numba_code_cache import set_cache_folder
 from ifsl_bench.utils.errors import CorruptFile, UserError
-from ifsl_bench.utils.files import Paths, quarantine
+from ifsl_bench.utils.files import Paths, quarantine_path
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
 from ifsl_bench.utils.threads import core_count, limit_evaluation_threads, limit_threads_in_block, max_busy_threads
@@ -226,9 +226,13 @@ class PreparedTask:
             parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENT_NAMES}
             return make_base_classifier(self.pretrained_backbone, ClassMoments(**parts))
         folder = feature_folder(self.work.home, self.pretrained_backbone.features_key, name, self.task)
-        features, pool, mean = self.open_features(name), self.dataset.pool(name), self.pretrained_backbone.mean
+        features, pool, mean = (
+            self.open_features(name),
+            self.dataset.pool(name),
+            self.pretrained_backbone.base_feature_mean,
+        )
         with limit_threads_in_block(host_threads(CPU_DEVICE)):
-            moments = compute_class_moments(folder, features, pool.starts, self.work.reporter)
+            moments = compute_class_moments(folder, features, pool.class_starts, self.work.reporter)
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
             return torch.from_numpy(subtract_feature_mean(np.array(features), mean)), torch.from_numpy(
@@ -245,14 +249,14 @@ class PreparedTask:
             return None
         pretrained, labels = self.pretrained_backbone, self.dataset.pool("base/train").labels.astype(np.int64)
         device, network, shape = next(pretrained.network.parameters()).device, pretrained.network, self.dataset.shape
-        if pretrained.mean is not None:
-            network = CentredNetwork(network, torch.from_numpy(pretrained.mean).float().to(device))
+        if pretrained.base_feature_mean is not None:
+            network = CentredNetwork(network, torch.from_numpy(pretrained.base_feature_mean).float().to(device))
         if stage := parse_seen_stage(self.sees):
             network, shape = LaterStages(network, stage), self.open_features("base/train", 1, stage).shape[1:]
 
         def normalise(rows: torch.Tensor) -> torch.Tensor:
             inputs = rows.unflatten(1, shape)
-            return inputs.float() if stage else pretrained.normalise(inputs.to(device))
+            return inputs.float() if stage else pretrained.normalise_images(inputs.to(device))
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
             return self._load_pixel_rows("base/train", 1), torch.from_numpy(labels)
@@ -277,7 +281,9 @@ class PreparedTask:
         if (name, views, device) not in self._pools:
             features, pool = self.open_features(name, views), self.dataset.pool(name)
             with limit_evaluation_threads():
-                made = make_feature_pool(features, pool, self.base_classifier, device, self.pretrained_backbone.mean)
+                made = make_feature_pool(
+                    features, pool, self.base_classifier, device, self.pretrained_backbone.base_feature_mean
+                )
             if self.sees != "features":
                 made = replace(made, features=self._load_pixel_rows(name, views).to(device))
             self._pools[name, views, device] = made
@@ -312,10 +318,10 @@ class PreparedTask:
         return make_training_sampler(self.task, sessions, self.seed, self._class_starts, device, self._class_names)
 
     def _class_starts(self, pool: str) -> np.ndarray:
-        return self.dataset.pool(pool).starts
+        return self.dataset.pool(pool).class_starts
 
     def _class_names(self, pool: str) -> Sequence[str]:
-        return self.dataset.pool(pool).classes
+        return self.dataset.pool(pool).class_names
 
     @cached_property
     def class_order(self) -> np.ndarray | None:
@@ -394,7 +400,7 @@ class PreparedTask:
         except FileNotFoundError:
             return None
         except CorruptFile as error:
-            aside = quarantine(record)
+            aside = quarantine_path(record)
             self.work.reporter.warn(f"{error}; the digest is recorded again, the old file is {aside}")
             return None
         return str(entries["digest"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MOST_CURVE_POINTS = 51  # of the base-novel curve: quantiles of the validation margins, the ends included
-GRID_QUANTILES = 4096  # biases that are tried for resamples of sequences, which have a million margins
+N_BIAS_GRID_QUANTILES = 4096  # biases that are tried for resamples of sequences, which have a million margins
 RESAMPLE_COUNT = 100  # of the validation episodes: the standard deviation over so many is known to 7%
 
 
@@ -32,22 +32,22 @@ def bootstrap_episode_counts(episodes: int) -> np.ndarray:
 class Margins:
     """The margins of n episodes; NaN where a query is wrong among its own classes already."""
 
-    base: np.ndarray  # [n, Qb] of the base queries
-    novel: np.ndarray  # [n, Qn] of the novel queries
+    base_margins: np.ndarray  # [n, Qb] of the base queries
+    novel_margins: np.ndarray  # [n, Qn] of the novel queries
 
     def joint_hits_with_bias(self, bias: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the base and novel queries right among all classes, [n] each, with a bias on the novel logits."""
         exact = np.array(
             [bias]
         )  # a number would be rounded to the margins' own precision; before NumPy 2 a float64, too
-        return (self.base >= exact).sum(1), (self.novel < exact).sum(1)
+        return (self.base_margins >= exact).sum(1), (self.novel_margins < exact).sum(1)
 
     def doubled_ordered_pairs(self) -> np.ndarray:
         """Return the number of (base, novel) pairs of queries whose base query has the larger margin, times two, [n].
 
         A pair of equal margins counts as half a pair.
         """
-        base, novel = self.base[:, :, None], self.novel[:, None, :]
+        base, novel = self.base_margins[:, :, None], self.novel_margins[:, None, :]
         return (base > novel).sum((1, 2)) + (base >= novel).sum((1, 2))
 
     def hits_by_bias(self, biases: np.ndarray) -> np.ndarray:
@@ -58,7 +58,7 @@ class Margins:
         if not len(biases):
             return np.empty((0, 2), dtype=np.int64)
         sides, first, last = [], biases[:1], biases[-1:]  # as arrays, see above
-        for part in (self.base, self.novel):
+        for part in (self.base_margins, self.novel_margins):
             between = part[(part >= first) & (part < last)]
             below = np.searchsorted(biases, between, side="right")  # how many biases are t or less
             sides.append(np.bincount(below, minlength=len(biases) + 1))
@@ -69,7 +69,7 @@ class Margins:
 
     def finite_margins(self) -> np.ndarray:
         """Return all margins that a bias can reach."""
-        values = np.concatenate([self.base.ravel(), self.novel.ravel()])
+        values = np.concatenate([self.base_margins.ravel(), self.novel_margins.ravel()])
         return values[np.isfinite(values)]
 
 
@@ -82,7 +82,7 @@ def find_best_bias(margins: Margins) -> float:
     classes always or with novel classes always, counts up to the lowest or the highest margin: the bias is never
     further out than is needed. Without any margin it is 0.
     """
-    return float(find_best_bias_by_resample(margins, np.ones((1, len(margins.base)), dtype=int))[0])
+    return float(find_best_bias_by_resample(margins, np.ones((1, len(margins.base_margins)), dtype=int))[0])
 
 
 def find_best_bias_by_resample(margins: Margins, times: np.ndarray) -> np.ndarray:
@@ -94,7 +94,9 @@ def find_best_bias_by_resample(margins: Margins, times: np.ndarray) -> np.ndarra
     """
     at, inverse = np.unique(margins.finite_margins(), return_inverse=True)  # [M]
     biases = np.zeros(len(times))
-    episodes = [np.nonzero(np.isfinite(part))[0] for part in (margins.base, margins.novel)]  # of each finite margin
+    episodes = [
+        np.nonzero(np.isfinite(part))[0] for part in (margins.base_margins, margins.novel_margins)
+    ]  # of each finite margin
     places = np.split(inverse, [len(episodes[0])])
     for sample, often in enumerate(times):
         # Interval i is (at[i - 1], at[i]]: base queries from at[i] on are right, and novel ones below, up to at[i - 1].
@@ -107,7 +109,7 @@ def find_best_bias_by_resample(margins: Margins, times: np.ndarray) -> np.ndarra
 
 
 def find_best_grid_bias_by_resample(margins: Margins, times: np.ndarray) -> np.ndarray:
-    """Return the best bias of each of m samples among :data:`GRID_QUANTILES` quantiles of the margins, [m].
+    """Return the best bias of each of m samples among :data:`N_BIAS_GRID_QUANTILES` quantiles of the margins, [m].
 
     It works as :func:`find_best_bias_by_resample`, in less time where margins are many.
 
@@ -115,10 +117,10 @@ def find_best_grid_bias_by_resample(margins: Margins, times: np.ndarray) -> np.n
         margins: of the n episodes.
         times: [m, n] how often an episode is in a sample.
     """
-    at = np.unique(np.quantile(margins.finite_margins().astype(np.float64), np.linspace(0, 1, GRID_QUANTILES)))
-    episodes, intervals = len(margins.base), len(at) + 1
+    at = np.unique(np.quantile(margins.finite_margins().astype(np.float64), np.linspace(0, 1, N_BIAS_GRID_QUANTILES)))
+    episodes, intervals = len(margins.base_margins), len(at) + 1
     sides = []
-    for part in (margins.base, margins.novel):
+    for part in (margins.base_margins, margins.novel_margins):
         episode, query = np.nonzero(np.isfinite(part))
         below = np.searchsorted(at, part[episode, query], side="right")  # how many of these biases are t or less
         sides.append(np.bincount(episode * intervals + below, minlength=episodes * intervals))
@@ -161,7 +163,7 @@ class CalibratedHits:
     """Hits in n test episodes with a bias found on validation episodes.
 
     Attributes:
-        bias: added to all novel logits.
+        bias_on_novel_logits: added to all novel logits.
         n_validation_episodes: how many it was found on.
         base_joint: [n] base queries right among all classes, with it.
         novel_joint: [n] novel queries right among all classes, with it.
@@ -172,7 +174,7 @@ class CalibratedHits:
             after each of T sessions, [RESAMPLES, 2, T].
     """
 
-    bias: float
+    bias_on_novel_logits: float
     n_validation_episodes: int
     base_joint: np.ndarray
     novel_joint: np.ndarray
@@ -181,10 +183,10 @@ class CalibratedHits:
 
 
 @dataclass(frozen=True)
-class Bias:
+class ValidationBias:
     """A bias found on validation episodes."""
 
-    value: float  # to be added to all novel logits
+    bias_on_novel_logits: float  # to be added to all novel logits
     n_validation_episodes: int  # how many it was found on
     curve_biases: np.ndarray  # [m] biases for the base-novel curve, ascending
     best_bias_by_resample: np.ndarray  # [RESAMPLES] the biases that are best on each resample of these episodes
@@ -192,8 +194,10 @@ class Bias:
     def apply_to_episodes(self, test: Margins) -> CalibratedHits:
         """Count the hits of test episodes with this bias."""
         curve = np.concatenate([self.curve_biases[:, None], test.hits_by_bias(self.curve_biases)], 1)
-        joint = test.joint_hits_with_bias(self.value)
-        return CalibratedHits(self.value, self.n_validation_episodes, *joint, curve, self.count_hits_by_resample(test))
+        joint = test.joint_hits_with_bias(self.bias_on_novel_logits)
+        return CalibratedHits(
+            self.bias_on_novel_logits, self.n_validation_episodes, *joint, curve, self.count_hits_by_resample(test)
+        )
 
     def apply_to_sequences(self, test: Margins, sessions: int) -> CalibratedHits:
         """Return the resampled hits of sequences after each session; other hits are counted elsewhere.
@@ -203,9 +207,11 @@ class Bias:
             sessions: T.
         """
         none = np.empty(0, np.int64)
-        parts = [part.reshape(len(part), sessions, -1) for part in (test.base, test.novel)]
+        parts = [part.reshape(len(part), sessions, -1) for part in (test.base_margins, test.novel_margins)]
         after = [self.count_hits_by_resample(Margins(*(part[:, t] for part in parts))) for t in range(sessions)]
-        return CalibratedHits(self.value, self.n_validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2))
+        return CalibratedHits(
+            self.bias_on_novel_logits, self.n_validation_episodes, none, none, np.empty((0, 3)), np.stack(after, 2)
+        )
 
     def count_hits_by_resample(self, test: Margins) -> np.ndarray:
         """Return the base and novel queries right with each of ``resampled``, over all test episodes, [m, 2]."""
@@ -215,24 +221,26 @@ class Bias:
         return hits
 
 
-def find_bias(validation: Margins, sequences: bool = False) -> Bias:
+def find_bias(validation: Margins, sequences: bool = False) -> ValidationBias:
     """Return the bias that is best on validation episodes.
 
     Args:
         validation: margins of the validation episodes.
         sequences: whether these are sequences of sessions, which have no curve.
     """
-    episodes = len(validation.base)
+    episodes = len(validation.base_margins)
     times, value = bootstrap_episode_counts(episodes), find_best_bias(validation)
     if sequences:
-        many = len(validation.finite_margins()) > GRID_QUANTILES
-        return Bias(
+        many = len(validation.finite_margins()) > N_BIAS_GRID_QUANTILES
+        return ValidationBias(
             value,
             episodes,
             np.empty(0),
             (find_best_grid_bias_by_resample if many else find_best_bias_by_resample)(validation, times),
         )
-    return Bias(value, episodes, choose_curve_biases(validation), find_best_bias_by_resample(validation, times))
+    return ValidationBias(
+        value, episodes, choose_curve_biases(validation), find_best_bias_by_resample(validation, times)
+    )
 
 
 def join_calibrated_hits(parts: Sequence[CalibratedHits]) -> CalibratedHits:
@@ -241,4 +249,4 @@ def join_calibrated_hits(parts: Sequence[CalibratedHits]) -> CalibratedHits:
     curve = parts[0].hits_by_curve_bias.copy()
     curve[:, 1:] = sum(part.hits_by_curve_bias[:, 1:] for part in parts)
     resampled = np.sum([part.hits_by_resample for part in parts], axis=0)
-    return CalibratedHits(parts[0].bias, parts[0].n_validation_episodes, base, novel, curve, resampled)
+    return CalibratedHits(parts[0].bias_on_novel_logits, parts[0].n_validation_episodes, base, novel, curve, resampled)

@@ -25,10 +25,10 @@ from ifsl_bench.plugin.method import (
     masked_logits,
     predict_with_method,
 )
-from ifsl_bench.protocols.calibration import Bias, Margins
+from ifsl_bench.protocols.calibration import Margins, ValidationBias
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, PoolHits
 from ifsl_bench.protocols.loader import Batch, BatchEvaluator, EvaluationResult, Loader
-from ifsl_bench.protocols.metrics import COUNTS, Counts
+from ifsl_bench.protocols.metrics import EPISODE_COUNT_NAMES, EpisodeHitCounts
 from ifsl_bench.protocols.sampling.episodes import EpisodeIndices, EpisodeSampler
 from ifsl_bench.solvers.numba_code_cache import kernels_loaded
 
@@ -42,7 +42,7 @@ def predict_batch(method: Method, name: str, batch: Batch, numbers: bool = True)
         batch: of episodes.
         numbers: whether its logits are looked at too, for which an accelerator has to be waited for.
     """
-    episodes, queries = batch.labels.shape
+    episodes, queries = batch.query_labels.shape
     prediction = predict_with_method(method, name, batch.support, batch.query)
     if numbers:
         return check_prediction(name, prediction, batch.masked_base_classes, queries, method.ways)
@@ -82,11 +82,13 @@ class EpisodeLoader(Loader):
     def load_first_episodes(self, count: int) -> Batch:
         return self.load_batch(0, count)
 
-    def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
+    def make_evaluator(
+        self, method: Method, name: str, bias: ValidationBias | None, keep_margins: bool
+    ) -> BatchEvaluator:
         return partial(self._evaluate, name, bias, keep_margins)
 
     def _evaluate(
-        self, name: str, bias: Bias | None, keep_margins: bool, method: Method, batch: Batch, asked: slice
+        self, name: str, bias: ValidationBias | None, keep_margins: bool, method: Method, batch: Batch, asked: slice
     ) -> EvaluationResult:
         """Evaluate those episodes of a block that are asked for."""
         spec = self.sampler.shape
@@ -94,12 +96,14 @@ class EpisodeLoader(Loader):
         if self.image_tally is not None:
             self._tally_image_hits(self.image_tally, batch, outcome, asked, bias)
         arrays = {key: value[asked] for key, value in outcome.counts.items()}
-        counts = Counts(**arrays, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
+        counts = EpisodeHitCounts(
+            **arrays, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries
+        )
         # A view would keep its batch.
         statistics = {key: value[asked].copy() for key, value in outcome.statistics.items()}
         if outcome.margins is None or outcome.doubled_ordered_pairs is None:
             return EvaluationResult(counts, statistics)
-        margins = Margins(outcome.margins.base[asked], outcome.margins.novel[asked])
+        margins = Margins(outcome.margins.base_margins[asked], outcome.margins.novel_margins[asked])
         counts = replace(counts, pairs=outcome.doubled_ordered_pairs[asked])
         if bias is None:
             return EvaluationResult(counts, statistics, margins if keep_margins else None)
@@ -108,7 +112,7 @@ class EpisodeLoader(Loader):
         return EvaluationResult(counts, statistics, None, biased)
 
     def _tally_image_hits(
-        self, tally: ImageTally, batch: Batch, outcome: EpisodeHits, asked: slice, bias: Bias | None
+        self, tally: ImageTally, batch: Batch, outcome: EpisodeHits, asked: slice, bias: ValidationBias | None
     ) -> None:
         """Count the queries of each image and its hits, apart in even and odd episodes."""
         assert batch.query_images is not None
@@ -120,7 +124,7 @@ class EpisodeLoader(Loader):
             flags = {"asked": np.ones_like(places, bool), "joint": joint[of_pool], "alone": alone[of_pool]}
             if bias is not None and outcome.margins is not None:
                 margins: np.ndarray = getattr(outcome.margins, name)[asked].reshape(-1)
-                exact = np.array([bias.value])  # see Margins.joint_hits_with_bias
+                exact = np.array([bias.bias_on_novel_logits])  # see Margins.joint_hits_with_bias
                 flags["calibrated"] = margins < exact if name == "novel" else margins >= exact
             for what, which in flags.items():
                 tally.add_counts_at_places(f"{name} {what}", 2 * pool.n_images, places[which])
@@ -137,7 +141,7 @@ class EpisodeLoader(Loader):
             if biased:
                 sums["joint"] = sums["calibrated"]
             if asked.any():
-                pools[name] = PoolHits(np.diff(pool.starts), 1, asked, sums)
+                pools[name] = PoolHits(np.diff(pool.class_starts), 1, asked, sums)
         return ImageHits(pools, right_counts_are_shares=False).group_to_fit_result_file()
 
     def predict_joint_label_batches(
@@ -148,7 +152,7 @@ class EpisodeLoader(Loader):
             answer = masked_logits(predict_batch(method, name, batch), batch.masked_base_classes).argmax(-1)  # [E, Q]
             yield (
                 drawn.episode_numbers.unsqueeze(1),
-                batch.labels,
+                batch.query_labels,
                 answer,
                 drawn.classes,
                 torch.ones_like(batch.query_is_novel),
@@ -215,7 +219,7 @@ class EpisodeLoader(Loader):
         second = np.ones(rows.shape, np.bool_) if novel is None else novel.contiguous().numpy()
         run_kernel_in_threads(gather_episodes, len(out), 1, at, second, theirs.numpy(), ours.numpy(), out, there)
         if not there.all():
-            raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
+            raise IndexError(f"rows of episodes lie beyond the pools {self.novel.pool_name} and {self.base.pool_name}")
         return torch.from_numpy(out)
 
     def _gather_queries(self, rows: Tensor, name: str, base_at: Tensor, novel_at: Tensor) -> Tensor:
@@ -300,7 +304,10 @@ def count_episode_hits(name: str, prediction: Prediction, batch: Batch, base_que
     )
     counts, statistics, margins, pairs, right, bad = count(prediction, batch, base_queries)
     check_finite(name, int(bad.sum()), len(batch))
-    by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
+    by_name = (
+        dict(zip(EPISODE_COUNT_NAMES, counts, strict=True)),
+        dict(zip(prediction.statistics, statistics, strict=True)),
+    )
     return EpisodeHits(*by_name, margins, pairs, right) if base_queries else EpisodeHits(*by_name, None, None, right)
 
 
@@ -312,7 +319,7 @@ def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) ->
     from ifsl_bench.solvers.numba_backend import run_kernel
     from ifsl_bench.solvers.numba_episodes import count_hits as count_hits
 
-    inputs = (prediction.logits, batch.masked_base_classes, batch.labels, batch.query_is_novel)
+    inputs = (prediction.logits, batch.masked_base_classes, batch.query_labels, batch.query_is_novel)
     logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)
     episodes, queries = labels.shape
     if (np.count_nonzero(novel, 1) != queries - base_queries).any():  # for the kernel would write elsewhere
@@ -320,7 +327,20 @@ def _count_by_kernel(prediction: Prediction, batch: Batch, base_queries: int) ->
     counts, pairs = np.empty((4, episodes), np.int64), np.empty(episodes, np.int64)
     margins = (np.empty((episodes, size), np.float32) for size in (base_queries, queries - base_queries))
     both, bad, right = Margins(*margins), np.empty(episodes, np.bool_), np.empty((2, *labels.shape), np.bool_)
-    run_kernel(count_hits, episodes, logits, masked, labels, novel, counts, both.base, both.novel, pairs, bad, right)
+    run_kernel(
+        count_hits,
+        episodes,
+        logits,
+        masked,
+        labels,
+        novel,
+        counts,
+        both.base_margins,
+        both.novel_margins,
+        pairs,
+        bad,
+        right,
+    )
     return [*counts], copy_tensors_to_numpy([*prediction.statistics.values()]), both, pairs, right, bad
 
 
@@ -333,7 +353,7 @@ def _count_in_torch(prediction: Prediction, batch: Batch, base_queries: int) -> 
     logits = masked_logits(prediction, batch.masked_base_classes)  # [E, Q, K + N]
     base, base_at = logits[..., :classes].max(-1)  # [E, Q]
     novel, novel_at = logits[..., classes:].max(-1)
-    alone = torch.where(batch.query_is_novel, novel_at + classes, base_at) == batch.labels
+    alone = torch.where(batch.query_is_novel, novel_at + classes, base_at) == batch.query_labels
     joint = alone & torch.where(batch.query_is_novel, novel > base, base >= novel)
     counts = [
         (right & of_side).sum(1)

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
-from ifsl_bench.protocols.metrics import BALANCE_METRICS, COUNTS, METRICS, OPTIONAL_COUNTS, Counts
+from ifsl_bench.protocols.metrics import (
+    BALANCE_METRIC_NAMES,
+    EPISODE_COUNT_NAMES,
+    EPISODE_METRIC_NAMES,
+    OPTIONAL_EPISODE_COUNT_NAMES,
+    EpisodeHitCounts,
+)
 from ifsl_bench.protocols.protocol import (
-    Feature,
+    FigureOrTableName,
     HitCount,
     MetricColumn,
     Protocol,
@@ -42,13 +48,13 @@ METRIC_COLUMNS = (
 
 
 class EpisodeCounts(StoredCounts, frozen=True):
-    """Integer counts of each episode; see :class:`ifsl_bench.protocols.metrics.Counts`.
+    """Integer counts of each episode; see :class:`ifsl_bench.protocols.metrics.EpisodeHitCounts`.
 
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
     What is missing, in regular few-shot learning or without validation episodes, is an empty list.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *OPTIONAL_COUNTS)
+    COLUMNS: ClassVar[tuple[str, ...]] = (*EPISODE_COUNT_NAMES, "classes", *OPTIONAL_EPISODE_COUNT_NAMES)
     SHAPE_FIELDS: ClassVar[tuple[str, ...]] = ("base_queries", "novel_queries")
     MARKER_FIELD: ClassVar[str] = "base_joint"
 
@@ -71,11 +77,11 @@ class EpisodeCounts(StoredCounts, frozen=True):
     def __len__(self) -> int:
         return self.column_length("base_joint")
 
-    def to_hit_counts(self) -> Counts:
+    def to_hit_counts(self) -> EpisodeHitCounts:
         """Return the counts as arrays."""
-        names = [*COUNTS, *(name for name in OPTIONAL_COUNTS if self.column_length(name))]
+        names = [*EPISODE_COUNT_NAMES, *(name for name in OPTIONAL_EPISODE_COUNT_NAMES if self.column_length(name))]
         arrays = {name: self.read_column(name) for name in names}
-        return Counts(**arrays, base_queries=self.base_queries, novel_queries=self.novel_queries)
+        return EpisodeHitCounts(**arrays, base_queries=self.base_queries, novel_queries=self.novel_queries)
 
 
 class Episodes(Protocol):
@@ -86,14 +92,16 @@ class Episodes(Protocol):
     """
 
     name: ClassVar[str] = "episodes"
-    full_table_metrics = (*METRICS, *BALANCE_METRICS)
-    data_only_metrics = BALANCE_METRICS
+    full_table_metrics = (*EPISODE_METRIC_NAMES, *BALANCE_METRIC_NAMES)
+    data_only_metrics = BALANCE_METRIC_NAMES
     metric_columns = METRIC_COLUMNS
     stored_counts_type = EpisodeCounts
 
     def __init__(self, with_base: bool) -> None:
-        self.metrics, self.optional_metrics = (METRICS, BALANCE_METRICS) if with_base else (METRICS[:1], ())
-        both: tuple[Feature, ...] = ("episode", "choices")
+        self.metrics, self.optional_metrics = (
+            (EPISODE_METRIC_NAMES, BALANCE_METRIC_NAMES) if with_base else (EPISODE_METRIC_NAMES[:1], ())
+        )
+        both: tuple[FigureOrTableName, ...] = ("episode", "choices")
         self.figures_and_tables = frozenset((*both, "tradeoff") if with_base else both)
 
     def describe_drawn_items(self, task: Task) -> tuple[str, str]:
@@ -113,7 +121,7 @@ class Episodes(Protocol):
         shape = {"base_queries": spec.base_queries, "novel_queries": spec.ways * spec.novel_queries}
         return shape, count * spec.ways
 
-    def find_contradictions(self, counts: Counts, result: Any) -> Iterator[str]:
+    def find_contradictions(self, counts: EpisodeHitCounts, result: Any) -> Iterator[str]:
         yield from _hit_count_faults(counts)
         yield from find_class_draw_faults(result.episodes.read_column("classes"), len(counts))
         yield from (f"calibration {reason}" for reason in _calibration_faults(counts, result.calibration))
@@ -122,7 +130,7 @@ class Episodes(Protocol):
             reasons = _option_choice_faults(counts, result.choice, settings, result.includes_bias)
             yield from (f"choice {reason}" for reason in reasons)
 
-    def resampled_counts(self, counts: Counts, calibration: Any, choice: Any) -> Counts | None:
+    def resampled_counts(self, counts: EpisodeHitCounts, calibration: Any, choice: Any) -> EpisodeHitCounts | None:
         """Return a result's hits over all test episodes with what each resample would have chosen.
 
         Pairs are multiplied by the number of episodes, as their share of all pairs is made of two sums.
@@ -149,7 +157,7 @@ class Episodes(Protocol):
         if "pairs" in sums:
             sums["pairs"] = n * sums["pairs"]
         whole = {name: np.round(values) for name, values in zip(sums, np.broadcast_arrays(*sums.values()), strict=True)}
-        return Counts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)
+        return EpisodeHitCounts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)
 
 
 EPISODES_PROTOCOL, REGULAR_PROTOCOL = Episodes(with_base=True), Episodes(with_base=False)
@@ -170,12 +178,12 @@ def mean_hit_gains(choice: Any, count: str) -> np.ndarray:
     return differences
 
 
-def _hit_count_faults(counts: Counts) -> Iterator[str]:
+def _hit_count_faults(counts: EpisodeHitCounts) -> Iterator[str]:
     """Yield why no method has these counts."""
     n, base, novel = len(counts), counts.base_queries, counts.novel_queries
     if novel < 1:
         yield "an episode has no novel queries"
-    for name in COUNTS:
+    for name in EPISODE_COUNT_NAMES:
         values, limit = getattr(counts, name), base if name.startswith("base") else novel
         if len(values) != n or n < 2:
             yield f"episodes.{name} has {len(values)} entries, episodes.base_joint has {n}; at least 2 are needed"
@@ -186,7 +194,7 @@ def _hit_count_faults(counts: Counts) -> Iterator[str]:
     if not base and (counts.novel_joint != counts.novel_alone).any():
         yield "joint hits differ from hits alone though the episodes have no base classes"
     limits = (2 * counts.base_alone * counts.novel_alone, counts.base_alone, counts.novel_alone)
-    for name, most in zip(OPTIONAL_COUNTS, limits, strict=True):
+    for name, most in zip(OPTIONAL_EPISODE_COUNT_NAMES, limits, strict=True):
         if (values := getattr(counts, name)) is None:
             continue
         if not base:
@@ -209,7 +217,7 @@ def _hit_count_faults(counts: Counts) -> Iterator[str]:
         yield "episodes.pairs has fewer than the joint hits of an episode make"
 
 
-def _calibration_faults(counts: Counts, calibration: Any) -> Iterator[str]:
+def _calibration_faults(counts: EpisodeHitCounts, calibration: Any) -> Iterator[str]:
     """Yield why no method has these hits at these biases on the novel logits."""
     base, novel = counts.calibrated_base, counts.calibrated_novel
     if calibration is None or base is None or novel is None:
@@ -240,12 +248,14 @@ def _calibration_faults(counts: Counts, calibration: Any) -> Iterator[str]:
         yield "has more hits than there are alone"
 
 
-def _option_choice_faults(counts: Counts, choice: Any, settings: int, calibrated: bool) -> Iterator[str]:
+def _option_choice_faults(counts: EpisodeHitCounts, choice: Any, settings: int, calibrated: bool) -> Iterator[str]:
     """Yield why one of this number of settings was not chosen like this, for a result with these counts."""
     if max(choice.chosen, *choice.winners, *choice.rivals) >= settings:
         yield f"has a place that none of {settings} settings has"
     for hits, count in ((choice.hits, settings), (choice.test_hits, 1 + len(choice.rivals))):
-        if hits.keys() - {*COUNTS, *OPTIONAL_COUNTS} or any(len(each) != count for each in hits.values()):
+        if hits.keys() - {*EPISODE_COUNT_NAMES, *OPTIONAL_EPISODE_COUNT_NAMES} or any(
+            len(each) != count for each in hits.values()
+        ):
             yield f"has hits of something else, or of other than {count} settings"
     if not bool(choice.rivals) <= choice.test_episodes <= len(counts):
         yield f"has {choice.test_episodes:,} test episodes, the result {len(counts):,}"

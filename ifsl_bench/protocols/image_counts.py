@@ -1,8 +1,8 @@
 """Hits of single test images, which the uncertainty over other test images is computed from. Imports no torch.
 
 The queries of a task are drawn again and again from the same images. How well a method does on each image is stored
-beside the counts of episodes or sequences, in at most :data:`MOST_CHARACTERS` of a result file: where there are too
-many images for that, 2, 4, 8, ... neighbouring images of a class are counted together.
+beside the counts of episodes or sequences, in at most :data:`MAX_STORED_CHARACTERS` of a result file: where there are
+too many images for that, 2, 4, 8, ... neighbouring images of a class are counted together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from ifsl_bench.utils.serialization import pack_array
 
-MOST_CHARACTERS = 9_500  # of packed arrays; with names and quotes 10 KB of a result file
+MAX_STORED_CHARACTERS = 9_500  # of packed arrays; with names and quotes 10 KB of a result file
 SHARE_LEVELS = 255  # of stored shares
 
 
@@ -145,14 +145,14 @@ class ImageHits:
         return ImageHits({**self.pools, name: pool}, self.right_counts_are_shares)
 
     def group_to_fit_result_file(self) -> ImageHits:
-        """Return these hits with images grouped as little as :data:`MOST_CHARACTERS` allow."""
+        """Return these hits with images grouped as little as :data:`MAX_STORED_CHARACTERS` allow."""
         pools, lengths = dict(self.pools), {}
         while True:
             for name, pool in pools.items():
                 if name not in lengths:
                     lengths[name] = sum(map(len, pool.packed_arrays.values()))
             largest = max(lengths, key=lambda name: lengths[name])
-            if sum(lengths.values()) <= MOST_CHARACTERS or pools[largest].groups_per_class.max() == 1:
+            if sum(lengths.values()) <= MAX_STORED_CHARACTERS or pools[largest].groups_per_class.max() == 1:
                 return ImageHits(pools, self.right_counts_are_shares)
             pools[largest] = pools[largest].merge_neighbouring_groups(self.right_counts_are_shares)
             del lengths[largest]
@@ -164,7 +164,8 @@ def make_session_image_hits(
     """Return the shares of the queries of each image that are right, in sequences of T sessions.
 
     In the average accuracy a query after session t has the weight of one over all queries after it, and in gAcc the
-    weight that :func:`ifsl_bench.protocols.session_metrics._generalized_accuracy` gives to its class. Each share is a
+    weight that :func:`ifsl_bench.protocols.session_metrics._generalized_accuracy_after_sessions` gives to its class.
+    Each share is a
     mean with these weights over sequences and sessions: ``acc`` and ``gacc``; ``first`` is of session 0, ``last`` of
     session T, and ``calibrated`` is ``acc`` with the bias.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from ifsl_bench.backbones.device import free_device_memory_bytes
 from ifsl_bench.plugin.method import Method, Query, Support
 from ifsl_bench.protocols import calibration
-from ifsl_bench.protocols.calibration import Bias, CalibratedHits, Margins
+from ifsl_bench.protocols.calibration import CalibratedHits, Margins, ValidationBias
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally
 from ifsl_bench.protocols.metrics import HitCounts, mean_with_interval
 from ifsl_bench.utils.progress import Reporter
@@ -34,14 +34,37 @@ from ifsl_bench.utils.threads import (
 EPISODE_BLOCK_BYTES = 1 << 25  # on the CPU, where more at once are no faster: features and logits of a block
 SEQUENCE_BLOCK_BYTES = 51 << 20  # likewise, of sequences: they take more small steps
 # Episodes at once.
-BLOCK_SIZES = (10_000, 5000, 2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)
-MOST_EPISODES_ON_CPU = 1000  # episodes at once
-PEAK_FACTOR = 4  # times as much as that a method takes at its peak
-MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
+POSSIBLE_BLOCK_SIZES = (
+    10_000,
+    5000,
+    2000,
+    1000,
+    500,
+    400,
+    250,
+    200,
+    125,
+    100,
+    80,
+    50,
+    40,
+    25,
+    20,
+    16,
+    10,
+    8,
+    5,
+    4,
+    2,
+    1,
+)
+MAX_BLOCK_EPISODES_ON_CPU = 1000  # episodes at once
+PEAK_MEMORY_FACTOR = 4  # times as much as that a method takes at its peak
+MAX_BLOCKS_IN_PARALLEL = 4  # that take a block each: Python's own part of the work is done by one at a time
 FREE_MEMORY_SHARE = (
     1 / 8
 )  # of an accelerator's free memory: features and logits; the methods' peaks are about twice as much
-MOST_UNCONVERGED_SHARE = 0.001  # share of episodes above which a run says that solves failed
+MAX_UNCONVERGED_SHARE = 0.001  # share of episodes above which a run says that solves failed
 
 
 @dataclass(frozen=True)
@@ -50,16 +73,16 @@ class EvaluationResult:
 
     Attributes:
         counts: hits; with the hits of a bias, where one was given.
-        statistics: the method's own numbers, name -> [n].
+        method_statistics: the method's own numbers, name -> [n].
         margins: of the queries, four bytes each; None in regular few-shot learning, where a bias was given, and where
             they are not kept.
-        calibrated: the hits with the bias that was given.
+        calibrated_hits: the hits with the bias that was given.
     """
 
     counts: HitCounts
-    statistics: dict[str, np.ndarray]
+    method_statistics: dict[str, np.ndarray]
     margins: Margins | None = None
-    calibrated: CalibratedHits | None = None
+    calibrated_hits: CalibratedHits | None = None
 
     @property
     def accuracy(self) -> float:
@@ -69,16 +92,16 @@ class EvaluationResult:
     @property
     def n_unconverged_episodes(self) -> int:
         """Episodes whose inner solve did not converge, or ended at NaN."""
-        return int(np.count_nonzero(self.statistics.get("solver_unconverged", 0)))
+        return int(np.count_nonzero(self.method_statistics.get("solver_unconverged", 0)))
 
     def convergence_remarks(self) -> Iterator[str]:
-        """Yield a line where more than ``MOST_UNCONVERGED_SHARE`` of the inner solves did not converge."""
-        if self.n_unconverged_episodes > MOST_UNCONVERGED_SHARE * len(self.counts):
+        """Yield a line where more than ``MAX_UNCONVERGED_SHARE`` of the inner solves did not converge."""
+        if self.n_unconverged_episodes > MAX_UNCONVERGED_SHARE * len(self.counts):
             yield f"the inner solve of {self.n_unconverged_episodes} of {len(self.counts)} episodes did not converge"
 
     def describe_statistics(self) -> dict[str, dict[str, float]]:
         """Return for each statistic mean, maximum and sum over finite values, and the number of others."""
-        return {name: _summarise_finite_values(values) for name, values in self.statistics.items()}
+        return {name: _summarise_finite_values(values) for name, values in self.method_statistics.items()}
 
 
 def _summarise_finite_values(values: np.ndarray) -> dict[str, float]:
@@ -99,10 +122,10 @@ def join_evaluation_results(parts: Sequence[EvaluationResult]) -> EvaluationResu
     counts: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
     statistics: dict[str, list[np.ndarray]] = {}
     for part in parts:
-        for name, values in part.statistics.items():
+        for name, values in part.method_statistics.items():
             statistics.setdefault(name, []).append(values)
     margins = [part.margins for part in parts if part.margins is not None]
-    calibrated = [part.calibrated for part in parts if part.calibrated is not None]
+    calibrated = [part.calibrated_hits for part in parts if part.calibrated_hits is not None]
     return EvaluationResult(
         replace(first.counts, **counts),  # type: ignore[type-var]
         {name: np.concatenate(values) for name, values in statistics.items()},
@@ -121,7 +144,7 @@ class Batch:
     """E episodes: the method sees ``support`` and ``query``; the labels stay with the harness.
 
     Attributes:
-        labels: [E, Q] joint labels.
+        query_labels: [E, Q] joint labels.
         query_is_novel: [E, Q] bool, which queries are of a novel class.
         includes_base_classes: whether base classes are in the softmax; not in regular few-shot learning.
         query_images: [E, Q] the queries' images in their pools; None for queries that are not counted by image.
@@ -130,7 +153,7 @@ class Batch:
 
     support: Support
     query: Query
-    labels: Tensor
+    query_labels: Tensor
     query_is_novel: Tensor
     includes_base_classes: bool = True
     query_images: Tensor | None = None
@@ -142,7 +165,7 @@ class Batch:
         return self.support.hidden if self.includes_base_classes else torch.ones_like(self.support.hidden)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.query_labels)
 
     def select_episode_range(self, start: int, stop: int) -> Batch:
         """Return episodes ``start`` to ``stop - 1`` of the batch.
@@ -155,7 +178,7 @@ class Batch:
         return Batch(
             Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at]),
             Query(q.features[at], q.base_logits[at]),
-            self.labels[at],
+            self.query_labels[at],
             self.query_is_novel[at],
             self.includes_base_classes,
         )
@@ -209,7 +232,9 @@ class Loader(ABC):
         """Return the first episodes, or session 1 of the first sequences as episodes, to check a contract on."""
 
     @abstractmethod
-    def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
+    def make_evaluator(
+        self, method: Method, name: str, bias: ValidationBias | None, keep_margins: bool
+    ) -> BatchEvaluator:
         """Return a function that evaluates batches with a method or with copies of the method.
 
         Args:
@@ -263,11 +288,11 @@ def choose_block_size(loader: Loader, method: Method) -> int:
     free = free_device_memory_bytes(loader.device)
     each = loader.estimated_bytes_per_item + method.class_bytes * loader.n_novel_classes
     most = (
-        min(MOST_EPISODES_ON_CPU, loader.cpu_block_bytes // each)
+        min(MAX_BLOCK_EPISODES_ON_CPU, loader.cpu_block_bytes // each)
         if free is None
         else int(FREE_MEMORY_SHARE * free) // each
     )
-    return next((size for size in BLOCK_SIZES if size <= most), 1)
+    return next((size for size in POSSIBLE_BLOCK_SIZES if size <= most), 1)
 
 
 @torch.no_grad()
@@ -280,7 +305,7 @@ def evaluate_method(
     reporter: Reporter | None = None,
     title: str = "",
     whole: int | None = None,
-    bias: Bias | None = None,
+    bias: ValidationBias | None = None,
     keep_margins: bool = True,
     at_once: bool = True,
     called: str = "accuracy",
@@ -344,7 +369,9 @@ def _evaluate_blocks(
     do not depend on how many there are.
     """
     cpu = loader.device.type == "cpu"
-    copies = _copies_for_threads(method, min(max_parallel_blocks(type(method)), len(blocks)) if cpu and at_once else 1)
+    copies = _copy_method_for_threads(
+        method, min(max_parallel_blocks(type(method)), len(blocks)) if cpu and at_once else 1
+    )
     several, queue = len(copies), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with limit_threads_in_block(1, max_busy_threads()) if cpu else nullcontext():
@@ -376,7 +403,7 @@ def _evaluate_blocks(
                 future.cancel()
 
 
-def _copies_for_threads(method: Method, count: int) -> list[Method]:
+def _copy_method_for_threads(method: Method, count: int) -> list[Method]:
     """Return the method and copies of it, ``count`` in all; it alone where it cannot be copied, as with a lock."""
     try:
         return [method, *(copy.deepcopy(method) for _ in range(count - 1))]
@@ -386,7 +413,7 @@ def _copies_for_threads(method: Method, count: int) -> list[Method]:
 
 def max_parallel_blocks(kind: type[Method]) -> int:
     """Return the number of blocks of a method's episodes that a CPU computes at once, at most."""
-    return max(1, min(max_busy_threads(), MOST_THREADS)) if kind.may_run_in_threads() else 1
+    return max(1, min(max_busy_threads(), MAX_BLOCKS_IN_PARALLEL)) if kind.may_run_in_threads() else 1
 
 
 def estimate_block_bytes(kind: type[Method], in_sessions: bool) -> int:
@@ -396,4 +423,6 @@ def estimate_block_bytes(kind: type[Method], in_sessions: bool) -> int:
         kind: the method's class.
         in_sessions: whether the blocks are of sequences of sessions, not of episodes.
     """
-    return max_parallel_blocks(kind) * PEAK_FACTOR * (SEQUENCE_BLOCK_BYTES if in_sessions else EPISODE_BLOCK_BYTES)
+    return (
+        max_parallel_blocks(kind) * PEAK_MEMORY_FACTOR * (SEQUENCE_BLOCK_BYTES if in_sessions else EPISODE_BLOCK_BYTES)
+    )

@@ -13,11 +13,11 @@ import numpy as np
 if TYPE_CHECKING:
     from ifsl_bench.protocols.calibration import Margins
 
-COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
-OPTIONAL_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
-METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
-BALANCE_METRICS = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
-Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
+EPISODE_COUNT_NAMES = ("base_joint", "base_alone", "novel_joint", "novel_alone")
+OPTIONAL_EPISODE_COUNT_NAMES = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
+EPISODE_METRIC_NAMES = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
+BALANCE_METRIC_NAMES = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
+NORMAL_QUANTILE_95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
 HitCountsT = TypeVar("HitCountsT", bound="HitCounts")
 
 
@@ -27,7 +27,7 @@ class HitCounts(ABC):
     A subclass is a frozen dataclass whose columns are arrays [n, ...].
     """
 
-    interval_quantile: float = Z95  # in place of 1.96, for 95% intervals over its units
+    interval_quantile: float = NORMAL_QUANTILE_95  # in place of 1.96, for 95% intervals over its units
     supports: int = 1  # support sets of each order
     state_bytes_per_class: float | None = None  # of the state that a method carries on, for each novel class
 
@@ -134,7 +134,7 @@ class HitCounts(ABC):
 
 
 @dataclass(frozen=True)
-class Counts(HitCounts):
+class EpisodeHitCounts(HitCounts):
     """Hits in each of n episodes."""
 
     base_joint: np.ndarray  # [n] base queries right among all K + N classes
@@ -158,7 +158,7 @@ class Counts(HitCounts):
         Without base classes joint and alone are one, and there is nothing to lose: then it is the accuracy alone.
         """
         if not self.base_queries:
-            return METRICS[:1]
+            return EPISODE_METRIC_NAMES[:1]
         biased = self.calibrated_base is not None and self.calibrated_novel is not None
         there = {
             "harmonic": True,
@@ -166,7 +166,7 @@ class Counts(HitCounts):
             "calibrated_acc": biased,
             "calibrated_delta": biased,
         }
-        return (*METRICS, *(name for name in BALANCE_METRICS if there[name]))
+        return (*EPISODE_METRIC_NAMES, *(name for name in BALANCE_METRIC_NAMES if there[name]))
 
     def metric_by_unit(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` in each episode, [n], in percent.
@@ -182,7 +182,7 @@ class Counts(HitCounts):
         base, novel = self.base_queries, self.novel_queries
         if metric == "acc":
             return (self.count_array("base_joint") + self.count_array("novel_joint")) / (base + novel)
-        if metric in COUNTS:
+        if metric in EPISODE_COUNT_NAMES:
             return self.count_array(metric) / (base if metric.startswith("base") else novel)
         if metric == "delta_a":
             return self._metric_share("base_joint") - self._metric_share("base_alone")
@@ -207,9 +207,13 @@ class Counts(HitCounts):
 
     def count_arrays(self) -> dict[str, np.ndarray]:
         """Return the counts by name, [n], for all that there are."""
-        return {name: values for name in (*COUNTS, *OPTIONAL_COUNTS) if (values := getattr(self, name)) is not None}
+        return {
+            name: values
+            for name in (*EPISODE_COUNT_NAMES, *OPTIONAL_EPISODE_COUNT_NAMES)
+            if (values := getattr(self, name)) is not None
+        }
 
-    def use_calibrated_counts(self) -> Counts:
+    def use_calibrated_counts(self) -> EpisodeHitCounts:
         if self.calibrated_base is None or self.calibrated_novel is None:
             raise KeyError("calibrated_acc")
         return replace(self, base_joint=self.calibrated_base, novel_joint=self.calibrated_novel)
@@ -226,7 +230,7 @@ class Counts(HitCounts):
         base, novel = self.base_queries / queries, self.novel_queries / queries
         if not self.base_queries:
             return {"novel": {"joint": 1.0}}
-        if metric in COUNTS:
+        if metric in EPISODE_COUNT_NAMES:
             pool, what = metric.split("_")
             return {pool: {what: 1.0}}
         by_base, by_novel = harmonic_mean_derivatives(
@@ -263,7 +267,10 @@ class Counts(HitCounts):
         validation. What is missing is NaN.
         """
         queries = {"base_queries": self.base_queries, "novel_queries": self.novel_queries}
-        counts = {name: self.count_arrays().get(name, np.nan) for name in (*COUNTS, *OPTIONAL_COUNTS)}
+        counts = {
+            name: self.count_arrays().get(name, np.nan)
+            for name in (*EPISODE_COUNT_NAMES, *OPTIONAL_EPISODE_COUNT_NAMES)
+        }
         values = {"episode": np.arange(len(self)), **queries, **counts, "acc": self.metric_by_unit("acc")}
         return {name: np.broadcast_to(value, len(self)) for name, value in values.items()}
 
@@ -305,7 +312,7 @@ class Estimate:
     interval: float
 
 
-def mean_with_interval(values: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Estimate:
+def mean_with_interval(values: np.ndarray, choices: float = 0.0, quantile: float = NORMAL_QUANTILE_95) -> Estimate:
     """Return the mean of [n] values and the half-width 1.96 sqrt(s^2 / n + choices), s with n - 1.
 
     Args:
@@ -317,7 +324,9 @@ def mean_with_interval(values: np.ndarray, choices: float = 0.0, quantile: float
     return Estimate(float(np.mean(values)), quantile * math.sqrt(variance + choices))
 
 
-def summarise_by_metric(per_episode: Mapping[str, np.ndarray], quantile: float = Z95) -> dict[str, Estimate]:
+def summarise_by_metric(
+    per_episode: Mapping[str, np.ndarray], quantile: float = NORMAL_QUANTILE_95
+) -> dict[str, Estimate]:
     """Return every metric's mean and interval over episodes, or over the orders of sequences.
 
     Args:
@@ -336,7 +345,9 @@ class PairedDifference:
     p_value: float  # two-sided p-value of a paired t-test (Student's distribution, n - 1) that the mean is zero
 
 
-def paired_difference(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> PairedDifference:
+def paired_difference(
+    a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = NORMAL_QUANTILE_95
+) -> PairedDifference:
     """Compare [n] and [n] values of the same episodes, in pairs.
 
     One episode has neither interval nor p-value: NaN.

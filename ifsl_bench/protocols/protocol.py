@@ -1,6 +1,7 @@
 """The interface of a protocol: what a task draws, how answers are counted, and how counts are stored and shown.
 
-:class:`~ifsl_bench.protocols.episode_protocol.Episodes` and :class:`~ifsl_bench.protocols.session_protocol.Sessions`
+:class:`~ifsl_bench.protocols.episode_protocol.EpisodeCount` and
+:class:`~ifsl_bench.protocols.session_protocol.Sessions`
 implement it. Another one is a subclass of either or of :class:`Protocol`, made known with
 :func:`~ifsl_bench.protocols.registry.register_protocol`; a task file
 chooses it by name, ``protocol = "NAME"`` under ``[evaluation]``. Imports no torch, so that tables come at once.
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ifsl_bench.protocols.calibration import Bias, Margins, find_bias
+from ifsl_bench.protocols.calibration import Margins, ValidationBias, find_bias
 from ifsl_bench.protocols.sampling.draws import MOST_DRAW_STEPS, ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES
@@ -107,7 +108,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return the number of numbers in a column."""
         column = getattr(self, name)
         if isinstance(column, str):
-            return len(ClassDraws.parse(column)) if _is_drawn_text(name, column) else read_packed_length(column)
+            return len(ClassDraws.parse_text(column)) if _is_drawn_text(name, column) else read_packed_length(column)
         return len(column)
 
     def read_column(self, name: str) -> np.ndarray:
@@ -120,7 +121,7 @@ class StoredCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         column = getattr(self, name)
         if isinstance(column, str):
             if _is_drawn_text(name, column):
-                return ClassDraws.parse(column).to_array().reshape(-1)
+                return ClassDraws.parse_text(column).to_array().reshape(-1)
             return unpack_array(
                 column, MOST_STORED_NUMBERS if name in self.LONG_COLUMNS else MOST_EPISODES, COUNT_KINDS
             )
@@ -153,7 +154,7 @@ def _is_drawn_text(name: str, column: str) -> bool:
     return name == "classes" and column.startswith("drawn")
 
 
-Feature = Literal["tradeoff", "sessions", "forgetting", "variance", "episode", "lazy", "choices"]
+FigureOrTableName = Literal["tradeoff", "sessions", "forgetting", "variance", "episode", "lazy", "choices"]
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Protocol(ABC):
         data_only_metrics: metrics that all tables for programs have.
         metric_columns: of the metrics, in the order in which tables have them.
         stored_counts_type: the form of its counts in result files.
-        figures_and_tables: figures and tables that apply to its results, see :data:`Feature`.
+        figures_and_tables: figures and tables that apply to its results, see :data:`FigureOrTableName`.
         min_test_items: test episodes, or sequences, of a result.
         learns_sessions: whether methods learn sessions one after the other.
         has_latex_table_per_task: whether each task has a LaTeX table of its own.
@@ -230,7 +231,7 @@ class Protocol(ABC):
     full_table_metrics: tuple[str, ...]
     data_only_metrics: tuple[str, ...] = ()
     metric_columns: tuple[MetricColumn, ...]
-    figures_and_tables: frozenset[Feature] = frozenset()
+    figures_and_tables: frozenset[FigureOrTableName] = frozenset()
     min_test_items: ClassVar[int] = 2
     learns_sessions: ClassVar[bool] = False
     has_latex_table_per_task: ClassVar[bool] = False
@@ -272,7 +273,7 @@ class Protocol(ABC):
         """Return the sessions whose accuracies tables show one by one; empty where there are none."""
         return range(0)
 
-    def require_feature(self, feature: Feature, name: str, what: str, join: str = "; ") -> None:
+    def require_feature(self, feature: FigureOrTableName, name: str, what: str, join: str = "; ") -> None:
         """Raise :class:`UserError` where a figure or table does not apply.
 
         Args:
@@ -339,7 +340,7 @@ class Protocol(ABC):
 
     # -- the contract and calibration
 
-    def refusal_reason(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
+    def reason_method_cannot_run(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
         """Return why a method may not run on a task; None where it may.
 
         Args:
@@ -371,7 +372,7 @@ class Protocol(ABC):
         """
         return task.has_base
 
-    def find_bias(self, margins: Margins) -> Bias:
+    def find_bias(self, margins: Margins) -> ValidationBias:
         """Return the best bias on the novel logits, from the margins of validation episodes."""
         return find_bias(margins)
 

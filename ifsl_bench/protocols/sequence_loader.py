@@ -29,7 +29,7 @@ from ifsl_bench.plugin.method import (
     name_method_in_errors,
 )
 from ifsl_bench.plugin.options import remake_method_for_ways
-from ifsl_bench.protocols.calibration import Bias, Margins
+from ifsl_bench.protocols.calibration import Margins, ValidationBias
 from ifsl_bench.protocols.episode_loader import gather_features_and_base_logits, gather_rows
 from ifsl_bench.protocols.image_counts import ImageHits, ImageTally, make_session_image_hits
 from ifsl_bench.protocols.loader import SEQUENCE_BLOCK_BYTES, Batch, BatchEvaluator, EvaluationResult, Loader
@@ -107,11 +107,11 @@ class SequenceBatch:
         They are all images of these classes in the pool of supports, but for the sequence's queries where these are of
         the same pool.
         """
-        starts = torch.from_numpy(self.support_pool.starts).to(self.support_rows.device)
+        starts = torch.from_numpy(self.support_pool.class_starts).to(self.support_rows.device)
         shots = int((self.support_labels == 0).sum())
         first = self.support_rows[at].flatten()[::shots].contiguous()  # one image of each class
         classes = torch.searchsorted(starts, first, right=True) - 1
-        bounds = self.support_pool.starts.tolist()
+        bounds = self.support_pool.class_starts.tolist()
         rows = [torch.arange(bounds[c], bounds[c + 1], device=starts.device) for c in classes.tolist()]
         if self.support_pool is self.novel_pool:
             queries = self.novel_rows[at][self.novel_query_is_counted[at]]
@@ -172,14 +172,18 @@ class SequenceLoader(Loader):
         """Return whether each session is learned from the supports of all sessions so far."""
         return method.keeps_supports(method.__dict__.get("_made_with", {}))
 
-    def make_evaluator(self, method: Method, name: str, bias: Bias | None, keep_margins: bool) -> BatchEvaluator:
+    def make_evaluator(
+        self, method: Method, name: str, bias: ValidationBias | None, keep_margins: bool
+    ) -> BatchEvaluator:
         return partial(SessionEvaluator(method, name, self).evaluate, bias=bias, keep_margins=keep_margins)
 
     def collect_image_hits(self, biased: bool) -> ImageHits | None:
         if self.image_tally is None or not self.image_tally.sums:
             return None
         base_sizes = np.bincount(self.sampler.base_labels.cpu().numpy(), minlength=self.n_base_classes)
-        return make_session_image_hits(self.image_tally.sums, biased, base_sizes, np.diff(self.novel.starts), self.ways)
+        return make_session_image_hits(
+            self.image_tally.sums, biased, base_sizes, np.diff(self.novel.class_starts), self.ways
+        )
 
     def predict_joint_label_batches(
         self, method: Method, name: str, blocks: Iterable[tuple[int, int]]
@@ -249,7 +253,7 @@ class SequenceLoader(Loader):
 
 
 UNCONVERGED_STATISTIC = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
-QUERIES_PER_PRODUCT = (
+QUERIES_PER_MATRIX_PRODUCT = (
     400  # base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
 )
 
@@ -357,7 +361,7 @@ class SequenceEvaluation:
         state_bytes: of the state after the last session, of one sequence.
     """
 
-    answers: SequenceAnswers
+    sequence_answers: SequenceAnswers
     statistics: dict[str, Tensor]
     state_bytes: int
 
@@ -390,7 +394,7 @@ class SessionEvaluator:
         self._cpu = self._base.device.type == "cpu"
 
     def evaluate(
-        self, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None, keep_margins: bool
+        self, method: Method, batch: SequenceBatch, asked: slice, bias: ValidationBias | None, keep_margins: bool
     ) -> EvaluationResult:
         """Evaluate those sequences of a block that are asked for.
 
@@ -402,7 +406,7 @@ class SessionEvaluator:
             keep_margins: of the queries, where there is no bias.
         """
         answered = self.predict_all_sessions(method, batch)
-        answers = SequenceAnswers(*(part[asked] for part in answered.answers))
+        answers = SequenceAnswers(*(part[asked] for part in answered.sequence_answers))
         statistics = {key: value[asked].cpu().numpy() for key, value in answered.statistics.items()}
         supports = self.loader.sampler.shape.supports
         tally = self.loader.image_tally
@@ -412,17 +416,21 @@ class SessionEvaluator:
         counts = replace(counts, state_bytes=answered.state_bytes, supports=supports)
         if bias is None:
             return EvaluationResult(counts, statistics, answers.to_margins() if keep_margins else None)
-        counts = counts.with_calibrated_counts_of(count_session_hits(answers, self.classes, self.ways, bias.value))
+        counts = counts.with_calibrated_counts_of(
+            count_session_hits(answers, self.classes, self.ways, bias.bias_on_novel_logits)
+        )
         return EvaluationResult(counts, statistics, None, bias.apply_to_sequences(answers.to_margins(), self.sessions))
 
-    def _tally_image_hits(self, tally: ImageTally, answers: SequenceAnswers, rows: Tensor, bias: Bias | None) -> None:
+    def _tally_image_hits(
+        self, tally: ImageTally, answers: SequenceAnswers, rows: Tensor, bias: ValidationBias | None
+    ) -> None:
         """Count the queries of each image and its hits after each session; ``rows`` [E, T N q] are the novel ones."""
         images, there = self.loader.novel.n_images, answers.novel_query_is_counted  # [E, T, M]
         session, row = torch.arange(self.sessions).view(-1, 1), rows.unflatten(1, there.shape[1:]).cpu()
         tally.add_to_sum("base asked", answers.base_query_is_counted.sum(0).cpu().numpy())
         tally.add_counts_at_places("novel asked", self.sessions * images, (session * images + row)[there.cpu()].numpy())
         counted = _session_is_learned(answers.novel_margins).unsqueeze(-1) & there.unsqueeze(1)  # [E, T, T, M]
-        for kind, value in [("", 0.0), *([("calibrated ", bias.value)] if bias else [])]:
+        for kind, value in [("", 0.0), *([("calibrated ", bias.bias_on_novel_logits)] if bias else [])]:
             limit = _round_up_to_single(value)
             base = (answers.base_margins >= limit) & answers.base_is_right_alone
             base = torch.cat(
@@ -529,7 +537,9 @@ class SessionEvaluator:
             return torch.stack([method.class_logits(state, novel).mT for state in states], 1), best
         every = concatenate_trees(states)
         flat = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), every)
-        few, each = (QUERIES_PER_PRODUCT, 1) if self._cpu else (len(self._base), count)  # base queries, sequences
+        few, each = (
+            (QUERIES_PER_MATRIX_PRODUCT, 1) if self._cpu else (len(self._base), count)
+        )  # base queries, sequences
         best_of_base, of_novel = [], []
         for parts in zip(self._queries.features.split(few, 1), self._queries.base_logits.split(few, 1), strict=True):
             of_base = method.class_logits(flat, Query(*parts))[0].mT  # [E T N, few]

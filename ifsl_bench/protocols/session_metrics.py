@@ -18,17 +18,21 @@ import numpy as np
 from ifsl_bench.protocols.calibration import Margins
 from ifsl_bench.protocols.metrics import HitCounts, harmonic_mean_by_episode, harmonic_mean_derivatives
 
-SEQUENCE_COUNTS = ("hits", "novel_as_base", "base_as_novel", "queries")
-ALONE_COUNT = "novel_alone"  # that older results lack
-CALIBRATED_COUNTS = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # where there is a bias
-SESSION_METRICS = (
+SEQUENCE_COUNT_NAMES = ("hits", "novel_as_base", "base_as_novel", "queries")
+NOVEL_ALONE_COUNT_NAME = "novel_alone"  # that older results lack
+CALIBRATED_COUNT_NAMES = (
+    "calibrated_hits",
+    "calibrated_novel_as_base",
+    "calibrated_base_as_novel",
+)  # where there is a bias
+SEQUENCE_METRIC_NAMES = (
     "first", "last", "pd", "gain", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel"
 )  # fmt: skip
 
 # After every session; novel ones have no value (NaN) after session 0.
-METRICS_AFTER_SESSION = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
+METRIC_NAMES_AFTER_SESSION = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
 # Of a sequence: those named like one of AFTER are its value after the last session, but for acc, gacc and learned.
-SUMMARY_METRICS = ("first", "last", "pd", "gain", *METRICS_AFTER_SESSION)
+SUMMARY_METRIC_NAMES = ("first", "last", "pd", "gain", *METRIC_NAMES_AFTER_SESSION)
 
 
 def session_and_group_indices(sessions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +123,11 @@ class SessionCounts(HitCounts):
         return share
 
     def metric_after_sessions(self, metric: str) -> np.ndarray:
-        """Return one of :data:`METRICS_AFTER_SESSION` in each sequence after each session, [n, T + 1], in percent."""
+        """Return a metric in each sequence after each session, [n, T + 1], in percent.
+
+        Args:
+            metric: one of :data:`METRIC_NAMES_AFTER_SESSION`.
+        """
         return _METRIC_AFTER_SESSION[metric](self)
 
     @cached_property
@@ -129,8 +137,11 @@ class SessionCounts(HitCounts):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        there = {"calibrated_acc": self.calibrated_hits is not None, ALONE_COUNT: self.novel_alone is not None}
-        return ("acc", *SESSION_METRICS, *(name for name, is_there in there.items() if is_there))
+        there = {
+            "calibrated_acc": self.calibrated_hits is not None,
+            NOVEL_ALONE_COUNT_NAME: self.novel_alone is not None,
+        }
+        return ("acc", *SEQUENCE_METRIC_NAMES, *(name for name, is_there in there.items() if is_there))
 
     def metric_by_unit(self, metric: str) -> np.ndarray:
         """Return one of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
@@ -168,7 +179,7 @@ class SessionCounts(HitCounts):
 
     def count_arrays(self) -> dict[str, np.ndarray]:
         """Return the name of a count -> its values in each sequence, [n, ...], for all that there are."""
-        names = (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS, ALONE_COUNT)
+        names = (*SEQUENCE_COUNT_NAMES, *CALIBRATED_COUNT_NAMES, NOVEL_ALONE_COUNT_NAME)
         return {name: values for name in names if (values := getattr(self, name)) is not None}
 
     def use_calibrated_counts(self) -> SessionCounts:
@@ -179,17 +190,21 @@ class SessionCounts(HitCounts):
         """
         if self.calibrated_hits is None:
             raise KeyError("calibrated_acc")
-        return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED_COUNTS})
+        return replace(
+            self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED_COUNT_NAMES}
+        )
 
     def with_calibrated_counts_of(self, biased: SessionCounts) -> SessionCounts:
         """Return these counts, with the counts of ``biased`` as the calibrated ones."""
-        return replace(self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED_COUNTS})
+        return replace(
+            self, **{name: getattr(biased, name.removeprefix("calibrated_")) for name in CALIBRATED_COUNT_NAMES}
+        )
 
     def base_only_counts(self) -> SessionCounts:
         """Return the counts of a model that is the same in session 0 and never answers with a novel class."""
         first = self.hits[:, :1].astype(np.int64)
         novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
-        none: dict[str, Any] = dict.fromkeys((*CALIBRATED_COUNTS, ALONE_COUNT))
+        none: dict[str, Any] = dict.fromkeys((*CALIBRATED_COUNT_NAMES, NOVEL_ALONE_COUNT_NAME))
         hits, as_novel = np.where(self.session_of_column == 0, first, 0), np.zeros_like(novel)
         return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
@@ -235,7 +250,7 @@ class SessionCounts(HitCounts):
         """
         sequence, session = np.divmod(np.arange(len(self) * (self.sessions + 1)), self.sessions + 1)
         columns: dict[str, Any] = {"sequence": sequence, "order": sequence // self.supports, "session": session}
-        columns |= {name: self.metric_after_sessions(name).reshape(-1) for name in METRICS_AFTER_SESSION}
+        columns |= {name: self.metric_after_sessions(name).reshape(-1) for name in METRIC_NAMES_AFTER_SESSION}
         return columns | {
             f"of_{group}": self.accuracy_triangle()[:, :, group].reshape(-1) for group in range(self.sessions + 1)
         }
@@ -246,25 +261,25 @@ def _hit_percentages(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
     return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
 
 
-def _novel_accuracy(counts: SessionCounts) -> np.ndarray:
+def _novel_accuracy_after_sessions(counts: SessionCounts) -> np.ndarray:
     """Return the accuracy over all novel queries of the classes met so far, each query alike."""
-    return _hit_percentages(counts._hit_matrix[:, :, 1:].sum(2), _novel_queries(counts))
+    return _hit_percentages(counts._hit_matrix[:, :, 1:].sum(2), _novel_queries_after_sessions(counts))
 
 
-def _novel_queries(counts: SessionCounts) -> np.ndarray:
+def _novel_queries_after_sessions(counts: SessionCounts) -> np.ndarray:
     """Count the queries [n, T + 1] of the novel classes met so far."""
     queries = counts.queries.astype(np.int64).cumsum(1)
     return queries - queries[:, :1]
 
 
-def _harmonic_accuracy(counts: SessionCounts) -> np.ndarray:
+def _harmonic_accuracy_after_sessions(counts: SessionCounts) -> np.ndarray:
     """Return the harmonic mean of mean base and novel accuracy, by :func:`~.metrics.spread_harmonic_mean`."""
     base, novel = counts.metric_after_sessions("base"), counts.metric_after_sessions("novel")
     columns = [np.full(len(counts), np.nan), *map(harmonic_mean_by_episode, base.T[1:], novel.T[1:])]
     return np.stack(columns, 1)
 
 
-def _generalized_accuracy(counts: SessionCounts) -> np.ndarray:
+def _generalized_accuracy_after_sessions(counts: SessionCounts) -> np.ndarray:
     """Return generalized accuracy (Tang et al., ECCV 2024, section 3), as the exact area.
 
     With a_g the accuracy after session t on the classes of session g, the mean that gives the base session the weight w
@@ -282,14 +297,14 @@ def _generalized_accuracy(counts: SessionCounts) -> np.ndarray:
 def _novel_as_base_share(counts: SessionCounts) -> np.ndarray:
     """Return the share of the novel queries met so far that go to base classes."""
     taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
-    return _hit_percentages(taken, _novel_queries(counts))
+    return _hit_percentages(taken, _novel_queries_after_sessions(counts))
 
 
 def _novel_alone_share(counts: SessionCounts) -> np.ndarray:
     """Return the share of the novel queries met so far that are right among the novel classes met so far."""
     assert counts.novel_alone is not None
     right = np.pad(counts.novel_alone.astype(np.int64), ((0, 0), (1, 0)))
-    return _hit_percentages(right, _novel_queries(counts))
+    return _hit_percentages(right, _novel_queries_after_sessions(counts))
 
 
 def _base_as_novel_share(counts: SessionCounts) -> np.ndarray:
@@ -301,11 +316,11 @@ def _base_as_novel_share(counts: SessionCounts) -> np.ndarray:
 _METRIC_AFTER_SESSION: dict[str, Callable[[SessionCounts], np.ndarray]] = {
     "acc": lambda counts: _hit_percentages(counts._hit_matrix.sum(2), counts.queries.astype(np.int64).cumsum(1)),
     "base": lambda counts: counts.accuracy_triangle()[:, :, 0],
-    "novel": _novel_accuracy,
-    "harmonic": _harmonic_accuracy,
-    "gacc": _generalized_accuracy,
+    "novel": _novel_accuracy_after_sessions,
+    "harmonic": _harmonic_accuracy_after_sessions,
+    "gacc": _generalized_accuracy_after_sessions,
     "learned": lambda counts: np.diagonal(counts.accuracy_triangle(), axis1=1, axis2=2),
     "novel_as_base": _novel_as_base_share,
     "base_as_novel": _base_as_novel_share,
-    ALONE_COUNT: _novel_alone_share,
+    NOVEL_ALONE_COUNT_NAME: _novel_alone_share,
 }

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.protocols.calibration import RESAMPLE_COUNT, Bias, Margins, find_bias
+from ifsl_bench.protocols.calibration import RESAMPLE_COUNT, Margins, ValidationBias, find_bias
 from ifsl_bench.protocols.protocol import (
-    Feature,
+    FigureOrTableName,
     HitCount,
     MetricColumn,
     Protocol,
@@ -17,10 +17,10 @@ from ifsl_bench.protocols.protocol import (
     find_class_draw_faults,
 )
 from ifsl_bench.protocols.session_metrics import (
-    ALONE_COUNT,
-    CALIBRATED_COUNTS,
-    SEQUENCE_COUNTS,
-    SESSION_METRICS,
+    CALIBRATED_COUNT_NAMES,
+    NOVEL_ALONE_COUNT_NAME,
+    SEQUENCE_COUNT_NAMES,
+    SEQUENCE_METRIC_NAMES,
     SessionCounts,
     session_and_group_indices,
 )
@@ -59,7 +59,16 @@ METRIC_COLUMNS = (
     MetricColumn("base_as_novel", "base as novel"),
     MetricColumn("novel_alone", "novel alone"),
 )
-BIAS_METRICS = ("acc", "last", "pd", "gain", "base", "novel", "harmonic", "gacc")  # metrics that resamples are known of
+METRICS_CHANGED_BY_BIAS = (
+    "acc",
+    "last",
+    "pd",
+    "gain",
+    "base",
+    "novel",
+    "harmonic",
+    "gacc",
+)  # metrics that resamples are known of
 
 
 class SequenceCounts(StoredCounts, frozen=True):
@@ -72,7 +81,12 @@ class SequenceCounts(StoredCounts, frozen=True):
         every_image: whether it was even given all training images of their classes.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (*SEQUENCE_COUNTS, "classes", *CALIBRATED_COUNTS, ALONE_COUNT)
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *SEQUENCE_COUNT_NAMES,
+        "classes",
+        *CALIBRATED_COUNT_NAMES,
+        NOVEL_ALONE_COUNT_NAME,
+    )
     SHAPE_FIELDS: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
     DRAWN_COLUMNS: ClassVar[tuple[str, ...]] = ("classes", "queries")
     LONG_COLUMNS: ClassVar[tuple[str, ...]] = COLUMNS
@@ -111,7 +125,7 @@ class SequenceCounts(StoredCounts, frozen=True):
         """Return the counts as arrays; raises :class:`ValueError` where a column has other than equally many."""
         arrays: dict[str, Any] = {
             name: self.read_column(name).reshape(len(self), -1)
-            for name in (*SEQUENCE_COUNTS, *CALIBRATED_COUNTS, ALONE_COUNT)
+            for name in (*SEQUENCE_COUNT_NAMES, *CALIBRATED_COUNT_NAMES, NOVEL_ALONE_COUNT_NAME)
             if self.column_length(name)
         }
         shape = {name: getattr(self, name) for name in ("base_classes", "ways", "state_bytes", "supports")}
@@ -124,12 +138,12 @@ class Sessions(Protocol):
     name: ClassVar[str] = "sessions"
     drawn_items_noun: ClassVar[str] = "sequences"
     interval_units_noun: ClassVar[str] = "orders"
-    metrics = ("acc", *SESSION_METRICS)
-    optional_metrics = ("calibrated_acc", ALONE_COUNT)
-    full_table_metrics = data_only_metrics = ("acc", "calibrated_acc", *SESSION_METRICS)
+    metrics = ("acc", *SEQUENCE_METRIC_NAMES)
+    optional_metrics = ("calibrated_acc", NOVEL_ALONE_COUNT_NAME)
+    full_table_metrics = data_only_metrics = ("acc", "calibrated_acc", *SEQUENCE_METRIC_NAMES)
     metric_columns = METRIC_COLUMNS
     stored_counts_type = SequenceCounts
-    figures_and_tables: frozenset[Feature] = frozenset(("sessions", "forgetting", "variance", "lazy"))
+    figures_and_tables: frozenset[FigureOrTableName] = frozenset(("sessions", "forgetting", "variance", "lazy"))
     min_test_items: ClassVar[int] = 1  # a published list is one
     learns_sessions: ClassVar[bool] = True
     has_latex_table_per_task: ClassVar[bool] = True  # it fills the width
@@ -163,7 +177,7 @@ class Sessions(Protocol):
 
         return SequenceLoader(sampler, novel, base or novel, support)
 
-    def refusal_reason(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
+    def reason_method_cannot_run(self, task: Task, method: type[Method], options: Mapping[str, Any]) -> str | None:
         if method.label_slots and method.keeps_supports(options):
             return f"has parameters for the labels of an episode, and {task.name} is in sessions; take one in episodes"
         keeps = method.uses_all_images or method.keeps_supports(options) or method.keeps != "nothing"
@@ -195,7 +209,7 @@ class Sessions(Protocol):
         """
         return not method.uses_all_images
 
-    def find_bias(self, margins: Margins) -> Bias:
+    def find_bias(self, margins: Margins) -> ValidationBias:
         return find_bias(margins, sequences=True)
 
     def to_stored_counts(self, counts: Any, classes: Any, supports_kept: bool, every_image: bool) -> SequenceCounts:
@@ -206,7 +220,7 @@ class Sessions(Protocol):
         spec = task.sessions
         assert spec is not None
         shape = {"sessions": spec.count, "ways": spec.ways, "supports": spec.supports}
-        return shape, -(-count // spec.supports) * spec.classes
+        return shape, -(-count // spec.supports) * spec.n_novel_classes
 
     def find_contradictions(self, counts: SessionCounts, result: Any) -> Iterator[str]:
         yield from _hit_count_faults(counts)
@@ -217,7 +231,7 @@ class Sessions(Protocol):
             yield from (f"calibration {reason}" for reason in _calibration_faults(counts, result.calibration))
 
     def resampled_counts(self, counts: SessionCounts, calibration: Any, choice: Any) -> SessionCounts | None:
-        """Return hits over all test sequences with the bias of each resample; for :data:`BIAS_METRICS`.
+        """Return hits over all test sequences with the bias of each resample; for :data:`METRICS_CHANGED_BY_BIAS`.
 
         All novel hits are counted as hits of session 1.
 
@@ -239,7 +253,7 @@ class Sessions(Protocol):
 
     def metric_of_resampled_counts(self, metric: str, biased: bool) -> str | None:
         moved = "acc" if metric == "calibrated_acc" else metric if biased else None
-        return moved if moved in BIAS_METRICS else None
+        return moved if moved in METRICS_CHANGED_BY_BIAS else None
 
 
 SESSIONS_PROTOCOL = Sessions()

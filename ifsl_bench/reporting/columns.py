@@ -11,10 +11,10 @@ from ifsl_bench.analysis.aggregate import COMPUTED_ORIGIN, SeedAggregate, group_
 from ifsl_bench.analysis.ranking import RankedRow, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.display_names import LAZY_ROW_LABEL, display_name_of_label
-from ifsl_bench.protocols.metrics import METRICS, Estimate, PairedDifference
+from ifsl_bench.protocols.metrics import EPISODE_METRIC_NAMES, Estimate, PairedDifference
 from ifsl_bench.protocols.protocol import Protocol
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
+from ifsl_bench.protocols.tasks.contamination import ROW_NOTE_OF_SEEN_LEVEL
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.table import Column
 
@@ -25,40 +25,42 @@ class TableRow:
 
     Attributes:
         is_comparable: whether it is of the task's own protocol, episodes and data.
-        values: metric -> mean and half-width of its 95% interval, in percent, unrounded; the interval of published
-            numbers is NaN.
+        metric_estimates: metric -> mean and half-width of its 95% interval, in percent, unrounded; the interval of
+            published numbers is NaN.
         accuracy_after_sessions: in sessions, mean and interval of the accuracy after each session.
-        marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.FLAG_LETTERS`.
-        source: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
+        label_marks: of a published row in sessions, letters of :data:`~ifsl_bench.store.published.FLAG_LETTERS`.
+        source_text: "stored" or "yours" for measured rows, "computed" for lazy ones, the key of the paper for published
             ones.
         printed_interval: the +- that a paper prints next to its accuracy, of unknown kind.
         n_seeds: how many training seeds.
         sd_of_seeds: standard deviation between the seeds' accuracies; NaN for fewer than two.
         is_partial: whether it was measured on a part of the data; None for published rows.
         ranked_row: ranks and distance from the best, where rows were ranked and this one is comparable with them.
-        note: what a reader should know of a published row.
+        published_note: what a reader should know of a published row.
         measured_row: the row that it was made from; None for published rows.
     """
 
     task: Task
     is_comparable: bool
     label: str
-    values: Mapping[str, Estimate]
-    source: str
+    metric_estimates: Mapping[str, Estimate]
+    source_text: str
     printed_interval: float | None = None
     n_seeds: int | None = None
     sd_of_seeds: float = math.nan
     is_partial: bool | None = None
     ranked_row: RankedRow | None = None
-    note: str = ""
+    published_note: str = ""
     measured_row: SeedAggregate | None = None
     accuracy_after_sessions: Sequence[Estimate] = ()
-    marks: str = ""
+    label_marks: str = ""
 
     @property
-    def kind(self) -> str:
+    def row_kind(self) -> str:
         """Return "measured", "computed" or "published"."""
-        return "measured" if self.measured_row else COMPUTED_ORIGIN if self.source == COMPUTED_ORIGIN else "published"
+        return (
+            "measured" if self.measured_row else COMPUTED_ORIGIN if self.source_text == COMPUTED_ORIGIN else "published"
+        )
 
 
 def list_table_rows(task_results: TaskResults, in_rank_order: bool = False) -> list[TableRow]:
@@ -91,7 +93,7 @@ def _measured_table_row(
         comparable,
         row.label,
         row.summarise_metrics(),
-        row.origin,
+        row.results_origin,
         n_seeds=len(row.results),
         sd_of_seeds=row.sd_of_seeds(),
         is_partial=row.is_partial,
@@ -124,7 +126,7 @@ def _base_only_table_rows(task_results: TaskResults) -> list[TableRow]:
             lazy.summarise_metrics(),
             COMPUTED_ORIGIN,
             n_seeds=len(lazy.seeds),
-            note=note,
+            published_note=note,
             accuracy_after_sessions=after,
         )
         entries.append(entry)
@@ -143,11 +145,11 @@ def published_table_rows(task_results: TaskResults) -> list[TableRow]:
             values,
             paper.source,
             printed_interval=paper.values.get("plus_minus_as_printed"),
-            note=paper.joined_notes,
+            published_note=paper.joined_notes,
             accuracy_after_sessions=[Estimate(value, math.nan) for value in paper.sequence.after]
             if paper.sequence
             else (),
-            marks=paper.sequence.flag_letters if paper.sequence else "",
+            label_marks=paper.sequence.flag_letters if paper.sequence else "",
         )
         entries.append(entry)
     return entries
@@ -165,7 +167,7 @@ def task_columns(
     task: Task,
     full: bool = False,
     ranked: bool = False,
-    row_metrics: Collection[str] = METRICS,
+    row_metrics: Collection[str] = EPISODE_METRIC_NAMES,
     recipes: bool = False,
 ) -> list[Column[TableRow]]:
     """Return the columns of a task's table.
@@ -195,8 +197,8 @@ def task_columns(
     metrics[2:2] = [_session_accuracy_column(t, full) for t in protocol.sessions_in_tables(task)]
     metrics += [_metric_column(name, task, False) for name in hidden]
     return [
-        Column(fields=lambda entry: {"task": entry.task.name}),
-        *([Column(fields=_comparable_fields), rank_column] if ranked else []),
+        Column(make_record_fields=lambda entry: {"task": entry.task.name}),
+        *([Column(make_record_fields=_comparable_fields), rank_column] if ranked else []),
         Column(
             "method",
             lambda entry: display_name_of_label(entry.label),
@@ -207,8 +209,8 @@ def task_columns(
         *([Column("to the best", _format_difference_to_best, drop_priority=5)] if ranked else []),
         *fact_columns(task, full, recipes),
         _source_column(ranked),
-        Column(fields=_data_fields),
-        *([Column(fields=_difference_to_best_fields)] if ranked else []),
+        Column(make_record_fields=_data_fields),
+        *([Column(make_record_fields=_difference_to_best_fields)] if ranked else []),
     ]
 
 
@@ -240,7 +242,7 @@ def paper_columns(
     task: Task,
     full: bool = False,
     ranked: bool = False,
-    row_metrics: Collection[str] = METRICS,
+    row_metrics: Collection[str] = EPISODE_METRIC_NAMES,
     recipes: bool = False,
 ) -> list[Column[TableRow]]:
     """Return the columns of a task's table in the layout of papers; arguments as :func:`task_columns`.
@@ -301,13 +303,13 @@ def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> 
     column = protocol_of_task(task).metric_column(name)
 
     def text(entry: TableRow) -> str:
-        if name not in entry.values:
+        if name not in entry.metric_estimates:
             return ""
         printed = f" ({entry.printed_interval:.2f})" if name == "acc" and entry.printed_interval is not None else ""
-        return format_plus_minus(entry.values[name]) + printed
+        return format_plus_minus(entry.metric_estimates[name]) + printed
 
     def fields(entry: TableRow) -> dict[str, float | None]:
-        value = entry.values.get(name, UNKNOWN_ESTIMATE)
+        value = entry.metric_estimates.get(name, UNKNOWN_ESTIMATE)
         return {name: round_unless_nan(value.mean), f"{name}_interval": round_unless_nan(value.interval)}
 
     def bold(entry: TableRow) -> bool:
@@ -315,9 +317,9 @@ def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> 
 
     def latex(entry: TableRow, is_bold: bool) -> str:
         """Return a number as papers print it: with its ± next to an accuracy only."""
-        if name not in entry.values:
+        if name not in entry.metric_estimates:
             return ""
-        value = entry.values[name]
+        value = entry.metric_estimates[name]
         number = f"{value.mean:.2f}".replace("-", "$-$")  # not a hyphen
         number = rf"\textbf{{{number}}}" if is_bold else number
         interval = value.interval if entry.printed_interval is None else entry.printed_interval
@@ -332,7 +334,7 @@ def _metric_column(name: str, task: Task, shown: bool, ranked: bool = False) -> 
         drop_priority=column.drop_priority,
         name=name,
         latex_heading=column.latex_title,
-        latex=latex,
+        format_latex=latex,
     )
 
 
@@ -348,12 +350,14 @@ def _session_accuracy_column(t: int, shown: bool) -> Column[TableRow]:
         lambda entry: format_plus_minus(entry.accuracy_after_sessions[t]) if entry.accuracy_after_sessions else "",
         fields,
         latex_heading=str(t),
-        latex=lambda entry, _: f"{entry.accuracy_after_sessions[t].mean:.2f}" if entry.accuracy_after_sessions else "",
+        format_latex=lambda entry, _: (
+            f"{entry.accuracy_after_sessions[t].mean:.2f}" if entry.accuracy_after_sessions else ""
+        ),
     )
 
 
 def _comparable_fields(entry: TableRow) -> dict[str, str | bool | None]:
-    return {"variant_of": entry.task.variant_of or None, "kind": entry.kind, "comparable": entry.is_comparable}
+    return {"variant_of": entry.task.variant_of or None, "kind": entry.row_kind, "comparable": entry.is_comparable}
 
 
 def _format_ranks(entry: TableRow) -> str:
@@ -375,7 +379,7 @@ def _rank_fields(entry: TableRow) -> dict[str, int | bool | None]:
 def _state_bytes(entry: TableRow) -> float:
     """Return the bytes that a row carries on for each novel class; NaN where that is not known."""
     if entry.measured_row is None:
-        return 0.0 if entry.kind == COMPUTED_ORIGIN else math.nan
+        return 0.0 if entry.row_kind == COMPUTED_ORIGIN else math.nan
     size = entry.measured_row.state_bytes_per_class
     return math.nan if size is None else size
 
@@ -389,7 +393,7 @@ rank_column = Column[TableRow](
     _format_ranks,
     _rank_fields,
     latex_heading="rank",
-    latex=lambda entry, _: _format_ranks(entry).replace("-", "--"),  # an en dash
+    format_latex=lambda entry, _: _format_ranks(entry).replace("-", "--"),  # an en dash
 )
 state_size_column = Column[TableRow](
     "bytes/class",
@@ -398,7 +402,7 @@ state_size_column = Column[TableRow](
     drop_priority=8,
     name="state",
     latex_heading="bytes/class",
-    latex=lambda entry, _: _format_state_bytes(entry),
+    format_latex=lambda entry, _: _format_state_bytes(entry),
 )
 
 
@@ -431,7 +435,7 @@ training_cost_column = Column[TableRow](
     _format_training,
     drop_priority=6,
     latex_heading=r"steps $\times$ passes",
-    latex=lambda entry, _: _format_training(entry).replace("x", r"$\times$"),
+    format_latex=lambda entry, _: _format_training(entry).replace("x", r"$\times$"),
 )
 
 
@@ -451,16 +455,16 @@ def _trials_fields(entry: TableRow) -> dict[str, str | int | None]:
     row = entry.measured_row
     if row is None:
         return {"setting": None, "trials": None, "edge": None}
-    return {"setting": row.setting, "trials": row.n_trials, "edge": ", ".join(row.options_at_edge)}
+    return {"setting": row.ranking_setting, "trials": row.n_trials, "edge": ", ".join(row.options_at_edge)}
 
 
 def list_remarks(row: SeedAggregate) -> list[str]:
     """Return the remarks on a measured row: what its method sees and keeps, and what its backbone saw and knows."""
     remarks = (
         "transductive" if row.is_transductive else "",
-        *row.flags,
+        *row.method_flags,
         f"keeps {row.images_kept_by_method}" if row.images_kept_by_method else "",
-        SEEN_MARKS[row.novel_classes_seen],
+        ROW_NOTE_OF_SEEN_LEVEL[row.novel_classes_seen],
         "knows the number of classes" if row.knows_number_of_classes else "",
     )
     return [remark for remark in remarks if remark]
@@ -470,8 +474,8 @@ def _source_column(ranked: bool) -> Column[TableRow]:
     """Return the column of a row's source, with remarks; ranked tables have ``comparable`` for programs instead."""
 
     def plain(entry: TableRow) -> str:
-        marks = f" ({', '.join(entry.marks)})" if entry.marks else ""
-        return f"published: {entry.source}{marks}" if entry.kind == "published" else entry.source
+        marks = f" ({', '.join(entry.label_marks)})" if entry.label_marks else ""
+        return f"published: {entry.source_text}{marks}" if entry.row_kind == "published" else entry.source_text
 
     def text(entry: TableRow) -> str:
         parts = [plain(entry), *(list_remarks(entry.measured_row) if entry.measured_row else [])]
@@ -506,5 +510,5 @@ def _difference_to_best_fields(entry: TableRow) -> dict[str, float | str | None]
         "to_best_interval": round_unless_nan(gap.interval) if gap else None,
         "common_seeds": entry.ranked_row.n_common_seeds if entry.ranked_row else None,
         "plus_minus_as_printed": entry.printed_interval,
-        "note": entry.note or None,
+        "note": entry.published_note or None,
     }

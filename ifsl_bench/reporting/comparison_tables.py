@@ -98,7 +98,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
             lambda name: "  ".join(f"{value:+.2f}" for value in comparison.seed_differences[name]),
             drop_priority=4,
         ),
-        Column(fields=record),
+        Column(make_record_fields=record),
     ]
     title = (
         f"A = {display_name_of_label(comparison.label_a)}, B = {display_name_of_label(comparison.label_b)}, "
@@ -126,7 +126,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         *(f"Note: {note}." for note in (*comparison.same_label_notes, *comparison.notes)),
     ]
     return Table(
-        columns, list(comparison.episode_differences), title, notes, lead_sentence=describe_verdict(comparison)
+        columns, list(comparison.episode_differences), title, notes, sentence_above_rows=describe_verdict(comparison)
     )
 
 
@@ -184,7 +184,7 @@ def _published_comparison_table(task_results: TaskResults, pairs: list[Published
     if few := [pair.measured_row.display_name for pair in judged if len(pair.measured_row.results) < 3]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
     notes += _note_order_agreement(task_results, pairs)
-    reasons = {pair.incompatibility: None for pair in pairs if pair.incompatibility}
+    reasons = {pair.incompatibility_reason: None for pair in pairs if pair.incompatibility_reason}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
     papers = [pair.published_row for pair in pairs if pair.published_row.joined_notes]
     notes += [f"{paper.label} ({paper.source}): {paper.joined_notes}." for paper in papers]
@@ -193,7 +193,7 @@ def _published_comparison_table(task_results: TaskResults, pairs: list[Published
         pairs,
         f"{task_results.task_name}, measured here beside what is printed",
         notes,
-        is_own_row=lambda pair: pair.measured_row.origin != STORED,
+        is_own_row=lambda pair: pair.measured_row.results_origin != STORED,
     )
 
 
@@ -230,17 +230,17 @@ def _published_comparison_fields(pair: PublishedPair) -> dict[str, float | str |
         "difference": round_unless_nan(pair.difference),
         "band": pair.published_row.tolerance_band,
         "verdict": pair.tolerance_verdict,
-        "apart": pair.incompatibility,
+        "apart": pair.incompatibility_reason,
         "delta": round_unless_nan(values["delta"].mean),
         "printed_delta": printed.get("delta"),
         "seeds": len(pair.measured_row.results),
-        "source": pair.measured_row.origin,
+        "source": pair.measured_row.results_origin,
         "paper": pair.published_row.source,
     }
 
 
 PUBLISHED_COLUMNS: tuple[Column[PublishedPair], ...] = (
-    Column(fields=lambda pair: {"task": pair.task_results.task_name}),
+    Column(make_record_fields=lambda pair: {"task": pair.task_results.task_name}),
     Column(
         "method",
         lambda pair: pair.measured_row.display_name,
@@ -259,7 +259,7 @@ PUBLISHED_COLUMNS: tuple[Column[PublishedPair], ...] = (
     Column("seeds", lambda pair: str(len(pair.measured_row.results)), drop_priority=1),
     Column(
         "source",
-        lambda pair: f"{pair.measured_row.origin}; {pair.published_row.source}",
+        lambda pair: f"{pair.measured_row.results_origin}; {pair.published_row.source}",
         _published_comparison_fields,
         min_fold_width=8,
         drop_priority=2,
@@ -384,7 +384,7 @@ def _variance_columns(
 
 
 def _standard_deviations(variance: VarianceEstimate) -> tuple[float, float, float]:
-    return math.sqrt(variance.value), math.sqrt(variance.low), math.sqrt(variance.high)
+    return math.sqrt(variance.estimated_variance), math.sqrt(variance.lower_limit), math.sqrt(variance.upper_limit)
 
 
 def _wrong_sign_columns() -> list[Column[VarianceSplit]]:

@@ -16,7 +16,7 @@ from ifsl_bench.analysis.aggregate import (
     list_notes_on_solve_failures,
 )
 from ifsl_bench.protocols.calibration import RESAMPLE_COUNT
-from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION
+from ifsl_bench.protocols.session_metrics import METRIC_NAMES_AFTER_SESSION
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import format_plus_minus, metric_name_column, round_unless_nan
 from ifsl_bench.reporting.table import Column, Table
@@ -36,7 +36,9 @@ def _fixed_factor_notes(row: SeedAggregate) -> list[str]:
     notes = [PERCENT_NOTE_TEMPLATE.format(row.interval_units_noun)]
     if "sessions" in row.protocol.figures_and_tables and any(map(row.includes_bias, row.results)):
         unmoved = [
-            name for name in METRICS_AFTER_SESSION if row.protocol.metric_of_resampled_counts(name, biased=True) is None
+            name
+            for name in METRIC_NAMES_AFTER_SESSION
+            if row.protocol.metric_of_resampled_counts(name, biased=True) is None
         ]
         titles = [row.protocol.metric_column(name).title for name in unmoved]
         which = "Intervals" if row.lacks_bias_resamples else f"Those of {', '.join(titles[:-1])} and {titles[-1]}"
@@ -49,7 +51,7 @@ def seed_table(row: SeedAggregate) -> Table[str]:
 
     Of a result file there is the mean alone.
     """
-    summary, first, of_file = row.summarise_metrics(), row.results[0], row.origin == FILE
+    summary, first, of_file = row.summarise_metrics(), row.results[0], row.results_origin == FILE
 
     def number(heading: str, field: str, value: Mapping[str, float], drop: int = 0) -> Column[str]:
         digits = 6 if of_file else 4
@@ -69,7 +71,7 @@ def seed_table(row: SeedAggregate) -> Table[str]:
     for place, seed in enumerate(() if of_file else row.seeds):
         means = {name: float(row.metric_by_seed(name)[place].mean()) for name in summary}
         columns.append(number(f"seed {seed}", f"seed_{seed}", means, 1 + place))  # where there is no room, the last go
-    seeds = f", seed {first.seed}" if of_file else f" ({row.origin}), {format_count(len(row.seeds), 'seed')}"
+    seeds = f", seed {first.seed}" if of_file else f" ({row.results_origin}), {format_count(len(row.seeds), 'seed')}"
     notes = [
         *_fixed_factor_notes(row),
         *([] if of_file else list_notes_on_solve_failures({row.display_name: row.solve_failures})),
@@ -83,7 +85,7 @@ def session_tables(row: SeedAggregate) -> list[Table[int]]:
         return []
     tables = [_session_table(row, "after each session", "")]
     if "calibrated_acc" in row.metric_names:
-        biased = NovelBiasAggregate(row.label, row.origin, row.results)
+        biased = NovelBiasAggregate(row.label, row.results_origin, row.results)
         tables.append(_session_table(biased, "after each session, with one bias on all novel logits", "calibrated_"))
     return tables
 
@@ -101,7 +103,10 @@ def _session_table(row: SeedAggregate, title: str, prefix: str) -> Table[int]:
         heading = "Acc." if name == "acc" else row.protocol.metric_column(name).title
         return Column(heading, lambda t: "" if math.isnan(values[t].mean) else format_plus_minus(values[t]), fields)
 
-    columns: list[Column[int]] = [Column("session", str, lambda t: {"session": t}), *map(column, METRICS_AFTER_SESSION)]
+    columns: list[Column[int]] = [
+        Column("session", str, lambda t: {"session": t}),
+        *map(column, METRIC_NAMES_AFTER_SESSION),
+    ]
     return Table(
         columns,
         range(len(row.metric_after_sessions())),
@@ -115,7 +120,7 @@ def describe_validation_pools(task: Task) -> str:
     """Return the pools of classes that options, bias and checkpoints were chosen on."""
     if task.hides_base_classes("val"):
         return "base/val, with hidden base classes in place of novel ones"
-    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.parts))
+    return " and ".join(dict.fromkeys(task.pool("val", part) for part in task.query_class_kinds))
 
 
 def describe_facts(results: Sequence[Result], further_facts: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -70,7 +70,7 @@ class Frame:
             if room <= 0:
                 break
             grid = render_tables([Table(table.columns, table.rows)]).split("\n")
-            above = [escape_controls(text) for text in (table.title, table.lead_sentence) if text]
+            above = [escape_controls(text) for text in (table.title, table.sentence_above_rows) if text]
             lines += ["", *above, *([""] if above else []), *grid[: 2 + room]]
             room -= len(table.rows)
         return "\n".join([*lines[1:], *self._note_hidden_rows(MAX_TEXT_ROWS)])
@@ -94,7 +94,7 @@ def _html_table(table: Table[Any], most: int) -> str:
     grid = re.sub("<tr><td>", lambda _: f"<tr{OWN_ROW_HTML_ATTRIBUTE if next(mine) else ''}><td>", grid)
     grid = grid.replace("<td>", f"<td{NO_WRAP_HTML_ATTRIBUTE}>")
     notes = "<br>".join(escape(escape_controls(note)) for note in table.notes)
-    lead = f"<p>{escape(escape_controls(table.lead_sentence))}</p>" if table.lead_sentence else ""
+    lead = f"<p>{escape(escape_controls(table.sentence_above_rows))}</p>" if table.sentence_above_rows else ""
     title = f"<p><b>{escape(escape_controls(table.title))}</b></p>" if table.title else ""
     below = f"<p><small>{notes}</small></p>" if notes else ""
     return f"{title}{lead}{grid}{below}"

@@ -55,7 +55,9 @@ def make_latex_tables(results_of_tasks: Sequence[TaskResults], full: bool = Fals
     """
     groups: dict[str, list[TaskResults]] = {}
     for task_results in results_of_tasks:
-        ranked = replace(task_results, setting=common_setting(*task_results.rows, default=task_results.setting))
+        ranked = replace(
+            task_results, ranking_setting=common_setting(*task_results.rows, default=task_results.ranking_setting)
+        )
         groups.setdefault(_table_key(task_results.task), []).append(ranked)
     return "\n\n".join(_latex_table(sorted(group, key=lambda b: b.task.shots), full, rank) for group in groups.values())
 
@@ -79,7 +81,7 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
     )
     names = [column.name for column in columns if column.name]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
-    stored, own = ({row.label for row in measured if (row.origin == STORED) is here} for here in (True, False))
+    stored, own = ({row.label for row in measured if (row.results_origin == STORED) is here} for here in (True, False))
     blocks: dict[tuple[int, str], dict[str, dict[str, TableRow]]] = {}
     bold: BoldCells = set()
     for task_results in results_of_tasks:
@@ -105,12 +107,12 @@ def _latex_table(results_of_tasks: Sequence[TaskResults], full: bool, rank: bool
                 for task_results in results_of_tasks
                 for column in columns
             ]
-            marks = next(iter(by_task.values())).marks
+            marks = next(iter(by_task.values())).label_marks
             brace = "{}" * label.startswith(("[", "*"))  # else it would be an argument of the \\ before it
             first = brace + escape_latex(label) + (f"$^{{{','.join(marks)}}}$" if marks else "")
             body.append(" & ".join([first, *cells]) + r" \\")
     entries = [entry for lines in blocks.values() for by_task in lines.values() for entry in by_task.values()]
-    marked = {mark for entry in entries for mark in entry.marks}
+    marked = {mark for entry in entries for mark in entry.label_marks}
     if legend := "; ".join(f"{letter}: {text}" for letter, text in FLAG_LETTERS.items() if letter in marked):
         span = rf"\multicolumn{{{1 + len(columns)}}}{{p{{0.95\linewidth}}}}"
         body += [r"\midrule", rf"{span}{{\footnotesize {escape_latex(legend)}}} \\"]
@@ -207,47 +209,49 @@ def _sessions_header(columns: Sequence[Column[TableRow]]) -> list[str]:
 
 def _latex_row_sort_key(entries: Mapping[str, TableRow]) -> tuple[int, float]:
     """Return the key that orders lines: on how many of the tasks they are, then their mean accuracy there."""
-    return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
+    return len(entries), sum(entry.metric_estimates["acc"].mean for entry in entries.values()) / len(entries)
 
 
 def _block_place_and_title(entry: TableRow) -> tuple[int, str]:
     """Return the place and the title of the block that an entry is in."""
-    if entry.kind == COMPUTED_ORIGIN or (entry.measured_row and entry.is_comparable):
+    if entry.row_kind == COMPUTED_ORIGIN or (entry.measured_row and entry.is_comparable):
         return 2, "Measured"
     if entry.measured_row:
         return INCOMPARABLE_BLOCK
     paper = next(
-        (paper.author_year for paper in read_papers("methods") if paper.bibtex_key.startswith(entry.source)),
-        entry.source,
+        (paper.author_year for paper in read_papers("methods") if paper.bibtex_key.startswith(entry.source_text)),
+        entry.source_text,
     )
-    if text := read_bibtex_by_source().get(entry.source):
-        paper = PaperEntry(entry.source, (), text).author_year
+    if text := read_bibtex_by_source().get(entry.source_text):
+        paper = PaperEntry(entry.source_text, (), text).author_year
     return (0, f"Published: {paper}") if entry.is_comparable else (1, f"Published, other protocol: {paper}")
 
 
 def _line_label(entry: TableRow, twice: Collection[str]) -> str:
     parts = [display_label_in_paper(entry.label)]
     if entry.measured_row:
-        parts += [entry.source] if entry.measured_row.origin != STORED and entry.label in twice else []
+        parts += [entry.source_text] if entry.measured_row.results_origin != STORED and entry.label in twice else []
         parts += list_remarks(entry.measured_row)
     return ", ".join([*parts, *(["partial data"] if entry.is_partial and not entry.is_comparable else [])])
 
 
 def _format_cell(entry: TableRow | None, column: Column[TableRow], bold: BoldCells) -> str:
-    return "" if entry is None else column.latex(entry, (entry, column.name) in bold)
+    return "" if entry is None else column.format_latex(entry, (entry, column.name) in bold)
 
 
 def _find_bold_cells(task_results: TaskResults, entries: Sequence[TableRow], names: Sequence[str]) -> BoldCells:
     """Return the entries and metrics that may be the best of the ranked ones, or the highest of several of a paper."""
     bold = set()
     for name in set(names) - {"pd"}:  # of which the least is the best, where A_0 are alike
-        ranking = Ranking(select_rows_with_metric(task_results.comparable_rows, name), name, task_results.setting)
+        ranking = Ranking(
+            select_rows_with_metric(task_results.comparable_rows, name), name, task_results.ranking_setting
+        )
         tops = {place.row for place in ranking.ranked_rows if place.may_be_best_row}
         bold |= {(entry, name) for entry in entries if entry.measured_row in tops}
         apart = protocol_of_task(task_results.task).has_separate_published_table
-        published = [e for e in entries if e.kind == "published" and name in e.values and not apart]
-        for source in {entry.source for entry in published}:
-            values = {entry: entry.values[name].mean for entry in published if entry.source == source}
+        published = [e for e in entries if e.row_kind == "published" and name in e.metric_estimates and not apart]
+        for source in {entry.source_text for entry in published}:
+            values = {entry: entry.metric_estimates[name].mean for entry in published if entry.source_text == source}
             if len(values) > 1:
                 bold |= {(entry, name) for entry, value in values.items() if value == max(values.values())}
     return bold

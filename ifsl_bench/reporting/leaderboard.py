@@ -103,15 +103,22 @@ def make_task_table(task_results: TaskResults, full: bool = False, ranked: bool 
             if place
             else task_results.ranking.adjusted_mean(row)
             if row
-            else entry.values["acc"].mean
+            else entry.metric_estimates["acc"].mean
         )
 
     entries = sorted(list_table_rows(task_results, ranked), key=order)
-    metrics = {name for entry in entries for name in entry.values}
-    shared = [entry for entry in entries if entry.kind == COMPUTED_ORIGIN and "," in entry.note]
-    notes = [*table_notes(task_results), *(f"{display_name_of_label(entry.label)}: {entry.note}." for entry in shared)]
+    metrics = {name for entry in entries for name in entry.metric_estimates}
+    shared = [entry for entry in entries if entry.row_kind == COMPUTED_ORIGIN and "," in entry.published_note]
+    notes = [
+        *table_notes(task_results),
+        *(f"{display_name_of_label(entry.label)}: {entry.published_note}." for entry in shared),
+    ]
     notes += [explain_calibration(task_results.task)] if "calibrated_acc" in metrics else []
-    means = [entry.values["acc"].mean for entry in entries if entry.is_comparable and entry.kind != COMPUTED_ORIGIN]
+    means = [
+        entry.metric_estimates["acc"].mean
+        for entry in entries
+        if entry.is_comparable and entry.row_kind != COMPUTED_ORIGIN
+    ]
     title = task_results.task_name
     if ranked:
         title += (
@@ -168,7 +175,7 @@ def make_short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[lis
         shown = [
             e
             for e in whole.rows
-            if e in own or (e.kind == COMPUTED_ORIGIN and f"{e.accuracy_after_sessions[0].mean:.2f}" in firsts)
+            if e in own or (e.row_kind == COMPUTED_ORIGIN and f"{e.accuracy_after_sessions[0].mean:.2f}" in firsts)
         ]
         columns = [column for column in whole.columns if column.heading in OVERVIEW_COLUMN_HEADINGS]
         count = len(whole.rows) - len(shown)
@@ -192,7 +199,7 @@ def make_short_task_tables(results_of_tasks: Iterable[TaskResults]) -> tuple[lis
 
 
 def _is_own_row(entry: TableRow) -> bool:
-    return entry.measured_row is not None and entry.measured_row.origin != STORED
+    return entry.measured_row is not None and entry.measured_row.results_origin != STORED
 
 
 def make_published_tables(task_results: TaskResults, full: bool = False) -> list[Table[PublishedRow]]:
@@ -261,7 +268,7 @@ def _published_columns(task_results: TaskResults, full: bool) -> list[Column[Pub
     fixed = {"task": task_results.task_name, "kind": "published", "comparable": False}
     first, *others = (metric(name) for name in PUBLISHED_METRICS if not (full and name in ("first", "last")))
     return [
-        Column(fields=lambda row: fixed),
+        Column(make_record_fields=lambda row: fixed),
         Column("method", lambda row: row.label, lambda row: {"method": row.label}, min_fold_width=14),
         first,
         *map(after, protocol_of_task(task_results.task).sessions_in_tables(task_results.task)),
@@ -306,7 +313,8 @@ def add_variants(results_of_tasks: Iterable[TaskResults], results: Path, labels:
             variant for variant in load_variant_results(task_results.task, results) if variant.task_name not in named
         ]
         variants = [
-            variant.select_recipes(task_results.recipes).select_setting(task_results.setting) for variant in variants
+            variant.select_recipes(task_results.recipes).select_setting(task_results.ranking_setting)
+            for variant in variants
         ]
         if labels:
             variants = [variant.select_labels(labels) for variant in variants]
@@ -316,7 +324,7 @@ def add_variants(results_of_tasks: Iterable[TaskResults], results: Path, labels:
                 continue
             raise make_no_results_error(task_results)
         if not task_results.is_empty:
-            stored = [v for v in variants if all(row.origin == STORED for row in v.measured_rows)]
+            stored = [v for v in variants if all(row.results_origin == STORED for row in v.measured_rows)]
             variants = [variant for variant in variants if variant not in stored]
             if names := [variant.task_name for variant in stored if not variant.is_empty]:
                 short = ", ".join(name.removeprefix(task_results.task_name) for name in names)

@@ -19,7 +19,7 @@ from ifsl_bench.analysis.ranking import Ranking, RowDifference
 from ifsl_bench.analysis.task_results import TaskResults
 from ifsl_bench.plugin.registry import find_owning_entry_points
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, NO_BACKBONE, Task
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import escape_controls
 from ifsl_bench.utils.text_format import format_count, format_numbers, format_p_value, format_seeds
@@ -120,13 +120,15 @@ def _choice_notes(task_results: TaskResults) -> list[str]:
     measured = task_results.measured_rows
     labels = dict(zip(measured, unique_row_names(measured), strict=True))
     tried_on = f"validation {protocol_of_task(task_results.task).drawn_items_noun}"
-    tuned = {row.setting: row.results[0].n_trials for row in task_results.rows if row.results[0].n_trials}
+    tuned = {row.ranking_setting: row.results[0].n_trials for row in task_results.rows if row.results[0].n_trials}
     notes = [
         f"@{setting}: the options that did best on {tried_on}, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())
     ]
     if many := [
-        f"{labels[row]} {row.n_trials}" for row in task_results.rows if row.n_trials > 1 and row.setting not in tuned
+        f"{labels[row]} {row.n_trials}"
+        for row in task_results.rows
+        if row.n_trials > 1 and row.ranking_setting not in tuned
     ]:
         notes.append(f"Settings of our grid tried on the {tried_on} of each seed, by row: {', '.join(many)}.")
     if edges := [
@@ -193,7 +195,7 @@ def _anomaly_notes(task_results: TaskResults) -> list[str]:
     installed = any(
         find_owning_entry_points(BACKBONE_ENTRY_POINT_GROUP, name) for name in (backbone, backbone.partition(":")[0])
     )
-    if measured and backbone not in (NO_BACKBONE, INCLUDED) and not installed:
+    if measured and backbone not in (NO_BACKBONE, INCLUDED_BACKBONE) and not installed:
         notes.append(f"No backbone {backbone!r} is installed here: these rows cannot be made again on this machine.")
     return notes
 
@@ -325,7 +327,7 @@ def describe_standing(task_results: TaskResults, label: str) -> list[str]:
         key=lambda row: abs(ranking.find_ranking_containing(mine, row).estimate_row_difference(mine, row).mean),
         default=best,
     )
-    kin = "" if task_results.setting == PAPER else f" of those ranked with it ({task_results.setting})"
+    kin = "" if task_results.ranking_setting == PAPER else f" of those ranked with it ({task_results.ranking_setting})"
     targets = (
         [(f"best other row{kin}, the nearest", best)]
         if nearest is best

@@ -58,7 +58,7 @@ class GridCell:
 class SourceRow:
     """A source in the split of a grid; the last one is of all together."""
 
-    split: GridVariance
+    grid_variance: GridVariance
     source: str
 
 
@@ -177,7 +177,7 @@ def make_errors_table(grid: RecipeGrid) -> Table[GridCell]:
         )
 
     columns: list[Column[GridCell]] = [
-        Column(fields=lambda _: {"task": grid.task_results.task_name, "table": "cells"}),
+        Column(make_record_fields=lambda _: {"task": grid.task_results.task_name, "table": "cells"}),
         Column(
             "recipe",
             lambda cell: format_recipe_for_print(cell.recipe),
@@ -196,8 +196,8 @@ def make_errors_table(grid: RecipeGrid) -> Table[GridCell]:
             drop_priority=1,
         ),
         Column(
-            fields=lambda cell: {
-                "source": cell.row.origin,
+            make_record_fields=lambda cell: {
+                "source": cell.row.results_origin,
                 "method": cell.row.label,
                 **_collect_costs_of_row(grid, cell.row),
             }
@@ -208,7 +208,7 @@ def make_errors_table(grid: RecipeGrid) -> Table[GridCell]:
         which = "all of them" if len(lacking) == len(cells) else ", ".join(lacking)
         notes.append(f"novel alone is not recorded in results of earlier versions: {which}.")
     title = f"{grid.task_results.task_name}: where errors are"
-    return Table(columns, cells, title, notes, is_own_row=lambda cell: cell.row.origin != STORED)
+    return Table(columns, cells, title, notes, is_own_row=lambda cell: cell.row.results_origin != STORED)
 
 
 def make_order_table(grid: RecipeGrid) -> Table[CellOrder]:
@@ -219,7 +219,7 @@ def make_order_table(grid: RecipeGrid) -> Table[CellOrder]:
         return format_recipe_for_print(name) if order.ordered_factor == RECIPES else name
 
     def text(order: CellOrder) -> str:
-        parts = zip(order.names, order.rank_intervals, order.rows, strict=True)
+        parts = zip(order.ordered_names, order.rank_intervals, order.ordered_rows, strict=True)
         return ", ".join(
             f"{named(order, name)} {row.summarise_metrics()[grid.metric].mean:.2f} ({rank})"
             for name, rank, row in parts
@@ -237,7 +237,7 @@ def make_order_table(grid: RecipeGrid) -> Table[CellOrder]:
             "table": "orders",
             "order_of": order.ordered_factor,
             "recipe" if order.ordered_factor != RECIPES else "classifier": order.fixed_name,
-            "order": list(order.names),
+            "order": list(order.ordered_names),
             "rank_first": [rank.best_rank for rank in order.rank_intervals],
             "rank_last": [rank.worst_rank for rank in order.rank_intervals],
             "not_told_apart": [", ".join(group) for group in order.indistinguishable_groups],
@@ -258,7 +258,9 @@ def make_order_table(grid: RecipeGrid) -> Table[CellOrder]:
         + f"{protocol.interval_units_noun}, seeds, and test images where results record them). No two of a group "
         "of the last column are told apart.",
     ]
-    means = [[float(row.metric_by_seed(grid.metric).mean()) for row in order.rows] for order in grid.cell_orders]
+    means = [
+        [float(row.metric_by_seed(grid.metric).mean()) for row in order.ordered_rows] for order in grid.cell_orders
+    ]
     if any(above < below for of_order in means for above, below in itertools.pairwise(of_order)):
         notes.append(COMMON_SEEDS_NOTE)
     if any(order.models_fixed for order in grid.cell_orders):
@@ -302,8 +304,8 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
     def percent(row: SourceRow) -> str:
         if row.source == total:
             return "100%"
-        share = split.share_by_source[row.source].percent
-        return f"{share.value:.1f}% ({share.low:.1f}-{share.high:.1f}%)"
+        share = split.share_by_source[row.source].percent_of_total_variance
+        return f"{share.estimated_variance:.1f}% ({share.lower_limit:.1f}-{share.upper_limit:.1f}%)"
 
     def part(heading: str, *parts: str) -> Column[SourceRow]:
         def text(row: SourceRow) -> str:
@@ -333,7 +335,7 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
         return (
             common
             | dict(zip(("sd", "sd_low", "sd_high"), deviations, strict=True))
-            | {f"percent{end}": round_unless_nan(getattr(share.percent, which))
+            | {f"percent{end}": round_unless_nan(getattr(share.percent_of_total_variance, which))
                for end, which in (("", "value"), ("_low", "low"), ("_high", "high"))}
             | {f"percent_{part}": value for part, value in parts.items()}
         )  # fmt: skip
@@ -379,13 +381,15 @@ def _share_notes(grid: RecipeGrid, split: GridVariance, protocol: Protocol) -> l
 
 
 def _standard_deviation_with_limits(variance: VarianceEstimate) -> tuple[float, float, float]:
-    return math.sqrt(variance.value), math.sqrt(variance.low), math.sqrt(variance.high)
+    return math.sqrt(variance.estimated_variance), math.sqrt(variance.lower_limit), math.sqrt(variance.upper_limit)
 
 
 def _list_leading_names(order: CellOrder) -> list[str]:
     """Return the names that may be first; none where they all may be."""
-    leading = [name for name, rank in zip(order.names, order.rank_intervals, strict=True) if rank.best_rank == 1]
-    return leading if len(leading) < len(order.names) else []
+    leading = [
+        name for name, rank in zip(order.ordered_names, order.rank_intervals, strict=True) if rank.best_rank == 1
+    ]
+    return leading if len(leading) < len(order.ordered_names) else []
 
 
 def _collect_costs_of_row(grid: RecipeGrid, row: SeedAggregate) -> dict[str, Any]:

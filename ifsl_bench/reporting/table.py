@@ -17,18 +17,18 @@ from typing import Any, Generic, TypeVar
 
 from ifsl_bench.utils.errors import CONTROL_CHARACTERS, escape_controls, unknown_name_error
 
-R = TypeVar("R")
+RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True)
-class Column(Generic[R]):
+class Column(Generic[RowT]):
     """A column of a table, by what it makes of a row.
 
     Attributes:
         heading: what readers see above it; None where the column is for programs alone.
-        text: the cell that readers see, of a row.
-        fields: names and plain values that programs get, of a row: a mean and its interval are two. A row may lack
-            names that others have. Empty where the column is for readers alone.
+        format_text: the cell that readers see, of a row.
+        make_record_fields: names and plain values that programs get, of a row: a mean and its interval are two. A row
+            may lack names that others have. Empty where the column is for readers alone.
         is_bold: whether the cell of a row stands out, where the format has a way to say so.
         min_fold_width: the least width at which a terminal folds the cells' texts; 0 for what stays on one line, as
             numbers do.
@@ -36,18 +36,18 @@ class Column(Generic[R]):
             stays.
         name: of a metric, its name; of others, what notes know the column by.
         latex_heading: the heading in the layout of papers, in LaTeX.
-        latex: the cell there, of a row and whether it is bold.
+        format_latex: the cell there, of a row and whether it is bold.
     """
 
     heading: str | None = None
-    text: Callable[[R], str] = str
-    fields: Callable[[R], Mapping[str, Any]] = lambda _: {}
-    is_bold: Callable[[R], bool] = lambda _: False
+    format_text: Callable[[RowT], str] = str
+    make_record_fields: Callable[[RowT], Mapping[str, Any]] = lambda _: {}
+    is_bold: Callable[[RowT], bool] = lambda _: False
     min_fold_width: int = 0
     drop_priority: int = 0
     name: str = ""
     latex_heading: str = ""
-    latex: Callable[[R, bool], str] = lambda row, _: str(row)
+    format_latex: Callable[[RowT, bool], str] = lambda row, _: str(row)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table(Generic[R]):
+class Table(Generic[RowT]):
     """Rows and columns, with what stands above and below.
 
     Attributes:
@@ -70,20 +70,22 @@ class Table(Generic[R]):
         is_own_row: whether a row is the user's own, which terminals show.
         keeps_all_columns: whether a terminal that is too narrow gets the columns in several blocks, and not some of
             them only.
-        lead_sentence: a sentence below the title, for readers who read no further.
+        sentence_above_rows: a sentence below the title, for readers who read no further.
     """
 
-    columns: Sequence[Column[R]]
-    rows: Sequence[R]
+    columns: Sequence[Column[RowT]]
+    rows: Sequence[RowT]
     title: str = ""
     notes: Sequence[str] = ()
-    is_own_row: Callable[[R], bool] = lambda _: False
+    is_own_row: Callable[[RowT], bool] = lambda _: False
     keeps_all_columns: bool = False
-    lead_sentence: str = ""
+    sentence_above_rows: str = ""
 
     def records(self) -> list[dict[str, Any]]:
         """Return a dict for each row, for programs; none of a table whose columns are for readers alone."""
-        records = ({k: v for column in self.columns for k, v in column.fields(row).items()} for row in self.rows)
+        records = (
+            {k: v for column in self.columns for k, v in column.make_record_fields(row).items()} for row in self.rows
+        )
         return [record for record in records if record]
 
     def headings(self) -> list[str]:
@@ -93,7 +95,7 @@ class Table(Generic[R]):
     def cells(self) -> list[list[Cell]]:
         """Return the rows that readers see, a cell for each of :meth:`headings`."""
         shown = [column for column in self.columns if column.heading is not None]
-        return [[Cell(column.text(row), column.is_bold(row)) for column in shown] for row in self.rows]
+        return [[Cell(column.format_text(row), column.is_bold(row)) for column in shown] for row in self.rows]
 
 
 def table_from_dicts(
@@ -124,7 +126,7 @@ def table_from_dicts(
 
     columns = [column(name) for name in dict.fromkeys(name for row in rows for name in row)]
     if title:
-        columns.insert(0, Column(fields=lambda row: {"table": title}))
+        columns.insert(0, Column(make_record_fields=lambda row: {"table": title}))
     return Table(columns, rows, title, is_own_row=is_own_row)
 
 
@@ -183,7 +185,7 @@ def format_prose(text: str, style: str) -> str:
 
 
 def _render_tables(table: Table[Any], grid: str, style: str) -> str:
-    above = [format_prose(line, style) for line in (table.title, table.lead_sentence) if line]
+    above = [format_prose(line, style) for line in (table.title, table.sentence_above_rows) if line]
     above = [*above, ""] if above else []
     below = ["", *(format_prose(note, style) for note in table.notes)] if table.notes else []
     return "\n".join([*above, grid, *below])

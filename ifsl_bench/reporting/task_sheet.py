@@ -9,8 +9,8 @@ from ifsl_bench.backbones.contract import is_frozen, pretraining_corpora
 from ifsl_bench.data.preparing.catalogue import describe_availability
 from ifsl_bench.data.preparing.metadata import load_task_metadata
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS, seen_state_in_pretraining
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, Task
+from ifsl_bench.protocols.tasks.contamination import ROW_NOTE_OF_SEEN_LEVEL, seen_state_in_pretraining
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, NO_BACKBONE, Task
 from ifsl_bench.reporting.notes import HIDDEN_CLASSES_NOTE
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -46,7 +46,9 @@ def _describe_task_lines(task: Task, folders: Paths) -> Iterator[tuple[str, str]
     yield "backbone", _describe_backbone(task)
     yield (
         "seen",
-        SEEN_MARKS[seen_state_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data, task.base_order)],
+        ROW_NOTE_OF_SEEN_LEVEL[
+            seen_state_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data, task.base_order)
+        ],
     )
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
@@ -77,7 +79,7 @@ def _describe_backbone(task: Task) -> str:
     name, spec = task.pretraining.backbone, task.pretraining
     if name == NO_BACKBONE:
         return "none: the data are features, and a base classifier is trained on them"
-    if name == INCLUDED:
+    if name == INCLUDED_BACKBONE:
         return "included: features and base classifiers come with the package"
     if is_frozen(spec):
         seen_by = f", pretrained on {spec.pretrained_on}, as its user says" if spec.pretrained_on else ""
@@ -87,7 +89,7 @@ def _describe_backbone(task: Task) -> str:
 
 
 def _describe_results(task_results: TaskResults) -> str:
-    measured = len({(row.label, row.origin) for row in task_results.measured_rows})
+    measured = len({(row.label, row.results_origin) for row in task_results.measured_rows})
     counts = {"measured": measured, "published": len(task_results.published_rows)}
     text = " and ".join(format_count(count, f"{kind} row") for kind, count in counts.items() if count)
     return (

@@ -57,10 +57,10 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
     for number, table in enumerate(tables):
         if number:
             console.print()
-        for line, style in ((table.title, "bold"), (table.lead_sentence, "")):
+        for line, style in ((table.title, "bold"), (table.sentence_above_rows, "")):
             if line:
                 print_text(line, console, style)
-        if table.title or table.lead_sentence:
+        if table.title or table.sentence_above_rows:
             console.print()
         columns = _shown_columns(table)
         blocks = [columns]

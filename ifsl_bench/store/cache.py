@@ -37,15 +37,15 @@ DAY_SECONDS, RECENT_SECONDS, KEYS_MAX_AGE_SECONDS = (
 )  # seconds; clocks may differ by an hour
 _FOLDER_KINDS = ("features", "logs")  # kinds that are kept in a folder for each pretraining or stage
 _MANIFEST_NAMES = ("manifest.json", "checkpoint.json", "bank.json", "checksums.json")
-_ASIDE = re.compile(r"(.+)\.(?:corrupt|replaced|old)-[0-9]+")
-_SEED = re.compile(r"-seed[0-9]+(-.*)?(\.json)?$")
+_SET_ASIDE_NAME_PATTERN = re.compile(r"(.+)\.(?:corrupt|replaced|old)-[0-9]+")
+_SEED_SUFFIX_PATTERN = re.compile(r"-seed[0-9]+(-.*)?(\.json)?$")
 
 
 @dataclass(frozen=True)
 class CacheItem:
     """A file or folder of the home that is made, used and removed as a whole."""
 
-    kind: str  # one of KINDS or STAYS, or what else it is
+    cache_kind: str  # one of KINDS or STAYS, or what else it is
     path: Path
     belongs_to: str  # the data set, with the backbone; or the task, with the method
     n_bytes: int  # that its files hold
@@ -54,7 +54,9 @@ class CacheItem:
 
 def list_items(home: Paths) -> list[CacheItem]:
     """Return everything in the home but the results, by kind."""
-    return sorted(_iterate_items(home), key=lambda item: (KIND_ORDER.index(item.kind), item.belongs_to, item.path))
+    return sorted(
+        _iterate_items(home), key=lambda item: (KIND_ORDER.index(item.cache_kind), item.belongs_to, item.path)
+    )
 
 
 def _iterate_items(home: Paths) -> Iterator[CacheItem]:
@@ -86,12 +88,12 @@ def _list_folder_entries(folder: Path) -> list[Path]:
 def _find_kind_path_and_owner(kind: str, path: Path) -> tuple[str, Path, str]:
     if path.name.startswith((PARTIAL_MARK, REMOVED_MARK)):
         return UNFINISHED, path, f"{kind}: {strip_tag(path.name).removeprefix(PARTIAL_MARK).removeprefix(REMOVED_MARK)}"
-    if match := _ASIDE.fullmatch(path.name):
+    if match := _SET_ASIDE_NAME_PATTERN.fullmatch(path.name):
         return SET_ASIDE, path, f"{kind}: {match[1]}"
     if kind == "logs" and path.name == "rates.json":
         return "rates", path, ""
     name = path.parent.name if kind in _FOLDER_KINDS else path.name
-    return kind, path, _SEED.sub("", unquote(name)) if kind in (*INPUT_KINDS, *JOB_KINDS, "logs") else ""
+    return kind, path, _SEED_SUFFIX_PATTERN.sub("", unquote(name)) if kind in (*INPUT_KINDS, *JOB_KINDS, "logs") else ""
 
 
 def _size_and_last_use(path: Path) -> tuple[int, float]:
@@ -117,16 +119,18 @@ def divide_into_removable_and_kept(
     """
     items, now = list_items(home), time.time()
     for kind in kinds:
-        if not any(item.kind == kind for item in items):
+        if not any(item.cache_kind == kind for item in items):
             raise UserError(f"nothing in {home.cache} is called {kind!r}; 'ifsl-bench cache' lists what is there")
     reasons = {item: _reason_to_keep(item, now) for item in items}
-    running = any(reasons[item] and item.kind in (*JOB_KINDS, "features") for item in items)
+    running = any(reasons[item] and item.cache_kind in (*JOB_KINDS, "features") for item in items)
     going, staying = list[CacheItem](), list[tuple[CacheItem, str]]()
     for item in items:
-        if item.kind not in (kinds or LEFTOVER_KINDS):
+        if item.cache_kind not in (kinds or LEFTOVER_KINDS):
             continue
         needed = (
-            "perhaps needed by a process that runs" if running and item.kind in (*INPUT_KINDS, *JOB_KINDS) else None
+            "perhaps needed by a process that runs"
+            if running and item.cache_kind in (*INPUT_KINDS, *JOB_KINDS)
+            else None
         )
         if why := reasons[item] or needed:
             staying.append((item, why))
@@ -138,17 +142,17 @@ def divide_into_removable_and_kept(
 def _reason_to_keep(item: CacheItem, now: float) -> str | None:
     """Return why an item may not be removed; None where nothing keeps it."""
     idle, name = now - item.last_used, strip_tag(item.path.name).removeprefix(PARTIAL_MARK)
-    if item.kind == UNKNOWN:
+    if item.cache_kind == UNKNOWN:
         return "not made by this version of ifsl-bench"
-    if item.kind in PERMANENT_KINDS:
+    if item.cache_kind in PERMANENT_KINDS:
         return "may not be available again"
-    if item.kind == "compiled" and name == code_folder_name():
+    if item.cache_kind == "compiled" and name == code_folder_name():
         return "needed by this version"
-    if item.kind == "data" and not datasets.is_generated(name):
+    if item.cache_kind == "data" and not datasets.is_generated(name):
         return "made from files of yours: ifsl-bench data remove"
     if is_locked(item.path.with_name(name)):
         return "a process holds its lock"
-    if item.kind == "keys" and idle < KEYS_MAX_AGE_SECONDS:
+    if item.cache_kind == "keys" and idle < KEYS_MAX_AGE_SECONDS:
         return (
             f"of a cluster that was started in the last {KEYS_MAX_AGE_SECONDS / DAY_SECONDS:.0f} days, and perhaps runs"
         )
@@ -166,7 +170,7 @@ def remove_items(items: Sequence[CacheItem], report: Callable[[str], None]) -> i
         report: prints a line on an item that stays.
     """
     freed = 0
-    for item in sorted(items, key=lambda item: KIND_ORDER.index(item.kind), reverse=True):
+    for item in sorted(items, key=lambda item: KIND_ORDER.index(item.cache_kind), reverse=True):
         with try_lock(item.path) as free:
             if not free or _size_and_last_use(item.path)[1] > item.last_used:
                 report(f"{item.path} is in use by now, and stays")

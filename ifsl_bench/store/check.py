@@ -22,7 +22,7 @@ from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import Side, Task
 from ifsl_bench.protocols.tasks.task_files import is_task_name, load_tasks
 from ifsl_bench.protocols.tasks.task_limits import MOST_TRIALS, check_task, max_episodes_of_task
-from ifsl_bench.protocols.tasks.variants import apply_change, split_task_name
+from ifsl_bench.protocols.tasks.variants import apply_task_changes, split_task_name
 from ifsl_bench.store.data_frames import format_metric
 from ifsl_bench.store.result_folder import find_results_of_other_episodes
 from ifsl_bench.store.schema import (
@@ -148,7 +148,7 @@ def _find_task(name: str, tasks: Mapping[str, Task], home: Paths) -> Task:
     if plain not in tasks:
         (task,) = load_tasks(name, home=home)
     else:
-        task = apply_change(tasks[plain], change)
+        task = apply_task_changes(tasks[plain], change)
         check_task(task, "with these changes")
     if task.name != name:
         raise UserError(f"{name!r} is called {task.name!r}")
@@ -227,10 +227,10 @@ def _make_sampler_of_result(
     protocol = protocol_of_task(task)
 
     def starts(pool: str) -> np.ndarray:
-        return dataset.pool(pool).starts
+        return dataset.pool(pool).class_starts
 
     def classes(pool: str) -> Sequence[str]:
-        return dataset.pool(pool).classes
+        return dataset.pool(pool).class_names
 
     order = protocol.published_class_order(task, classes)
     return protocol.make_sampler(task, side, result.seed, starts, classes=classes, order=order)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
+from ifsl_bench.protocols.metrics import EPISODE_COUNT_NAMES, OPTIONAL_EPISODE_COUNT_NAMES
 from ifsl_bench.protocols.registry import all_metric_names
 from ifsl_bench.utils.errors import MissingDependencyError, escape_controls
 
@@ -26,11 +26,11 @@ EPISODE_COLUMNS = (
     "episode",
     "base_queries",
     "novel_queries",
-    *COUNTS,
-    *OPTIONAL_COUNTS,
+    *EPISODE_COUNT_NAMES,
+    *OPTIONAL_EPISODE_COUNT_NAMES,
     "acc",
 )
-INSTALL = 'pip install "ifsl_bench[pandas]"'
+INSTALL_PANDAS_COMMAND = 'pip install "ifsl_bench[pandas]"'
 SUFFIX_OF_PART = {"mean": "", "interval": "_interval"}  # of a metric in a summary -> what its column ends in
 COST_COLUMNS = ("training_seconds", "evaluation_seconds")
 PROVENANCE_COLUMNS = ("device", "version", "commit", "time")
@@ -48,13 +48,15 @@ def import_pandas_or_explain() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "pandas":
             raise MissingDependencyError(
-                f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL}"
+                f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL_PANDAS_COMMAND}"
             ) from error
-        raise MissingDependencyError(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
+        raise MissingDependencyError(
+            f"to_pandas() needs an extra (pandas is not installed): {INSTALL_PANDAS_COMMAND}"
+        ) from None
     except Exception as error:  # compiled modules built for another NumPy raise more than ImportError
         raise MissingDependencyError(
             f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
-            f"to install it again: {INSTALL} --force-reinstall"
+            f"to install it again: {INSTALL_PANDAS_COMMAND} --force-reinstall"
         ) from error
     return pandas
 

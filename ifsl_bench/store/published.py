@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.protocols.metrics import harmonic_mean_by_episode
-from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
+from ifsl_bench.protocols.tasks.contamination import ROW_NOTE_OF_SEEN_LEVEL
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.utils.files import read_json
 
@@ -65,7 +65,7 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "chosen on test images" if self.chosen_on_test else "",
             f"keeps {self.images} images" if self.images else "",
             "knows the number of classes" if self.knows_classes else "",
-            SEEN_MARKS[self.novel_seen or "no"],
+            ROW_NOTE_OF_SEEN_LEVEL[self.novel_seen or "no"],
         ]
         return "; ".join(filter(None, marks))
 

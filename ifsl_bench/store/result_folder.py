@@ -17,7 +17,7 @@ from ifsl_bench.utils.files import translate_disk_errors
 from ifsl_bench.utils.text_format import format_numbers
 
 CLAIMS_FILE = "claims.toml"  # in the folder of the package: the sentences of README and docs on its rows
-LEFT_OUT = "left out: "  # how remarks on such files and rows begin
+LEFT_OUT_PREFIX = "left out: "  # how remarks on such files and rows begin
 
 
 def packaged_results_folder() -> Path:
@@ -46,17 +46,17 @@ def read_results(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[R
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            remarks.append(f"{LEFT_OUT}{root / name} cannot be read ({error.strerror})")
+            remarks.append(f"{LEFT_OUT_PREFIX}{root / name} cannot be read ({error.strerror})")
     reader = parse_result if root.resolve() == packaged_results_folder().resolve() else read_result
     for path in paths:
         try:
             result = reader(path)
         except UserError as error:
-            remarks.append(f"{LEFT_OUT}{error}")
+            remarks.append(f"{LEFT_OUT_PREFIX}{error}")
             continue
         if path != result_path(root, result):
             remarks.append(
-                f"{LEFT_OUT}{path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
+                f"{LEFT_OUT_PREFIX}{path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
             )
         else:
             results.append(result)

@@ -31,12 +31,12 @@ from ifsl_bench.protocols.metrics import Estimate, HitCounts
 from ifsl_bench.protocols.protocol import MOST_STORED_NUMBERS, HitCount, Protocol, StoredCounts
 from ifsl_bench.protocols.registry import stored_counts_type_of_fields
 from ifsl_bench.protocols.tasks.contamination import SEEN_LEVELS
-from ifsl_bench.protocols.tasks.task import INCLUDED, NO_BACKBONE, PLAIN_RECIPE
+from ifsl_bench.protocols.tasks.task import CROSS_ENTROPY_RECIPE, INCLUDED_BACKBONE, NO_BACKBONE
 from ifsl_bench.protocols.tasks.task_limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.utils.deprecated import accept_old_names
 from ifsl_bench.utils.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.utils.files import quarantine, read_json, write_json
-from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.files import quarantine_path, read_json, write_json
+from ifsl_bench.utils.limits import RESULT_FILE_BYTES
 from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, unpack_array
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 PRINTED_FIELDS = ("method", "label", "task", "task_hash", "digest", "fingerprint")  # by tables and remarks
-Episodes = Annotated[int, Meta(ge=1)]
-Index = Annotated[int, Meta(ge=0)]
+EpisodeCount = Annotated[int, Meta(ge=1)]
+NonNegativeInteger = Annotated[int, Meta(ge=0)]
 
 
 class ResultSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ class StoredCalibration(ResultSection, frozen=True):
     """
 
     bias: float
-    validation_episodes: Episodes
+    validation_episodes: EpisodeCount
     curve: StoredBiasCurve
     applied: bool
     resampled_base: list[HitCount] = []
@@ -94,7 +94,7 @@ class StoredCalibration(ResultSection, frozen=True):
         """
         bias, base, novel = calibrated.hits_by_curve_bias.T
         return cls(
-            bias=calibrated.bias,
+            bias=calibrated.bias_on_novel_logits,
             validation_episodes=calibrated.n_validation_episodes,
             curve=StoredBiasCurve(
                 bias=bias.tolist(), base_joint=base.astype(int).tolist(), novel_joint=novel.astype(int).tolist()
@@ -112,8 +112,8 @@ class StoredOptionChoice(ResultSection, frozen=True):
         validation_episodes: how many the settings were tried on.
         chosen: the index, in the order of ``tuned``, of the setting that was chosen.
         winners: the index of the one that each bootstrap resample of the validation episodes would have chosen.
-        hits: a count of :class:`ifsl_bench.protocols.metrics.Counts` -> its sum over these episodes with each setting;
-            in ``calibrated_base`` and ``calibrated_novel`` with the bias that is best for the setting.
+        hits: a count of :class:`ifsl_bench.protocols.metrics.EpisodeHitCounts` -> its sum over these episodes with
+            each setting; in ``calibrated_base`` and ``calibrated_novel`` with the bias that is best for the setting.
         rivals: indices of the settings that were tried on test episodes too: those that several resamples would have
             chosen.
         test_episodes: the number of the first test episodes that these were tried on.
@@ -121,12 +121,12 @@ class StoredOptionChoice(ResultSection, frozen=True):
             there is no rival.
     """
 
-    validation_episodes: Episodes
-    chosen: Index
-    winners: Annotated[list[Index], Meta(min_length=RESAMPLE_COUNT, max_length=RESAMPLE_COUNT)]
+    validation_episodes: EpisodeCount
+    chosen: NonNegativeInteger
+    winners: Annotated[list[NonNegativeInteger], Meta(min_length=RESAMPLE_COUNT, max_length=RESAMPLE_COUNT)]
     hits: dict[str, list[HitCount]]
-    rivals: list[Index] = []
-    test_episodes: Index = 0
+    rivals: list[NonNegativeInteger] = []
+    test_episodes: NonNegativeInteger = 0
     test_hits: dict[str, list[HitCount]] = {}
 
 
@@ -268,8 +268,8 @@ class Result(ResultSection, frozen=True):
         if "recipe" in self.pretraining:
             return str(self.pretraining["recipe"])
         key = str(self.pretraining.get("key"))
-        features = re.search(rf"-({NO_BACKBONE}|{INCLUDED})-(linear|cosine)-seed\d+-\w+$", key)
-        return None if features or "backbone" in self.pretraining else PLAIN_RECIPE
+        features = re.search(rf"-({NO_BACKBONE}|{INCLUDED_BACKBONE})-(linear|cosine)-seed\d+-\w+$", key)
+        return None if features or "backbone" in self.pretraining else CROSS_ENTROPY_RECIPE
 
     @property
     def chosen_option_names(self) -> set[str]:
@@ -352,7 +352,7 @@ PATTERNS_IN_WORDS = {
     PACKAGE_PATTERN: "the name of a package",
     STEP_PATTERN: "the number of a step",
 }
-Text = Annotated[str, Meta(min_length=1)]
+NonEmptyText = Annotated[str, Meta(min_length=1)]
 Hex16 = Annotated[str, Meta(pattern=HEX16_PATTERN)]
 Hex64 = Annotated[str, Meta(pattern=HEX64_PATTERN)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -373,11 +373,11 @@ class DistributionFields(ResultSection, frozen=True):
 class ProvenanceFields(ResultSection, frozen=True):
     """The origin of a result; a release has no commit, and a method in a file no distribution."""
 
-    command: Text
-    version: Text
+    command: NonEmptyText
+    version: NonEmptyText
     commit: Annotated[str, Meta(pattern=COMMIT_PATTERN)]
-    device: Text
-    python: Text
+    device: NonEmptyText
+    python: NonEmptyText
     libraries: Annotated[dict[Annotated[str, Meta(pattern=PACKAGE_PATTERN)], str], Meta(min_length=1)]
     time: Annotated[str, Meta(pattern=TIME_PATTERN)]
     method_source: Hex16
@@ -392,7 +392,7 @@ class PretrainingFields(ResultSection, frozen=True):
     Fields from ``backbone`` to ``centre`` are of frozen backbones, later ones of backbones that a recipe trained.
     """
 
-    key: Text
+    key: NonEmptyText
     sha256: Hex64
     accuracy: Annotated[dict[Literal["base/val", "base/test"], Percent], Meta(min_length=1)]
     precision: str = ""
@@ -405,7 +405,7 @@ class PretrainingFields(ResultSection, frozen=True):
     pretrained_on: list[str] = []
     seen: Literal[tuple(SEEN_LEVELS)] = "no"  # type: ignore[valid-type]
     centre: Literal["mean", "none"] = "none"
-    recipe: Text = ""
+    recipe: NonEmptyText = ""
     steps: Annotated[int, Meta(gt=0)] = 1
     passes: Annotated[float, Meta(gt=0)] = 1.0
     knows_classes: bool = False
@@ -488,10 +488,10 @@ def rename_replaced_result(root: Path, result: Result) -> Path | None:
         recorded = [name for name in new.COLUMNS if len(getattr(old, name))]  # a newer version may count more
         if old.shape_values == new.shape_values and old.has_same_numbers(new, recorded):
             return None
-    return quarantine(path, "old")
+    return quarantine_path(path, "old")
 
 
-SOLVES_OF = {  # failures of inner solves -> the solves that they are among, under training.solves
+SOLVES_KEY_OF_FAILURE = {  # failures of inner solves -> the solves that they are among, under training.solves
     "adjoint_diverged": "adjoint_episodes",
     "adjoint_indefinite": "adjoint_episodes",
     "adjoint_failed": "adjoint_episodes",
@@ -528,7 +528,7 @@ def _find_contradictions(result: Result) -> Iterator[str]:
     except (msgspec.ValidationError, UnicodeError) as error:
         yield f"training: {error}"
         return
-    for kind, total in SOLVES_OF.items():
+    for kind, total in SOLVES_KEY_OF_FAILURE.items():
         if solves.get(kind, 0) > solves.get(total, 0):
             yield f"training.solves has {kind} in more episodes than the {total}"
     yield from result.protocol.find_contradictions(counts, result)
@@ -591,7 +591,7 @@ def read_result(path: Path) -> Result:
 def read_raw_result(path: Path) -> dict[str, Any]:
     """Read the JSON of a file that may be a result; raise as :func:`read_result`, and for one that is too large."""
     try:
-        raw: dict[str, Any] = read_json(path, RESULT_FILE)
+        raw: dict[str, Any] = read_json(path, RESULT_FILE_BYTES)
     except OSError as error:
         raise UserError(f"cannot read the result {path}: {error.strerror}") from error
     return raw

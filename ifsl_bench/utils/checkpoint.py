@@ -30,7 +30,7 @@ from ifsl_bench.utils.files import (
 )
 from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
 
-_TENSORS = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are not ours
+_TENSORS_FILE_PATTERN = re.compile(r"state-([0-9]+)\.safetensors")  # other files here are not ours
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class CheckpointFolder:
         """
         with translate_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
+            previous = [
+                match for path in self.folder.iterdir() if (match := _TENSORS_FILE_PATTERN.fullmatch(path.name))
+            ]
             name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
             write_bytes(self.folder / name, content)
             facts = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}

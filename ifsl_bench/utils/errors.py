@@ -51,7 +51,7 @@ def format_error(error: BaseException) -> str:
     """Format an error in one line, with its class unless it is the user's mistake or the machine's refusal."""
     if isinstance(error, UserError):
         return str(error)
-    if lacks_memory(error):
+    if is_out_of_memory(error):
         where, other = (
             ("", "") if type(error).__name__ != "OutOfMemoryError" else (" on the accelerator", ", or --device cpu")
         )
@@ -71,7 +71,7 @@ MACHINE_ERRNOS = (
 )
 
 
-def lacks_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory was short, here or on an accelerator, whose error PyTorch defines."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -80,10 +80,10 @@ def lacks_memory(error: BaseException) -> bool:
 
 def is_refused_by_machine(error: BaseException) -> bool:
     """Return whether memory, open files, permission or the disk failed, so that the file that was read may be sound."""
-    return lacks_memory(error) or (isinstance(error, OSError) and error.errno in MACHINE_ERRNOS)
+    return is_out_of_memory(error) or (isinstance(error, OSError) and error.errno in MACHINE_ERRNOS)
 
 
-MOST_SHOWN = 1000  # characters of another library's message
+MAX_MESSAGE_CHARACTERS = 1000  # characters of another library's message
 
 
 def format_class_and_message(error: BaseException) -> str:
@@ -92,7 +92,9 @@ def format_class_and_message(error: BaseException) -> str:
         message = str(error)
     except Exception:  # of a class of the user's own
         message = ""
-    message = f"{message[:MOST_SHOWN]} ..." if len(message) > MOST_SHOWN else message  # of a whole tensor, say
+    message = (
+        f"{message[:MAX_MESSAGE_CHARACTERS]} ..." if len(message) > MAX_MESSAGE_CHARACTERS else message
+    )  # of a whole tensor, say
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

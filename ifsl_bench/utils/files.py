@@ -32,7 +32,7 @@ PARTIAL_MARK = ".partial-"  # prefix of unfinished files and folders
 REMOVED_MARK = ".removed-"  # prefix of folders that are being removed
 DOWNLOAD_PREFIX = ".download-"  # prefix of folders with what a data set is made from
 MAX_NAME_LENGTH = 143  # bytes of a file's name, where file systems that encrypt names have the least room
-_TAG = re.compile(r"@[0-9a-f]{16}")
+_UNIQUE_TAG_PATTERN = re.compile(r"@[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def unique_name(name: str, end: str = "") -> str:
 
 def strip_tag(name: str) -> str:
     """Return a name without the random tag of :func:`unique_name`."""
-    return _TAG.sub("", name)
+    return _UNIQUE_TAG_PATTERN.sub("", name)
 
 
 PATH_OPTIONS = "--home or --results"  # the options by which most folders are chosen
@@ -262,7 +262,7 @@ def write_bytes(path: Path, content: bytes, chosen_by: str = PATH_OPTIONS) -> No
             raise
 
 
-_NUMBER_LIST = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
+_NUMBER_LIST_PATTERN = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -273,7 +273,7 @@ def write_json(path: Path, value: Any) -> None:
         value: without NaN or infinities.
     """
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-    text = _NUMBER_LIST.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
+    text = _NUMBER_LIST_PATTERN.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
     write_bytes(path, f"{text}\n".encode())
 
 
@@ -313,7 +313,7 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def quarantine(path: Path, why: str = "corrupt") -> Path:
+def quarantine_path(path: Path, why: str = "corrupt") -> Path:
     """Rename a file or folder out of the way; nothing is deleted.
 
     Args:

@@ -62,18 +62,18 @@ def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
 # ILSVRC-2012 has 1.43 million. The list of members is in memory, 600 bytes for each at the most.
 ARCHIVE_MEMBERS = Limit(1_500_000, "holds {value} files, more than {most}; give a smaller folder or archive")
 # PATH_MAX of Linux; no tool could unpack a longer one.
-PATH_LENGTH = Limit(
+ARCHIVE_PATH_CHARACTERS = Limit(
     4096,
     "holds a file whose path has {value} characters, more than {most}; it is damaged or not to be trusted, get another "
     "copy",
 )
 # 1.5 million entries of 170 bytes. Python's reader has it in memory whole, whatever is in it.
-ZIP_LIST = Limit(
+ZIP_DIRECTORY_BYTES = Limit(
     1 << 28,
     "has a list of files of {value} bytes, more than {most}; give a smaller archive, or unpack it and give the folder",
 )
 # It holds a path, and perhaps what macOS adds to a file. Python before 3.11.10 takes time quadratic in its length.
-EXTENDED_HEADER = Limit(
+TAR_EXTENDED_HEADER_BYTES = Limit(
     1 << 14,
     "holds an extended header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
 )
@@ -90,30 +90,38 @@ HARMLESS_EXPANDED_BYTES = (
 # -- files that are read whole
 
 # A line of 50 characters for each of 20,000 classes is 1 MB. All lines are in memory.
-SPLIT_FILE = Limit(1 << 22, "has more than {most} characters; a list of classes is shorter, is it the right file?")
+SPLIT_FILE_CHARACTERS = Limit(
+    1 << 22, "has more than {most} characters; a list of classes is shorter, is it the right file?"
+)
 # It is parsed whole, in Python.
-TOML_FILE = Limit(1 << 18, "has more than {most} characters; such a file has a few thousand, is it the right one?")
+TOML_FILE_CHARACTERS = Limit(
+    1 << 18, "has more than {most} characters; such a file has a few thousand, is it the right one?"
+)
 # Python's parser takes memory that is quadratic in the parts of a key; 100,000 of them fill a machine.
-TOML_LINE = Limit(200, "has a line with {value} dots, more than {most}; break it into several")
+TOML_LINE_DOTS = Limit(200, "has a line with {value} dots, more than {most}; break it into several")
 # It is parsed whole. Whole numbers of 2 bytes make objects of 40: read up to here, a file of them takes 0.5 GB.
-RESULT_FILE = Limit(1 << 25, "has more than {most} bytes; a result of 2,000 episodes has 20,000, is it the right file?")
+RESULT_FILE_BYTES = Limit(
+    1 << 25, "has more than {most} bytes; a result of 2,000 episodes has 20,000, is it the right file?"
+)
 # It is read whole, twice as large in memory. In half precision that is 500 million parameters.
-WEIGHTS_FILE = Limit(
+WEIGHTS_FILE_BYTES = Limit(
     1 << 30,
     "has {value} bytes, more than {most}; the weights of a backbone have 2 to 50 million, is it the right file?",
 )
 # A tensor takes 100 bytes there, a backbone has a few hundred. It is parsed whole, in Python.
-WEIGHTS_HEADER = Limit(
+WEIGHTS_HEADER_BYTES = Limit(
     1 << 22, "has a header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy"
 )
 # The largest vision transformers have 6 billion parameters, in half precision 12 GB; those in use have 1 to 2.
-FOREIGN_WEIGHTS_FILE = Limit(
+FOREIGN_WEIGHTS_FILE_BYTES = Limit(
     8 << 30, "has {value} bytes, more than {most}; no network that fits one accelerator is that large"
 )
 # Networks have thousands.
 FOREIGN_WEIGHTS_TENSORS = Limit(100_000, "holds {value} tensors, more than {most}; it is no file of weights")
 # NumPy gives every text of an array the room of the longest.
-LABEL_LENGTH = Limit(1000, "has {value} characters, more than {most}; a label is shorter, is it the right file?")
+ROW_LABEL_CHARACTERS = Limit(
+    1000, "has {value} characters, more than {most}; a label is shorter, is it the right file?"
+)
 # Beside those that belong to long arrays. A byte of a pickle makes an object of 50 to 250 bytes.
 PICKLE_VALUES = Limit(
     3_500_000,

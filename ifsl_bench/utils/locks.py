@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 
 from ifsl_bench.utils.errors import CorruptFile
-from ifsl_bench.utils.files import PARTIAL_MARK, REMOVED_MARK, quarantine, translate_disk_errors, unique_name
+from ifsl_bench.utils.files import PARTIAL_MARK, REMOVED_MARK, quarantine_path, translate_disk_errors, unique_name
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -141,7 +141,7 @@ def get_or_create(
             if content is not None:
                 return content
         except CorruptFile as error:
-            warn(f"{error}; {again}, the damaged files are in {quarantine(folder)}")
+            warn(f"{error}; {again}, the damaged files are in {quarantine_path(folder)}")
         return make()
 
 

@@ -12,7 +12,7 @@ from typing import IO
 from ifsl_bench.utils.errors import escape_controls
 
 LEARNING_RATE = "learning rate"  # comes from the schedule: shown in logs, not beside the bar
-FIGURES_WIDTH = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
+METRICS_TEXT_WIDTH = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
 MIN_BAR_WIDTH = 6  # columns of the shortest bar
 
 
@@ -171,7 +171,7 @@ class RichReporter(Reporter):
         title = escape_controls(title)
         if done:
             self.console.print(f"{title}: resumed at {done:,} of {total:,}", markup=False)
-        room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - FIGURES_WIDTH - 3
+        room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - METRICS_TEXT_WIDTH - 3
         if apart := len(title) + 1 + MIN_BAR_WIDTH > room:  # on a line above
             self.console.print(title, markup=False)
         bar_width = max(MIN_BAR_WIDTH, min(24, room if apart else room - len(title) - 1))

@@ -21,7 +21,7 @@ from ifsl_bench.utils.files import read_json, sha256_json, translate_disk_errors
 FORMAT_VERSION = 2  # of JSON files with a checksum
 COUNT_KINDS = ("u1", "u2", "u3", "u4")
 ARRAY_KINDS = (*COUNT_KINDS, "i8", "f2", "f4", "f8")
-_PACKED = re.compile(r"([uif][1-8]) (0|[1-9][0-9]{0,9}) ([A-Za-z0-9+/]*={0,2})")
+_PACKED_ARRAY_PATTERN = re.compile(r"([uif][1-8]) (0|[1-9][0-9]{0,9}) ([A-Za-z0-9+/]*={0,2})")
 _MAX_HEADER_BYTES = 1024  # bytes of a .npy header; our arrays have headers of 118
 _RELEASE_BLOCK_BYTES = 1 << 26  # bytes
 
@@ -146,7 +146,7 @@ def unpack_array(text: str, most: int, kinds: Collection[str] = ARRAY_KINDS) -> 
 
 
 def _split_packed_text(text: str) -> tuple[str, str, str]:
-    match = _PACKED.fullmatch(text)
+    match = _PACKED_ARRAY_PATTERN.fullmatch(text)
     if match is None:
         raise ValueError("it is no packed array: a kind of number, a count, and base64 were expected")
     return match[1], match[2], match[3]

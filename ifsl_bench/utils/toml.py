@@ -15,12 +15,12 @@ import msgspec
 import msgspec.inspect
 
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.limits import TOML_FILE, TOML_LINE, Limit, read_text
+from ifsl_bench.utils.limits import TOML_FILE_CHARACTERS, TOML_LINE_DOTS, Limit, read_text
 
 T = TypeVar("T")
 
 
-def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE) -> str:
+def read_user_file(path: Path, what: str, limit: Limit = TOML_FILE_CHARACTERS) -> str:
     """Return a file's text, without the byte order mark that some editors put before it.
 
     Args:
@@ -48,8 +48,8 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     Raises:
         UserError: not TOML, or larger than is parsed.
     """
-    TOML_FILE.check(len(text), where)
-    TOML_LINE.check(max((line.count(".") for line in text.split("\n")), default=0), where)
+    TOML_FILE_CHARACTERS.check(len(text), where)
+    TOML_LINE_DOTS.check(max((line.count(".") for line in text.split("\n")), default=0), where)
     try:
         return tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and what Python raises for a number of thousands of digits

@@ -10,7 +10,7 @@ from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.image_variance import WeightedPoolShares, estimate_image_variance, sum_pool_variances
 from ifsl_bench.analysis.ranking import Ranking, SeedVariancePrior, estimate_difference
 from ifsl_bench.protocols.image_counts import ImageHits, PoolHits
-from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.metrics import EpisodeHitCounts
 from ifsl_bench.store.schema import StoredImageHits
 from tests.store.result_fields import counted
 
@@ -90,7 +90,7 @@ def rows_of_images(step: int = 1) -> list[SeedAggregate]:
             hits = ImageHits(pools, right_counts_are_shares=False)
             for name in pools if label == "b" else ():
                 hits = hits.group_images(name, step)
-            counts = Counts(**sums, base_queries=30, novel_queries=30)
+            counts = EpisodeHitCounts(**sums, base_queries=30, novel_queries=30)
             results.append(counted(label, seed, counts, classes, images=StoredImageHits.from_image_hits(hits)))
         rows.append(SeedAggregate(label, "yours", tuple(results)))
     return rows

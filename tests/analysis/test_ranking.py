@@ -168,7 +168,7 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
 
     def ranks_and_places() -> tuple[dict[str, str], dict[str, tuple]]:
         places = load_task_results(task, stored_rows.root).ranking.ranked_rows
-        split = [[p for p in places if p.row.origin == origin] for origin in ("stored", "yours")]
+        split = [[p for p in places if p.row.results_origin == origin] for origin in ("stored", "yours")]
         return ranks(split[0]), {
             p.row.label: (str(p.rank_interval), p.n_ranked_together, p.difference_to_best) for p in split[1]
         }

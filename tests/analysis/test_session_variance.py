@@ -97,9 +97,9 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
     cases = [split_variance(simulated(rng, shape, tuple(deviations.values()))) for _ in range(400)]
     assert set(cases[0]) == there
     for part in there:
-        values = np.array([case[part].value for case in cases])
+        values = np.array([case[part].estimated_variance for case in cases])
         assert abs(values.mean() - truth[part]) < 4 * stats.sem(values), part
-        held = np.mean([case[part].low <= truth[part] <= case[part].high for case in cases])
+        held = np.mean([case[part].lower_limit <= truth[part] <= case[part].upper_limit for case in cases])
         assert held > 0.92, (part, held)
 
 
@@ -109,7 +109,7 @@ def test_the_interval_of_a_single_value_holds_with_skewed_supports():
     for _ in range(1000):
         x = (rng.exponential(size=(1, 100, 4)) - 1) * 0.3
         variance = split_variance(x)["one"]
-        held += variance.low <= 0.09 <= variance.high
+        held += variance.lower_limit <= 0.09 <= variance.upper_limit
         if not _:
             of_orders = [x[0, o].mean() for o in range(100)]
             parts = [
@@ -118,7 +118,7 @@ def test_the_interval_of_a_single_value_holds_with_skewed_supports():
             ]
             degrees = 2 * sum(parts) ** 2 / (100 * np.var(parts, ddof=1))
             expected = [degrees * sum(parts) / stats.chi2.ppf(tail, degrees) for tail in (0.975, 0.025)]
-            assert [variance.low, variance.high] == pytest.approx(expected)
+            assert [variance.lower_limit, variance.upper_limit] == pytest.approx(expected)
     assert held > 908
 
 

@@ -114,7 +114,7 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
     home, task, dataset, pretrained = few
     bank = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter())
     pool, folder, log = dataset.pool("base/val"), home.features / pretrained.key / "base-val", io.StringIO()
-    first = compute_class_moments(folder, bank, pool.starts, LogReporter(log))
+    first = compute_class_moments(folder, bank, pool.class_starts, LogReporter(log))
     labels = np.asarray(pool.labels)
     apart = np.concatenate([bank[labels == k] - bank[labels == k].mean(0, dtype=np.float64) for k in range(5)])
     # float64 sums over all images, which lose their number times eps, and a hundred times that where terms cancel
@@ -124,13 +124,13 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
     assert base.covariance.dtype == torch.float32
     assert base.to(dtype=torch.float64).covariance.dtype == torch.float64
     # What is kept is not computed again, bit by bit the same, and not taken for another bank's.
-    again = compute_class_moments(folder, np.zeros_like(bank), pool.starts, LogReporter(log))
+    again = compute_class_moments(folder, np.zeros_like(bank), pool.class_starts, LogReporter(log))
     assert all(np.array_equal(x, vars(again)[name]) for name, x in vars(first).items())
     assert log.getvalue() == ""
     for pattern in ("*.json", "*.safetensors"):
         (path,) = (folder / "moments").glob(pattern)
         path.write_bytes(path.read_bytes()[:-30])
-        repaired = compute_class_moments(folder, bank, pool.starts, LogReporter(log))
+        repaired = compute_class_moments(folder, bank, pool.class_starts, LogReporter(log))
         assert np.array_equal(repaired.covariance, first.covariance)
         assert "computed again" in log.getvalue()
         log.truncate(0)
@@ -138,19 +138,19 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
     store.write_tensors(
         {name: value + 1 for name, value in store.load().tensors.items()}, {"features_sha256": "another"}
     )
-    assert np.array_equal(compute_class_moments(folder, bank, pool.starts, LogReporter(log)).means, first.means)
+    assert np.array_equal(compute_class_moments(folder, bank, pool.class_starts, LogReporter(log)).means, first.means)
 
 
 def test_views_in_episodes_stay_with_their_image(few):
     _, task, dataset, pretrained = few
     pool = dataset.pool("base/val")
     numbered = np.repeat(np.arange(len(pool), dtype=np.float32)[:, None], 256, 1)
-    base = make_base_classifier(pretrained, ClassMoments.from_features(numbered, pool.starts))
+    base = make_base_classifier(pretrained, ClassMoments.from_features(numbered, pool.class_starts))
     stacked = np.concatenate([numbered, numbered, numbered])
     stacked[:, 1] = np.repeat([0, 1, 2], len(pool))
     features = make_feature_pool(stacked, pool, base, CPU)
     assert features.n_views == 3
-    sampler = EpisodeSampler(("x", "train", 0), task.episode, 1, pool.starts, pool.starts, hide=True)
+    sampler = EpisodeSampler(("x", "train", 0), task.episode, 1, pool.class_starts, pool.class_starts, hide=True)
     batch, drawn = EpisodeLoader(sampler, features, features).load_batch(0, 40), sampler.sample(0, 40)
     assert torch.equal(batch.support.features[..., 0].long(), drawn.support)
     assert torch.equal(batch.query.features[..., 0].long(), drawn.query)

@@ -25,7 +25,7 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.plugin.registry import is_installed
 from ifsl_bench.protocols.tasks.contamination import load_seen_table, seen_state_in_pretraining
 from ifsl_bench.protocols.tasks.task_files import load_tasks, parse_tasks
-from ifsl_bench.protocols.tasks.variants import Change, apply_change, make_change
+from ifsl_bench.protocols.tasks.variants import TaskChanges, apply_task_changes, make_task_changes
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
 from tests.reporters import Messages
@@ -67,7 +67,7 @@ class Images:
 
 
 def glyphs(backbone, weights=None):
-    return load_tasks("glyphs-5shot", Change(backbone=backbone, weights=weights))[0]
+    return load_tasks("glyphs-5shot", TaskChanges(backbone=backbone, weights=weights))[0]
 
 
 @pytest.fixture
@@ -111,11 +111,15 @@ def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(h
     first = pretrain_frozen(home, task, data, "linear", CPU, Messages())
     monkeypatch.setattr("ifsl_bench.backbones.features._compute_batches", lambda *_: pytest.fail("computed again"))
     again = pretrain_frozen(home, task, data, "linear", CPU, Messages())
-    torch.testing.assert_close(again.head.weight, first.head.weight)
+    torch.testing.assert_close(again.base_classifier.weight, first.base_classifier.weight)
     assert again.sha256 == first.sha256
     cosine_model = pretrain_frozen(home, task, data, "cosine", CPU, Messages())
     assert cosine_model.features_key == first.features_key == make_features_key(task, data.fingerprint, "cosine", 7)
-    assert cosine_model.key != first.key == make_pretraining_key(task, data.fingerprint, "linear", 7)
+    assert (
+        cosine_model.pretraining_key
+        != first.pretraining_key
+        == make_pretraining_key(task, data.fingerprint, "linear", 7)
+    )
 
 
 @pytest.mark.slow("timm is imported")
@@ -127,9 +131,9 @@ def test_other_weights_at_the_same_place_are_other_features(home, small, tmp_pat
 
     save_file({k: v * 1.5 if v.is_floating_point() else v for k, v in load_file(file).items()}, file)
     second = pretrain_frozen(home, task, data, "linear", CPU, Messages())
-    assert second.info["weights"] != first.info["weights"]
+    assert second.training_record["weights"] != first.training_record["weights"]
     assert second.sha256 != first.sha256
-    assert (second.head.weight - first.head.weight).abs().max() > 0
+    assert (second.base_classifier.weight - first.base_classifier.weight).abs().max() > 0
 
 
 @with_timm
@@ -157,42 +161,42 @@ def test_weights_that_a_network_of_the_home_uses_stay_when_another_network_refus
 @pytest.mark.slow("whole runs")
 def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home, small):
     task, data = small[0], Images()
-    plain = apply_change(task, Change(centre="none"))
+    plain = apply_task_changes(task, TaskChanges(centre="none"))
     assert plain.name == f"{task.name}+centre=none"
     assert plain.hash != task.hash
-    assert apply_change(task, Change(centre="mean")) is task, "what it does anyway has no name of its own"
+    assert apply_task_changes(task, TaskChanges(centre="mean")) is task, "what it does anyway has no name of its own"
     centred, raw = (pretrain_frozen(home, variant, data, "linear", CPU, Messages()) for variant in (task, plain))
     assert centred.features_key == raw.features_key, "one bank for both"
-    assert centred.key != raw.key
+    assert centred.pretraining_key != raw.pretraining_key
     bank = np.load(home.features / raw.features_key / "base-train" / "features.npy")
     assert bank.mean() > 0, "of a ReLU"
     # kept as float32, of float64 sums in another order
-    np.testing.assert_allclose(centred.mean, bank.mean(0, dtype=np.float64), rtol=1e-6)
-    assert raw.mean is None
+    np.testing.assert_allclose(centred.base_feature_mean, bank.mean(0, dtype=np.float64), rtol=1e-6)
+    assert raw.base_feature_mean is None
     assert (centred.result_entry()["centre"], raw.result_entry()["centre"]) == ("mean", "none")
     again = pretrain_frozen(home, task, data, "linear", CPU, Messages())
-    np.testing.assert_array_equal(again.mean, centred.mean)
+    np.testing.assert_array_equal(again.base_feature_mean, centred.base_feature_mean)
     pool = data.pool("base/train")
-    moments = ClassMoments.from_features(bank, pool.starts)
+    moments = ClassMoments.from_features(bank, pool.class_starts)
     base = make_base_classifier(centred, moments)
-    centred_pool = make_feature_pool(bank, pool, base, CPU, centred.mean)
+    centred_pool = make_feature_pool(bank, pool, base, CPU, centred.base_feature_mean)
     # float32 means lose the number of images times eps
     torch.testing.assert_close(centred_pool.features.mean(0), torch.zeros(bank.shape[1]), rtol=0, atol=1e-5)
-    of_class = torch.stack([centred_pool.features[a:b].mean(0) for a, b in itertools.pairwise(pool.starts)])
+    of_class = torch.stack([centred_pool.features[a:b].mean(0) for a, b in itertools.pairwise(pool.class_starts)])
     torch.testing.assert_close(base.prototypes, of_class, rtol=1e-4, atol=1e-5)
-    logits = centred_pool.features @ centred.head.weight.T + centred.head.bias
+    logits = centred_pool.features @ centred.base_classifier.weight.T + centred.base_classifier.bias
     torch.testing.assert_close(centred_pool.base_logits, logits)
 
 
 def test_centring_is_for_frozen_backbones_and_leaves_other_tasks_as_they_are():
     usual = load_tasks("glyphs-5shot")[0]
     assert "centre" not in usual.definition()["pretraining"]
-    assert "centre" not in usual.pretraining.definition()
+    assert "centre" not in usual.pretraining.definition_of_weights()
     for centre in ("mean", "none"):
         with pytest.raises(UserError, match="centre is for frozen backbones, and 'resnet-small' is pretrained here"):
-            make_jobs(RunConfig(["imprint"], ["glyphs-5shot"], change=Change(centre=centre)))
+            make_jobs(RunConfig(["imprint"], ["glyphs-5shot"], change=TaskChanges(centre=centre)))
     with pytest.raises(UserError, match="centre must be mean or none"):
-        make_change({"centre": "median"})
+        make_task_changes({"centre": "median"})
 
 
 class _Evil:
@@ -236,7 +240,7 @@ def test_torchvisions_features_are_what_its_classifier_takes(home):
     images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
     with torch.no_grad():
         theirs = network(zoo.ResNet18_Weights.IMAGENET1K_V1.transforms()(images))
-        ours = network.fc(model.network(model.normalise(images.permute(0, 2, 3, 1))))
+        ours = network.fc(model.network(model.normalise_images(images.permute(0, 2, 3, 1))))
     # float32 sums of up to 4,608 terms (512 channels of 3x3), in another layout of memory
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     assert model.result_entry()["pretrained_on"] == ["imagenet-1k"]
@@ -361,9 +365,9 @@ def test_features_take_no_other_backbone(minimal_task):
         (task,) = parse_tasks(minimal_task.replace('"none"', f'"{backbone}"'), "x.toml")
         assert task.pretraining.backbone == backbone
         assert check_backbone(task.pretraining) is None
-        assert apply_change(task, Change(backbone=backbone)) == task
+        assert apply_task_changes(task, TaskChanges(backbone=backbone)) == task
         with pytest.raises(UserError, match="'resnet10' is for images, and the data are features"):
-            apply_change(task, Change(backbone="resnet10"))
+            apply_task_changes(task, TaskChanges(backbone="resnet10"))
 
 
 def test_what_was_seen_is_asked_of_the_data_set_that_novel_classes_are_from(home, small, monkeypatch):
@@ -451,7 +455,7 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     digits = "0123456789abcdef"
 
     def marked(backbone, corpora):
-        task = load_tasks("mini-5shot", Change(backbone=backbone, weights=digits, pretrained_on=corpora))[0]
+        task = load_tasks("mini-5shot", TaskChanges(backbone=backbone, weights=digits, pretrained_on=corpora))[0]
         assert load_tasks(task.name)[0] == task
         return seen_state_in_pretraining(pretraining_corpora(task.pretraining), task.novel_data)
 
@@ -460,7 +464,9 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
             marked(backbone, corpora) for corpora in (None, "base", "imagenet-1k", "base:photos-of-mine", "unknown")
         ]
         assert answers == ["may", "no", "yes", "may", "may"]
-    plain, declared = (load_tasks("mini-5shot", Change(weights=digits, pretrained_on=x))[0] for x in (None, "base"))
+    plain, declared = (
+        load_tasks("mini-5shot", TaskChanges(weights=digits, pretrained_on=x))[0] for x in (None, "base")
+    )
     assert declared.name == f"mini-5shot+weights={digits}+pretrained-on=base"
     assert declared.hash != plain.hash
     assert make_pretraining_key(declared, "f", "linear", 0) == make_pretraining_key(plain, "f", "linear", 5), (
@@ -473,12 +479,12 @@ def test_what_the_weights_of_a_file_have_seen_is_what_their_user_declares():
     assert (spec.backbone, spec.weights, spec.pretrained_on, spec.centre) == ("resnet10", digits, "base", "none")
     with pytest.raises(UserError, match="pretrained-on must be"):
         parse_tasks(of.replace('"base"', '"of base classes"'), "x.toml")
-    other_task = apply_change(declared, Change(weights="f" * 16))
+    other_task = apply_task_changes(declared, TaskChanges(weights="f" * 16))
     assert other_task.pretraining.pretrained_on is None, "what is said of one file is not said of another"
     with pytest.raises(UserError, match="give it with --weights"):
-        check_backbone(load_tasks("mini-5shot", Change(pretrained_on="base"))[0].pretraining)
+        check_backbone(load_tasks("mini-5shot", TaskChanges(pretrained_on="base"))[0].pretraining)
     with pytest.raises(UserError, match=r"pretrained-on must be .* not 'Base classes'"):
-        make_change({"pretrained-on": "Base classes"})
+        make_task_changes({"pretrained-on": "Base classes"})
 
 
 def test_weights_are_not_for_features(minimal_task):

@@ -46,10 +46,10 @@ def tensors(pretrained):
 def test_records_what_was_done_and_is_cached(few, head):
     home, task, dataset = few
     first = pretrain(home, task, dataset, head, 0, CPU, Reporter())
-    assert first.info["finished"]
-    assert set(first.info["accuracy"]) == {"base/val", "base/test"}
-    assert all(0 <= v <= 1 for v in first.info["accuracy"].values())
-    assert "channels_last" in first.info["precision"]
+    assert first.training_record["finished"]
+    assert set(first.training_record["accuracy"]) == {"base/val", "base/test"}
+    assert all(0 <= v <= 1 for v in first.training_record["accuracy"].values())
+    assert "channels_last" in first.training_record["precision"]
     assert not any(p.requires_grad for p in first.network.parameters())
     log = io.StringIO()
     again = pretrain(home, task, dataset, head, 0, CPU, LogReporter(log))
@@ -122,7 +122,7 @@ def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(frozen, tmp_path)
     trainer.train(Reporter())
     pool = dataset.pool("base/train")
     x, y = torch.from_numpy(np.array(pool.images)).double(), torch.from_numpy(pool.labels)
-    probability = F.softmax(x @ weight.T + bias, -1) - F.one_hot(y, len(pool.classes))
+    probability = F.softmax(x @ weight.T + bias, -1) - F.one_hot(y, len(pool.class_names))
     expected = weight - 0.05 * (probability.T @ x / len(y) + 0.1 * weight)
     half = 2.0**-11  # of a value, by which rounding moves it at most
     # atol: float32 sums over all images of a step
@@ -135,21 +135,24 @@ def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
     home, task, dataset = few
     task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=5))
     model = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-    parameters = dict(model.network.named_parameters()) | dict(model.head.named_parameters())
+    parameters = dict(model.network.named_parameters()) | dict(model.base_classifier.named_parameters())
     for name, value in parameters.items():
         assert torch.equal(value, value.half().float()), name
     whole = {k: v for k, v in model.network.state_dict().items() if "running" in k}
     assert any(not torch.equal(value, value.half().float()) for value in whole.values())
-    weights = CheckpointFolder(home.pretrained / model.key).load().tensors
+    weights = CheckpointFolder(home.pretrained / model.pretraining_key).load().tensors
     kinds = {k: str(v.dtype) for k, v in weights.items()}
     assert {kind for k, kind in kinds.items() if "running" in k} == {"torch.float32"}
     assert {kind for k, kind in kinds.items() if "running" not in k and "tracked" not in k} == {"torch.float16"}
     assert model.result_entry()["rounded"] == "float16"
     images = torch.from_numpy(np.array(dataset.pool("base/val").images))
     with torch.inference_mode():
-        hits = model.head(model.network(model.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
+        hits = (
+            model.base_classifier(model.network(model.normalise_images(images))).argmax(1).numpy()
+            == dataset.pool("base/val").labels
+        )
     # an image whose logits tie up to rounding, in batches of another size
-    assert model.info["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=1 / len(hits))
+    assert model.training_record["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=1 / len(hits))
 
 
 def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
@@ -170,7 +173,7 @@ def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
 def test_features_are_learned(frozen):
     home, task, dataset = frozen
     for head in ("linear", "cosine"):
-        assert pretrain(home, task, dataset, head, 0, CPU, Reporter()).info["accuracy"]["base/test"] > 0.7
+        assert pretrain(home, task, dataset, head, 0, CPU, Reporter()).training_record["accuracy"]["base/test"] > 0.7
 
 
 def test_divergence_is_said(frozen):
@@ -195,7 +198,7 @@ def test_momentum_comes_back_in_the_layout_of_its_parameter(few, tmp_path):
     for i, parameter in enumerate(first.parameters):
         first.optimiser.state[parameter]["momentum_buffer"] = torch.full_like(parameter, i).contiguous()
     first.info["epoch"] = 0
-    first._save()
+    first._save_checkpoint()
     second.restore_from_checkpoint()
     for i, parameter in enumerate(second.parameters):
         buffer = second.optimiser.state[parameter]["momentum_buffer"]

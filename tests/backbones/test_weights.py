@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
 from ifsl_bench.backbones import fetch_weights, pretrained
-from ifsl_bench.backbones.pretrained import DISABLED_MARKER, find_packaged_file, is_package_used
+from ifsl_bench.backbones.pretrained import PACKAGED_WEIGHTS_DISABLED_FILE, find_packaged_file, is_package_used
 from ifsl_bench.backbones.trainer import pretrain
 from ifsl_bench.backbones.weights import (
-    METADATA_KEY,
+    SAFETENSORS_METADATA_KEY,
     has_other_weights,
     import_weights,
     list_packaged_weights,
@@ -85,9 +85,9 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "weights"
     folder.mkdir()
     weights, _ = read_metadata_and_tensors(exported[1])
-    exported[1].rename(folder / f"{weights.key}.safetensors")
+    exported[1].rename(folder / f"{weights.pretraining_key}.safetensors")
     monkeypatch.setattr(pretrained, "PACKAGED_FOLDERS", (folder,))
-    return folder / f"{weights.key}.safetensors"
+    return folder / f"{weights.pretraining_key}.safetensors"
 
 
 def altered(path: Path, change) -> None:
@@ -95,10 +95,10 @@ def altered(path: Path, change) -> None:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    metadata = json.loads(header["__metadata__"][METADATA_KEY])
+    metadata = json.loads(header["__metadata__"][SAFETENSORS_METADATA_KEY])
     del metadata["checksum"]
     change(metadata)
-    header["__metadata__"][METADATA_KEY] = json.dumps(metadata | {"checksum": sha256_json(metadata)})
+    header["__metadata__"][SAFETENSORS_METADATA_KEY] = json.dumps(metadata | {"checksum": sha256_json(metadata)})
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
 
@@ -114,20 +114,20 @@ def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads
     assert expected.keys() == tensors.keys()
     assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
     with safe_open(path, "np") as file:
-        assert "accuracy" in file.metadata()[METADATA_KEY]
+        assert "accuracy" in file.metadata()[SAFETENSORS_METADATA_KEY]
 
 
 def test_imported_weights_are_those_that_were_trained(exported, other):
     home, path = exported
     first = weights_of(home)
     weights, new = import_weights(path, other, Reporter())
-    assert (weights.key, weights.sha256, new) == (first.key, first.sha256, True)
+    assert (weights.pretraining_key, weights.sha256, new) == (first.pretraining_key, first.sha256, True)
     log = io.StringIO()
     again = weights_of(other, log)
     assert log.getvalue() == "", "nothing is trained"
     assert again.sha256 == first.sha256
     assert again.result_entry() == first.result_entry()
-    assert torch.equal(again.head.weight, first.head.weight)
+    assert torch.equal(again.base_classifier.weight, first.base_classifier.weight)
     assert not import_weights(path, other, Reporter())[1], "there already"
     assert export_weights(TASK, "linear", 0, other, other.cache / "x.safetensors")[1] == weights
 
@@ -175,9 +175,9 @@ def test_a_folder_that_is_not_there_is_not_made(exported, other):
 def test_other_weights_that_are_there_stay_unless_forced(exported, other):
     home, path = exported
     weights = weights_of(home)
-    state = CheckpointFolder(home.pretrained / weights.key).load()
+    state = CheckpointFolder(home.pretrained / weights.pretraining_key).load()
     tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
-    CheckpointFolder(other.pretrained / weights.key).write_tensors(tensors, state.metadata)
+    CheckpointFolder(other.pretrained / weights.pretraining_key).write_tensors(tensors, state.metadata)
     before = weights_of(other)
     assert before.sha256 != weights.sha256
     with pytest.raises(UserError, match="holds weights of this pretraining already; --force puts them aside"):
@@ -218,7 +218,7 @@ def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, expor
     assert status == 0, err
     assert "the weights from the package are kept as" in err
     assert "pretraining none, linear head, seed 0: done" in err
-    (folder,) = (path.parent for path in other.pretrained.glob(f"*/{DISABLED_MARKER}"))
+    (folder,) = (path.parent for path in other.pretrained.glob(f"*/{PACKAGED_WEIGHTS_DISABLED_FILE}"))
     made_here = CheckpointFolder(folder).read_metadata()
     status, _, err = call(*arguments, "--pretrain")
     assert (status, "come with the package" in err) == (0, False)
@@ -299,7 +299,9 @@ def _tensors(name: str, value: torch.Tensor):
         """Other tensors, with all checksums right."""
         weights, content = read_metadata_and_tensors(path)
         path.unlink()
-        write_weights(path, save(load(content) | {name: value}), weights.definition, weights.info)
+        write_weights(
+            path, save(load(content) | {name: value}), weights.pretraining_definition, weights.training_record
+        )
 
     return change
 
@@ -386,7 +388,7 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
 )
 def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path, tmp_path):
     weights, content = read_metadata_and_tensors(path)
-    assert weights.key == path.stem
+    assert weights.pretraining_key == path.stem
     assert find_packaged_file(Paths.locate(tmp_path), path.stem) == path
     # Buffers stay in single precision: statistics of batch norm and of features, and the corners of a simplex.
     whole = ("running", "network.scale", "network.offset", "network.means", "network.covariance", "recipe.corners")

@@ -81,7 +81,7 @@ def test_pretraining(benchmark, photos, tmp_path):
     trainer = PretrainingTrainer(tmp_path / "a", task, photos, "linear", 0, DEVICE)
     pool = photos.pool("base/train")
     network = to_channels_last(make_backbone(spec.backbone, photos.shape), DEVICE)
-    head = make_head("linear", network.features, len(pool.classes)).to(DEVICE)
+    head = make_head("linear", network.features, len(pool.class_names)).to(DEVICE)
     parameters = [*network.parameters(), *head.parameters()]
     optimiser = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
     precision = choose_precision(DEVICE)
@@ -145,7 +145,7 @@ def test_training_with_the_views_of_a_recipe(benchmark, photos, tmp_path, module
     trainer.steps = steps
     pool = photos.pool("base/train")
     network = to_channels_last(make_backbone(spec.backbone, photos.shape), DEVICE)
-    head = make_head("linear", network.features, len(pool.classes)).to(DEVICE)
+    head = make_head("linear", network.features, len(pool.class_names)).to(DEVICE)
     optimiser = torch.optim.SGD([*network.parameters(), *head.parameters()], lr=0.1, momentum=0.9, weight_decay=5e-4)
     precision = choose_precision(DEVICE)
     whole = trainer.normalise(torch.from_numpy(pool.images[:batch].copy()).to(DEVICE))
@@ -181,7 +181,7 @@ def test_features(benchmark, photos, tmp_path):
     photos.manifest["pools"].pop("base/val")  # nothing to evaluate on
     pretrained = pretrain(home, task, photos, "linear", 0, DEVICE, Reporter())
     count = len(photos.pool("base/train"))
-    batch = pretrained.normalise(torch.from_numpy(photos.pool("base/train").images[:256].copy()).to(DEVICE))
+    batch = pretrained.normalise_images(torch.from_numpy(photos.pool("base/train").images[:256].copy()).to(DEVICE))
     rounds = iter(range(100))
 
     @torch.inference_mode()

@@ -59,7 +59,7 @@ def make_loader(classes: int, novel_classes: int, shots: int, hide: bool = False
     base = make_base(classes)
     novel = make_pool("novel", novel_classes, 100, base)
     queries = novel if hide else make_pool("base", classes, 100, base)
-    sampler = EpisodeSampler(("speed", "test", 0), EpisodeSpec(), shots, novel.starts, queries.starts, hide)
+    sampler = EpisodeSampler(("speed", "test", 0), EpisodeSpec(), shots, novel.class_starts, queries.class_starts, hide)
     return EpisodeLoader(sampler, novel, queries), base
 
 
@@ -112,7 +112,9 @@ def test_sequences(benchmark, name):
     base = make_base(classes)
     novel, queries = make_pool("novel", sessions * ways, 225, base), make_pool("base", classes, 36, base)
     shape = SessionSpec(count=sessions, ways=ways)
-    sampler = SequenceSampler(("speed", "test", 0), shape, shots, SequencePoolStarts(novel.starts, queries.starts))
+    sampler = SequenceSampler(
+        ("speed", "test", 0), shape, shots, SequencePoolStarts(novel.class_starts, queries.class_starts)
+    )
     chosen, options, *_ = find_method(name)
     loader, method = SequenceLoader(sampler, novel, queries), make_method(chosen.method, base, ways, options)
     benchmark.pedantic(evaluate_method, (method, name, loader, range(count)), rounds=3, warmup_rounds=1)
@@ -159,7 +161,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
     def bare(count: int = 100) -> None:
         for _ in range(count):
             logits = method(batch.support, batch.query).logits
-            torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).backward()
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.query_labels.flatten()).backward()
             optimiser.step()
             optimiser.zero_grad()
 

@@ -44,7 +44,7 @@ def test_a_result_says_of_how_many_processes_its_pretraining_was_unless_it_was_o
     home, task = Paths.locate(here / "home"), load_tasks("clusters.toml:clusters-1shot")[0]
     dataset = open_or_build(home, task.dataset, Reporter())
     weights = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-    folder = CheckpointFolder(home.pretrained / weights.key)
+    folder = CheckpointFolder(home.pretrained / weights.pretraining_key)
     state = folder.load()
     del state.metadata["tensors"]
     assert "processes" not in weights.result_entry()

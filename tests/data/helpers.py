@@ -25,8 +25,8 @@ def spoil(path: Path, at: int) -> None:
 
 def of_class(pool: Pool, name: str) -> np.ndarray:
     """The images of a class."""
-    c = pool.classes.index(name)
-    return pool.images[pool.starts[c] : pool.starts[c + 1]]
+    c = pool.class_names.index(name)
+    return pool.images[pool.class_starts[c] : pool.class_starts[c + 1]]
 
 
 def refused(home: Paths, name: str, path: Path, message: str, **options: Any) -> str:

@@ -89,7 +89,7 @@ def image(name: str, row: int) -> np.ndarray:
 def small(monkeypatch):
     """The counts of these small files take the place of the true ones."""
     monkeypatch.setattr(cifar, "POOL_COUNTS", COUNTS)
-    monkeypatch.setattr(cifar, "PER_CLASS", PER)
+    monkeypatch.setattr(cifar, "IMAGES_PER_CLASS_OF_FILE", PER)
 
 
 def check(dataset) -> None:
@@ -97,13 +97,13 @@ def check(dataset) -> None:
     for name, count in COUNTS.items():
         pool = dataset.pool(name)
         side = "train" if name.startswith("base") else name.removeprefix("novel/")
-        assert list(pool.classes) == [c for c in NAMES if SIDES[c] == side]
-        assert (len(pool.classes), len(pool)) == (count.classes, count.images)
+        assert list(pool.class_names) == [c for c in NAMES if SIDES[c] == side]
+        assert (len(pool.class_names), len(pool)) == (count.n_classes, count.n_images)
     class_rows: dict[str, list[bytes]] = {}
     for name in COUNTS:
         pool = dataset.pool(name)
-        for c, cls in enumerate(pool.classes):
-            rows = [pool.images[i].tobytes() for i in range(pool.starts[c], pool.starts[c + 1])]
+        for c, cls in enumerate(pool.class_names):
+            rows = [pool.images[i].tobytes() for i in range(pool.class_starts[c], pool.class_starts[c + 1])]
             assert cls not in images or rows == [row for row in images[cls] if row in rows]  # in the files' order
             class_rows[cls] = class_rows.get(cls, []) + rows
     for cls, rows in images.items():

@@ -84,7 +84,7 @@ def test_the_counts_follow_from_the_images_of_each_class():
     images = {side: [int(row["images"]) for row in LISTED if row["split"] == side] for side in ("train", "val", "test")}
     assert sum(map(sum, images.values())) == 11_788  # as published
     train, val = sum(n * 8 // 10 for n in images["train"]), sum(n // 10 for n in images["train"])
-    assert {pool: (c.classes, c.images) for pool, c in cub.POOL_COUNTS.items()} == {
+    assert {pool: (c.n_classes, c.n_images) for pool, c in cub.POOL_COUNTS.items()} == {
         "base/train": (100, train), "base/val": (100, val), "base/test": (100, sum(images["train"]) - train - val),
         "novel/val": (50, sum(images["val"])), "novel/test": (50, sum(images["test"])),
     }  # fmt: skip
@@ -96,9 +96,9 @@ def check(dataset, size: int) -> None:
     for name, count in COUNTS.items():
         pool = dataset.pool(name)
         side = "train" if name.startswith("base") else name.removeprefix("novel/")
-        assert list(pool.classes) == [c for c in SIDES if SIDES[c] == side]
-        assert (len(pool.classes), len(pool)) == (count.classes, count.images)
-        for cls in pool.classes:
+        assert list(pool.class_names) == [c for c in SIDES if SIDES[c] == side]
+        assert (len(pool.class_names), len(pool)) == (count.n_classes, count.n_images)
+        for cls in pool.class_names:
             colours = of_class(pool, cls).astype(int).mean((1, 2))  # [n, 3]
             expected = np.array([colour(cls, number) for number in range(EACH)])
             expected[7] = expected[7] @ [0.299, 0.587, 0.114]

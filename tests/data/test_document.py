@@ -79,15 +79,15 @@ def test_counts_are_those_that_imports_are_held_against():
     assert len(shown) == 14
     for name, (pixels, pools) in shown.items():
         shape, counts = datasets.find_dataset_source(name).expected_shape_and_counts()
-        assert pools == {pool: (count.classes, count.images) for pool, count in counts.items()}, name
+        assert pools == {pool: (count.n_classes, count.n_images) for pool, count in counts.items()}, name
         assert pixels == f"{shape[0]}x{shape[1]}", name
 
 
 @pytest.mark.parametrize(
     ("title", "files"),
     [
-        ("### `mini-imagenet`: LwoF's", set(mini.LwofPickles.files.values())),
-        ("### `mini-imagenet-held-out`", {names[0] for names in mini.Learn2learnCaches.files.values()}),
+        ("### `mini-imagenet`: LwoF's", set(mini.LwofPickles.file_name_of_pool.values())),
+        ("### `mini-imagenet-held-out`", {names[0] for names in mini.Learn2learnCaches.file_names_of_side.values()}),
         (
             "### `tiered-imagenet`: the paper's",
             {*tiered.Ren2019Pickles.sides_of_prefix, "class_names.txt", "synsets.txt"},

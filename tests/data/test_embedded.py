@@ -116,9 +116,9 @@ def test_features_moments_and_classifier_are_those_of_the_backbones(used):
         assert mine.base_classifier.counts.tolist() == true.base_classifier.counts.tolist()
         assert torch.equal(mine.base_classifier.weight, true.base_classifier.weight)
         assert mine.base_classifier.scale == true.base_classifier.scale
-        for pool, value in true.pretrained_backbone.info["accuracy"].items():
+        for pool, value in true.pretrained_backbone.training_record["accuracy"].items():
             # a share: one point at most, since features are bytes here, off by half a level
-            assert mine.pretrained_backbone.info["accuracy"][pool] == pytest.approx(value, abs=0.01)
+            assert mine.pretrained_backbone.training_record["accuracy"][pool] == pytest.approx(value, abs=0.01)
         assert len(mine.dataset.pool("base/train")) == len(mine.base_classifier.weight), "a row a class"
 
 

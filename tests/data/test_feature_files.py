@@ -18,13 +18,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import POOL_NAMES
 from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.read.arrays import read_npz_arrays
 from ifsl_bench.data.sets.feature_files import mean_cosine_similarity
 from ifsl_bench.data.suggested_tasks import list_infeasible_tasks
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.protocols.tasks.variants import Change, apply_change
+from ifsl_bench.protocols.tasks.variants import TaskChanges, apply_task_changes
 from ifsl_bench.utils.progress import Reporter
 from tests.data.helpers import refused
 
@@ -291,7 +291,7 @@ def test_features_whose_squares_float32_cannot_hold_are_refused(scale, factor, f
 
 def test_rows_of_features_are_not_called_images(features_folder, home, messages):
     dataset = prepare_dataset(home, "mine", features_folder, False, messages)
-    count = sum(len(dataset.pool(name)) for name in POOLS)
+    count = sum(len(dataset.pool(name)) for name in POOL_NAMES)
     (line,) = (line for line in messages.said if "MB/s written" in line)
     assert line.startswith(f"mine: {count:,} features, ")
     assert "image" not in line
@@ -316,7 +316,7 @@ def test_cosines_of_all_features_that_are_read_are_those_of_float64(exponent, fe
     order = np.argsort(labels, kind="stable")
 
     def nearest(rows: np.ndarray) -> np.ndarray:
-        means = np.stack([rows[pool.labels == label].mean(0) for label in range(len(pool.classes))])
+        means = np.stack([rows[pool.labels == label].mean(0) for label in range(len(pool.class_names))])
         means = means / np.sqrt(np.square(means).sum(1, keepdims=True))
         return (rows / np.sqrt(np.square(rows).sum(1, keepdims=True)) @ means.T).argmax(1)
 
@@ -389,8 +389,11 @@ def test_fewer_sessions_are_suggested_only_where_they_can_be_drawn(tmp_path, wri
     task = load_tasks("mine-5shot", home=home)[0]
     ways, queries = int(options[1]), int(options[2])
     assert ways == 3
-    assert list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways, queries=queries))]) == []
-    assert len(list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, ways=ways))])) == 1
+    assert (
+        list_infeasible_tasks(dataset, [apply_task_changes(task, TaskChanges(sessions=2, ways=ways, queries=queries))])
+        == []
+    )
+    assert len(list_infeasible_tasks(dataset, [apply_task_changes(task, TaskChanges(sessions=2, ways=ways))])) == 1
 
 
 def test_large_features_are_reported_before_a_classifier_fails_on_them(features_folder, home, messages):
@@ -412,8 +415,8 @@ def test_sessions_out_of_reach_name_options_that_suffice(tmp_path, write_feature
     assert "within reach with --queries 9; it is left out" in line
     assert "--task mine-5shot --sessions 2" in line
     task = load_tasks("mine-5shot", home=home)[0]
-    assert list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=9))]) == []
-    assert len(list_infeasible_tasks(dataset, [apply_change(task, Change(sessions=2, queries=10))])) == 1
+    assert list_infeasible_tasks(dataset, [apply_task_changes(task, TaskChanges(sessions=2, queries=9))]) == []
+    assert len(list_infeasible_tasks(dataset, [apply_task_changes(task, TaskChanges(sessions=2, queries=10))])) == 1
 
 
 def test_less_is_taken_where_it_suffices_or_is_allowed(features_folder, home, messages):

@@ -62,7 +62,7 @@ def test_split_by_a_file(tmp_path, home):
         ("novel/val", BIRDS[13:18], range(12)), ("novel/test", BIRDS[18:], range(12)),
     ):  # fmt: skip
         pool = dataset.pool(name)
-        assert list(pool.classes) == classes
+        assert list(pool.class_names) == classes
         for bird in classes:
             for image, index in zip(of_class(pool, bird), indices, strict=True):
                 assert np.abs(image.astype(int) - colour(bird, index)).max() <= 12, (name, bird, index)
@@ -188,7 +188,7 @@ def test_what_is_missing_needs_consent(tmp_path, home):
     dataset = prepare_dataset(home, "birds", source, False, Reporter(), allow_partial=True, own=options)
     assert dataset.is_partial
     assert "bird 8 (5)" in dataset.manifest["about"]["missing"][1]
-    assert not {"bird 8", "bird 9"} & set(dataset.pool("novel/train").classes)
+    assert not {"bird 8", "bird 9"} & set(dataset.pool("novel/train").class_names)
 
 
 def into_train_and_val(root: Path) -> None:

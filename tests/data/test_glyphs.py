@@ -11,7 +11,7 @@ import pytest
 
 from ifsl_bench.data.sets.glyphs import dataset as glyphs
 from ifsl_bench.data.sets.glyphs import drawing, fonts
-from ifsl_bench.data.sets.glyphs.fonts import Outline
+from ifsl_bench.data.sets.glyphs.fonts import LetterOutline
 from ifsl_bench.utils.errors import UserError
 from tests.data.helpers import spoil
 from tests.tools import derive_letters as derive
@@ -46,14 +46,14 @@ def test_every_letter_shows_in_every_face() -> None:
     """No empty image, and none that is a missing letter's box: each face's image differs from the other letters'."""
     images = np.concatenate([glyphs.render_images(letter, np.arange(6)) for letter in LETTERS]).astype(np.int64)
     spread = images.max(axis=(1, 2, 3)) - images.min(axis=(1, 2, 3))
-    assert spread.min() >= drawing.STYLE.contrast[0] // 2
+    assert spread.min() >= drawing.GLYPH_STYLE.contrast[0] // 2
     assert len({image.tobytes() for image in images}) == len(images)
 
 
 def test_recipe_follows_what_determines_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     before = glyphs.compute_recipe_digest()
     assert len(before) == 64
-    monkeypatch.setattr(drawing, "STYLE", drawing.Style(shear=7))
+    monkeypatch.setattr(drawing, "STYLE", drawing.GlyphStyle(shear=7))
     glyphs.compute_recipe_digest.cache_clear()
     try:
         assert glyphs.compute_recipe_digest() != before
@@ -71,8 +71,8 @@ def square(low: int, high: int) -> list[tuple[int, int]]:
     return [(low, low), (high, low), (high, high), (low, high)]
 
 
-def fill(outline: Outline, size: int, side: int) -> np.ndarray:
-    sizes = np.array([size * drawing.PIXEL])
+def fill(outline: LetterOutline, size: int, side: int) -> np.ndarray:
+    sizes = np.array([size * drawing.POSITION_UNITS_PER_PIXEL])
     return drawing.compute_pixel_coverage([outline], IDENTITY, sizes, CENTRE, side)[0]
 
 
@@ -94,7 +94,11 @@ def test_letters_agree_with_freetype_and_agg(face: str) -> None:
         matrix = np.round(linear * (1 << 14)).astype(np.int64)
         size = int(generator.integers(18, 29))
         ours = drawing.compute_pixel_coverage(
-            [fonts.make_letter_outline(face, ord(letter))], matrix[None], np.array([size * drawing.PIXEL]), CENTRE, 32
+            [fonts.make_letter_outline(face, ord(letter))],
+            matrix[None],
+            np.array([size * drawing.POSITION_UNITS_PER_PIXEL]),
+            CENTRE,
+            32,
         )[0]
 
         path = TextPath((0, 0), letter, size=100, prop=prop)
@@ -109,7 +113,7 @@ def test_letters_agree_with_freetype_and_agg(face: str) -> None:
         alpha = np.asarray(renderer.buffer_rgba())[..., 3] / 255.0
         theirs = alpha.reshape(32, 8, 32, 8).mean(axis=(1, 3))
 
-        worst = max(worst, float(np.abs(ours / drawing.FULL - theirs).mean()))
+        worst = max(worst, float(np.abs(ours / drawing.FULL_COVERAGE - theirs).mean()))
     assert worst < 0.006
 
 

@@ -315,7 +315,7 @@ MANY = b"".join(head(b"%d.png" % i) for i in range(51)) + END
     [
         ("tar", "ARCHIVE_MEMBERS", 50, MANY, "holds 51 files, more than 50"),
         ("zip", "ARCHIVE_MEMBERS", 50, NUMBERED, "holds 60 files, more than 50"),
-        ("zip", "ZIP_LIST", 2_000, NUMBERED, "has a list of files of 2,"),
+        ("zip", "ZIP_DIRECTORY_BYTES", 2_000, NUMBERED, "has a list of files of 2,"),
         ("pickle", "PICKLE_VALUES", 2_000, b"\x80\x02]" + b"]" * 3_000, "makes more than 2,000 values"),
         ("pickle", "PICKLE_VALUES", 2_000, b"\x80\x02" + b"(" * 3_000, "makes more than 2,000 values"),
         ("pickle", "PICKLE_VALUES", 2_000, b"\x80\x02" + b"N0" * 1_500, "makes more than 2,000 values"),

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data import datasets, image_pools
-from ifsl_bench.data.pools import POOLS, verify_checksums
+from ifsl_bench.data.pools import POOL_NAMES, verify_checksums
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.read.archive import FileTree
@@ -46,7 +46,7 @@ class Toy(Layout):
 
     def build(self, context: BuildContext) -> None:
         pools = {}
-        for pool in POOLS:
+        for pool in POOL_NAMES:
             classes = SIDES["base" if pool.startswith("base") else pool]
             pools[pool] = {
                 c: [e.path for e in context.file_tree.entries if e.path.startswith(f"{pool}/{c}/")] for c in classes
@@ -69,7 +69,7 @@ class ToySource(DatasetSource):
 def toy(tmp_path, monkeypatch) -> Path:
     """A folder of toys, and the data set ``toy`` as if a package had registered it."""
     generator = np.random.default_rng(0)
-    for pool in POOLS:
+    for pool in POOL_NAMES:
         for c in SIDES["base" if pool.startswith("base") else pool]:
             (tmp_path / "toys" / pool / c).mkdir(parents=True)
             for i in range(PER_CLASS):
@@ -88,7 +88,7 @@ def state(home: Paths) -> str:
 
 def test_pools_hold_the_pixels(toy, home, messages):
     dataset = prepare_dataset(home, "toy", toy, False, messages)
-    for name in POOLS:
+    for name in POOL_NAMES:
         pool = dataset.pool(name)
         paths = sorted((toy / name).glob("*/*.png"))
         np.testing.assert_array_equal(pool.images, np.stack([np.asarray(Image.open(p)) for p in paths]))

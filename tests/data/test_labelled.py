@@ -117,9 +117,11 @@ def test_labels_are_anything_and_sides_have_classes_of_their_own(work):
     mixed = ["a", "b", 7, "7", 2.5, None, (1, 2), True, np.int64(40), torch.tensor(41), "c", "d"]
     sides = make(train=mixed, val=[10, 30, 20, 50, 40])
     dataset = ifsl_bench.from_learn2learn(sides, name="mine", work=work)
-    assert dataset.pool("novel/val").classes == ("val-10", "val-20", "val-30", "val-40", "val-50")
-    assert {"train-'7'", "train-7", "train-40", "train-41", "train-(1, 2)"} <= set(dataset.pool("base/test").classes)
-    assert len(dataset.pool("base/train").classes) == 12
+    assert dataset.pool("novel/val").class_names == ("val-10", "val-20", "val-30", "val-40", "val-50")
+    assert {"train-'7'", "train-7", "train-40", "train-41", "train-(1, 2)"} <= set(
+        dataset.pool("base/test").class_names
+    )
+    assert len(dataset.pool("base/train").class_names) == 12
     sides[0].labels[5] = ["no key"]
     with pytest.raises(UserError, match=r"the label of image 5 of the train data set cannot be read \(TypeError"):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work, force=True)
@@ -149,7 +151,7 @@ def test_a_part_is_marked_and_never_given_for_the_whole(work):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work)
     dataset = ifsl_bench.from_learn2learn(sides, name="mine", work=work, allow_partial=True)
     assert dataset.is_partial
-    assert "train-0" not in dataset.pool("base/train").classes
+    assert "train-0" not in dataset.pool("base/train").class_names
     there = r"prepared already \(partial\) .*; allow_partial=True accepts that, force=True"
     with pytest.raises(UserError, match=there):
         ifsl_bench.from_learn2learn(sides, name="mine", work=work)
@@ -234,9 +236,9 @@ def test_what_wrappers_of_learn2learn_hold_is_what_is_taken(learn2learn, work):
     assert dataset.fingerprint == plain.fingerprint
     filtered = [data.FilteredMetaDataset(data.MetaDataset(tensors[0]), list(range(10))), *tensors[1:]]
     dataset = ifsl_bench.from_learn2learn(filtered, name="filtered", work=work)
-    assert dataset.pool("base/train").classes == tuple(f"train-{c}" for c in range(10))
+    assert dataset.pool("base/train").class_names == tuple(f"train-{c}" for c in range(10))
     whole = plain.pool("base/train")
-    np.testing.assert_array_equal(dataset.pool("base/train").images, whole.images[: whole.starts[10]])
+    np.testing.assert_array_equal(dataset.pool("base/train").images, whole.images[: whole.class_starts[10]])
     union = [*tensors[:2], data.UnionMetaDataset([data.MetaDataset(tensors[2]), filtered[0]])]
     dataset = ifsl_bench.from_learn2learn(union, name="union", work=work)
-    assert dataset.pool("novel/test").classes == tuple(f"test-{c}" for c in range(16))
+    assert dataset.pool("novel/test").class_names == tuple(f"test-{c}" for c in range(16))

@@ -70,8 +70,8 @@ def check_lwof(dataset) -> None:
     assert set(dataset.manifest["pools"]) == set(FILES)
     for name, (part, classes, _) in FILES.items():
         pool, value = dataset.pool(name), values[part]
-        assert pool.classes == tuple(sorted(classes))
-        for wnid in pool.classes:
+        assert pool.class_names == tuple(sorted(classes))
+        for wnid in pool.class_names:
             mine = np.array(value["labels"]) == value["catname2label"][wnid]
             np.testing.assert_array_equal(of_class(pool, wnid), value["data"][mine])
 
@@ -171,8 +171,8 @@ def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, 
         assert pool_images == {image.tobytes() for image in source_images}
     for side, classes in (("validation", VAL[:2]), ("test", TEST[:2])):
         pool = dataset.pool(f"novel/{side[:3] if side == 'validation' else side}")
-        assert pool.classes == tuple(sorted(classes))
-        rows = [row for wnid in pool.classes for row in values[side]["class_dict"][wnid]]
+        assert pool.class_names == tuple(sorted(classes))
+        rows = [row for wnid in pool.class_names for row in values[side]["class_dict"][wnid]]
         np.testing.assert_array_equal(pool.images, values[side]["image_data"][rows])
     (folder / "mini-imagenet-cache-validation.pkl").rename(folder / "mini-imagenet-cache-val.pkl")
     again = prepare_dataset(Paths.locate(tmp_path / "again"), "mini-imagenet-held-out", folder, False, Reporter())
@@ -263,13 +263,13 @@ def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(ilsvrc, home, mes
             pool = dataset.pool(name)
             listed = {w: [n for n in members[w] if n in originals] for w in sorted(members) if SIDES.get(w) == side}
             listed = {w: files for w, files in listed.items() if files}
-            assert pool.classes == tuple(listed)
-            assert np.diff(pool.starts).tolist() == [len(files) for files in listed.values()]
+            assert pool.class_names == tuple(listed)
+            assert np.diff(pool.class_starts).tolist() == [len(files) for files in listed.values()]
             for wnid, files in listed.items():
                 ends = of_class(pool, wnid)[[0, -1]]
                 np.testing.assert_array_equal(ends, [resized(files[0]), resized(files[-1])])
         val, test = dataset.pool("base/val"), dataset.pool("base/test")
-        for wnid in val.classes:
+        for wnid in val.class_names:
             unlisted_images = {resized(n).tobytes() for n in members[wnid] if n not in originals}
             drawn = [{image.tobytes() for image in of_class(pool, wnid)} for pool in (val, test)]
             assert drawn[0] | drawn[1] == unlisted_images

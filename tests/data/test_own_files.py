@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from ifsl_bench.backbones.trainer import PretrainingTrainer, measure_seconds_per_step
-from ifsl_bench.data.pools import POOLS, open_dataset
+from ifsl_bench.data.pools import POOL_NAMES, open_dataset
 from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, draw_sides, read_sides, scan_class_folders, warn_about_ignored_files
@@ -125,7 +125,9 @@ def test_two_folders_whose_accents_alone_differ_are_one_class_with_a_warning(pho
     if len(list(photos.glob("Gr*"))) < 2:
         pytest.skip("this file system writes names in one form")
     dataset = prepare_dataset(home, "mine", photos, False, messages, own=SMALL)
-    assert sum(COMPOSED in dataset.manifest["pools"][pool]["classes"] for pool in POOLS if dataset.has_pool(pool)) in (
+    assert sum(
+        COMPOSED in dataset.manifest["pools"][pool]["classes"] for pool in POOL_NAMES if dataset.has_pool(pool)
+    ) in (
         1,
         3,
     )
@@ -270,7 +272,7 @@ USUAL = by_side({"train": 25, "val": 5, "test": 6})
     ("counts", "of_pools", "protocol"),
     [
         ({"Train": 25, "VAL": 5, "test": 6}, ["base/train", "novel/val", "novel/test"], "shared"),
-        ({"base": 30, "novel-train": 7, "novel-val": 5, "novel-test": 6}, ["base/train", *POOLS[3:]], "separate"),
+        ({"base": 30, "novel-train": 7, "novel-val": 5, "novel-test": 6}, ["base/train", *POOL_NAMES[3:]], "separate"),
     ],
 )
 def test_folders_called_after_sides_are_the_division(counts, of_pools, protocol, tmp_path, home, messages):
@@ -278,7 +280,7 @@ def test_folders_called_after_sides_are_the_division(counts, of_pools, protocol,
     root = written(tmp_path / "x" / "images", [*chain(*sides.values())])
     dataset = prepare_dataset(home, "mine", root.parent, False, messages, own=SMALL)
     for pool, folders in zip(of_pools, sides.values(), strict=True):
-        assert list(dataset.pool(pool).classes) == names(folders)
+        assert list(dataset.pool(pool).class_names) == names(folders)
     assert dataset.has_pool("novel/train") == ("novel/train" in of_pools)
     told = ", ".join(f"{count} on {pool}" for pool, count in zip(["base", *of_pools[1:]], counts.values(), strict=True))
     assert any(f"divide the classes: {told}" in line for line in messages.said)
@@ -321,13 +323,13 @@ def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
     root = written(tmp_path / "x", [*chain(*USUAL.values())])
     dataset = prepare_dataset(home, "seeded", root, False, messages, own=OwnOptions(size=16, split_seed=4))
     sides = draw_sides({name: range(20) for name in names([*chain(*USUAL.values())])}, 4)
-    assert set(dataset.pool("novel/test").classes) == {name for name, side in sides.items() if side == "novel/test"}
+    assert set(dataset.pool("novel/test").class_names) == {name for name, side in sides.items() if side == "novel/test"}
     assert any("--split-seed divides the classes, not the folders test, train, val" in line for line in messages.warned)
     lines = [f"{name},{'test' if side == 'val' else 'val' if side == 'test' else 'base'}"
              for side, folders in USUAL.items() for name in names(folders)]  # fmt: skip
     (tmp_path / "split.csv").write_text("\n".join(["class,split", *lines]))
     dataset = prepare_dataset(home, "listed", root, False, messages, own=OwnOptions(tmp_path / "split.csv", size=16))
-    assert list(dataset.pool("novel/test").classes) == names(USUAL["val"])
+    assert list(dataset.pool("novel/test").class_names) == names(USUAL["val"])
 
 
 # -- folders of classes
@@ -336,7 +338,7 @@ def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
 def test_classes_that_hold_folders_alone_are_told(tmp_path, home, messages):
     root = written(tmp_path / "x", [f"alphabet {a}/character {c}" for a in range(24) for c in range(2)], images=10)
     dataset = prepare_dataset(home, "mine", root, False, messages, own=SMALL)
-    assert dataset.pool("base/train").classes[0].startswith("alphabet ")
+    assert dataset.pool("base/train").class_names[0].startswith("alphabet ")
     (warning,) = (line for line in messages.warned if "only folders" in line)
     assert "24 of the 24 classes contain only folders, 48 in total (alphabet 0: character 0, character 1)" in warning
     assert warning.endswith("add --depth 2")
@@ -349,7 +351,7 @@ def test_with_depth_the_inner_folders_are_the_classes(tmp_path, home, call):
     assert status == 0, err
     assert "only folders" not in err
     dataset = open_dataset(home.data / "mine")
-    classes = [name for pool in POOLS[2:] if dataset.has_pool(pool) for name in dataset.pool(pool).classes]
+    classes = [name for pool in POOL_NAMES[2:] if dataset.has_pool(pool) for name in dataset.pool(pool).class_names]
     assert sorted(classes) == sorted(CHARACTERS)
     assert "with other settings" in call(*arguments)[2]
 

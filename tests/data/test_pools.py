@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from ifsl_bench.data.pools import POOLS, open_dataset, verify_checksums
+from ifsl_bench.data.pools import POOL_NAMES, open_dataset, verify_checksums
 from ifsl_bench.data.preparing.prepare import open_or_build, prepare_dataset
 from ifsl_bench.data.writer import build_dataset
 from ifsl_bench.protocols.tasks.task import DataSpec
@@ -23,8 +23,8 @@ def make(folder, seed=0, sides=("a", "n", "v", "t"), shape=(4, 5, 3)):
     arrays = {}
 
     def fill(writer):
-        for pool in POOLS:
-            side = sides[0] if pool.startswith("base") else sides[POOLS.index(pool) - 2]
+        for pool in POOL_NAMES:
+            side = sides[0] if pool.startswith("base") else sides[POOL_NAMES.index(pool) - 2]
             labels = np.repeat(np.arange(3), 4)
             arrays[pool] = generator.integers(0, 256, (12, *shape), dtype=np.uint8)
             with writer.write_pool(pool, labels, tuple(f"{side}{i}" for i in range(3)), shape) as out:
@@ -41,7 +41,7 @@ def test_round_trip(tmp_path):
         opened = again.pool(pool)
         assert isinstance(opened.images, np.memmap)
         np.testing.assert_array_equal(opened.images, images)
-        assert opened.starts.tolist() == [0, 4, 8, 12]
+        assert opened.class_starts.tolist() == [0, 4, 8, 12]
         s = again.manifest["pools"][pool]["statistics"]
         np.testing.assert_allclose(s["mean"], images.mean((0, 1, 2)), rtol=0, atol=5.1e-7)  # six decimals
         np.testing.assert_allclose(s["std"], images.std((0, 1, 2)), rtol=0, atol=5.1e-7)

@@ -161,12 +161,12 @@ def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_pa
     assert (view.fingerprint, view.shape, view.is_partial) == (whole.fingerprint, whole.shape, True)
     pools = {name: view.pool(name) for name in COUNTS_60_40}
     base = draw_base_class_names(NAMES, 60, 1)
-    assert [set(pools[f"base/{part}"].classes) for part in ("train", "val", "test")] == [base] * 3
-    assert set(pools["novel/test"].classes) == set(pools["novel/support"].classes) == set(NAMES) - base
+    assert [set(pools[f"base/{part}"].class_names) for part in ("train", "val", "test")] == [base] * 3
+    assert set(pools["novel/test"].class_names) == set(pools["novel/support"].class_names) == set(NAMES) - base
     for name, pool in pools.items():
-        assert view.manifest["pools"][name]["classes"] == list(pool.classes)
+        assert view.manifest["pools"][name]["classes"] == list(pool.class_names)
         assert view.manifest["pools"][name]["shape"] == list(pool.images.shape) == [len(pool), 32, 32, 3]
-        assert np.array_equal(pool.starts, np.searchsorted(pool.labels, np.arange(len(pool.classes) + 1)))
+        assert np.array_equal(pool.class_starts, np.searchsorted(pool.labels, np.arange(len(pool.class_names) + 1)))
         view.check_image_checksum(name)
     original = {name: whole.pool(name) for name in COUNTS_60_40}
     for label, name in enumerate(NAMES):
@@ -182,7 +182,7 @@ def test_other_base_classes_of_a_list_take_all_images_with_them(prepared, tmp_pa
             assert places(pools["novel/support"], name) == [*chain(*train)]
             assert places(pools["novel/test"], name) == test
     few = with_fewer_base_classes(view, 10)
-    assert set(few.pool("base/val").classes) < base
+    assert set(few.pool("base/val").class_names) < base
     assert np.array_equal(pools["base/test"].images[7], pools["base/test"].images[:9][7])
     with (whole.folder / "novel-support.images.npy").open("r+b") as file:
         file.write(b"0")
@@ -216,7 +216,7 @@ def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_pa
     dataset = prepare_dataset(home, "cifar100-sessions", write_pngs(tmp_path / "images"), False, messages)
     assert messages.warned == []
     pools = {name: dataset.pool(name) for name in counts}
-    assert {name: PoolSize(len(pool.classes), len(pool)) for name, pool in pools.items()} == counts
+    assert {name: PoolSize(len(pool.class_names), len(pool)) for name, pool in pools.items()} == counts
     for label, name in enumerate(NAMES):
         train, test = ([image(name, row).tobytes() for row in rows] for rows in (range(9), range(9, 12)))
         side = "base" if label < 60 else "novel"
@@ -252,7 +252,7 @@ def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
             each = [whole[c] - tests[c] if pool == "novel/support" else tests[c] for c in classes(pool)]
         else:
             each = [500 if pool == "novel/support" else 100 for _ in classes(pool)]
-        assert sum(each) == source.expected_shape_and_counts()[1][pool].images
+        assert sum(each) == source.expected_shape_and_counts()[1][pool].n_images
         return np.cumsum([0, *each])
 
     tasks = [task for task in packaged_tasks().values() if task.dataset.name == source.name]

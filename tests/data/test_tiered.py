@@ -90,8 +90,8 @@ def check_release(dataset) -> None:
     for prefix, (name, classes, each) in PARTS.items():
         images, labels = content[prefix]
         pool = dataset.pool(name)
-        assert pool.classes == tuple(sorted(classes))
-        for wnid in pool.classes:
+        assert pool.class_names == tuple(sorted(classes))
+        for wnid in pool.class_names:
             mine = images[labels["label_specific"] == labels["label_specific_str"].index(called(wnid))]
             assert len(mine) == each
             np.testing.assert_array_equal(of_class(pool, wnid), mine)
@@ -221,8 +221,8 @@ def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn
         assert {i for part in mine for i in part} == set(order)
         assert all([order.index(i) for i in part] == sorted(order.index(i) for i in part) for part in mine)
     novel = dataset.pool("novel/train")
-    assert novel.classes == tuple(sorted([B[0], CRANE]))
-    np.testing.assert_array_equal(novel.images, np.concatenate([images_of(wnid) for wnid in novel.classes]))
+    assert novel.class_names == tuple(sorted([B[0], CRANE]))
+    np.testing.assert_array_equal(novel.images, np.concatenate([images_of(wnid) for wnid in novel.class_names]))
     refused(home, "tiered-imagenet", tmp_path / "files", "which makes data set 'tiered-imagenet-2018'")
 
 
@@ -254,8 +254,8 @@ def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
             expected = ({w: groups[phase] for w, groups in base.items()} if part == "base"
                         else {w: names for w, names in members.items() if SIDES.get(w) == side})  # fmt: skip
             pool = dataset.pool(name)
-            assert pool.classes == tuple(sorted(expected))
-            assert np.diff(pool.starts).tolist() == [len(expected[wnid]) for wnid in pool.classes]
-            for wnid in pool.classes:
+            assert pool.class_names == tuple(sorted(expected))
+            assert np.diff(pool.class_starts).tolist() == [len(expected[wnid]) for wnid in pool.class_names]
+            for wnid in pool.class_names:
                 last = archive.read(expected[wnid][-1])
                 np.testing.assert_array_equal(of_class(pool, wnid)[-1], decode_image(last, spec)[0])

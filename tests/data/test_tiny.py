@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data import datasets
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import POOL_NAMES
 from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.published_splits import read_rows
 from ifsl_bench.data.sets import tiny
@@ -95,10 +95,10 @@ def test_the_whole_download(small, home, messages):
     dataset = prepare_dataset(home, "tiny", small, False, messages)
     assert dataset.shape == (64, 64, 3)
     assert not dataset.is_partial
-    for name in POOLS:
+    for name in POOL_NAMES:
         pool = dataset.pool(name)
-        assert list(pool.classes) == listed(SIDE_OF_POOL["base" if name.startswith("base") else name])
-        for wnid in pool.classes:
+        assert list(pool.class_names) == listed(SIDE_OF_POOL["base" if name.startswith("base") else name])
+        for wnid in pool.class_names:
             check_class(pool, wnid, PARTS.get(name, ORDER))
     assert any("tiny-imagenet-200.zip: Tiny-ImageNet's download" in line for line in messages.said)
 
@@ -120,7 +120,7 @@ def test_the_pack_takes_the_first_images_of_each_class(small, home, monkeypatch)
     dataset = prepare_dataset(home, "tiny-pack", small, False, Reporter(), allow_partial=True)
     for name in ("novel/train", "novel/val", "novel/test"):
         pool = dataset.pool(name)
-        for wnid in pool.classes:
+        for wnid in pool.class_names:
             check_class(pool, wnid, ORDER[: most[name]])
 
 
@@ -158,18 +158,18 @@ def test_the_real_pack(tmp_path):
     task = packaged_tasks()["tiny-pack-1shot"]
     assert dataset.fingerprint == task.dataset.fingerprint
     assert dataset.is_partial
-    counts = {name: (len(dataset.pool(name).classes), len(dataset.pool(name))) for name in POOLS}
+    counts = {name: (len(dataset.pool(name).class_names), len(dataset.pool(name))) for name in POOL_NAMES}
     assert counts == {"base/train": (95, 27_360), "base/val": (95, 3_420), "base/test": (95, 3_420),
                       "novel/train": (38, 6_840), "novel/val": (22, 3_960), "novel/test": (45, 10_125)}  # fmt: skip
     with zipfile.ZipFile(PACK) as archive:
         for name, first in (("base/train", 0), ("base/val", 288), ("base/test", 324), ("novel/test", 0)):
             pool = dataset.pool(name)
-            assert list(pool.classes) == listed(SIDE_OF_POOL["base" if "base" in name else name])
-            for c in range(0, len(pool.classes), 9):
-                wnid, at = pool.classes[c], c % 36
+            assert list(pool.class_names) == listed(SIDE_OF_POOL["base" if "base" in name else name])
+            for c in range(0, len(pool.class_names), 9):
+                wnid, at = pool.class_names[c], c % 36
                 with archive.open(f"tiny-imagenet-200/train/{wnid}/images/{wnid}_{first + at}.JPEG") as file:
                     expected = np.asarray(Image.open(file).convert("RGB"))
-                np.testing.assert_array_equal(pool.images[pool.starts[c] + at], expected)
+                np.testing.assert_array_equal(pool.images[pool.class_starts[c] + at], expected)
     duplicates = dataset.manifest["about"]["duplicates"]
     assert "n01945685_164" in json.dumps(duplicates["first"][0])
     assert "n01944390_66" in json.dumps(duplicates["first"][0])

@@ -15,9 +15,9 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.search import candidates_by_round
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.protocols.calibration import Bias, Margins, find_best_bias, find_bias
+from ifsl_bench.protocols.calibration import Margins, ValidationBias, find_best_bias, find_bias
 from ifsl_bench.protocols.loader import evaluate_method
-from ifsl_bench.protocols.metrics import BALANCE_METRICS
+from ifsl_bench.protocols.metrics import BALANCE_METRIC_NAMES
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import describe_facts, seed_table, session_tables
 from ifsl_bench.store.schema import find_first_contradiction, read_result
@@ -48,11 +48,11 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
     assert result.episodes.calibrated_novel == novel.tolist()
     assert result.episodes.pairs == test.counts.pairs.tolist()
     assert not result.calibration.applied
-    assert set(BALANCE_METRICS) < result.summary.keys()
+    assert set(BALANCE_METRIC_NAMES) < result.summary.keys()
     for resample, drawn in enumerate(np.random.RandomState(0).randint(10, size=(100, 10))):
-        bias = find_best_bias(Margins(half.base[drawn], half.novel[drawn]))
-        assert result.calibration.resampled_base[resample] == (test.margins.base >= bias).sum()
-        assert result.calibration.resampled_novel[resample] == (test.margins.novel < bias).sum()
+        bias = find_best_bias(Margins(half.base_margins[drawn], half.novel_margins[drawn]))
+        assert result.calibration.resampled_base[resample] == (test.margins.base_margins >= bias).sum()
+        assert result.calibration.resampled_novel[resample] == (test.margins.novel_margins < bias).sum()
 
 
 @pytest.mark.slow("whole runs in sessions")
@@ -71,7 +71,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     base, novel = (np.reshape(hits, (100, 9)) for hits in (calibration.resampled_base, calibration.resampled_novel))
     rows, groups = np.tril_indices(10)
     for resample in (0, 99):
-        bias = Bias(biases[resample], 50, np.empty(0), np.empty(0))
+        bias = ValidationBias(biases[resample], 50, np.empty(0), np.empty(0))
         counts = evaluate_method(method, "teen", prepared.loader("test"), range(12), bias=bias).counts
         hits = counts.calibrated_hits.astype(int).sum(0)
         assert [hits[(rows == t) & (groups == 0)].sum() for t in range(1, 10)] == base[resample].tolist()
@@ -189,7 +189,7 @@ def test_few_validation_classes_cost_a_row_its_calibrated_numbers_alone(write_fe
     result = api.run("imprint", task, work=work)
     assert "no calibrated Acc., since validation episodes cannot be drawn" in capfd.readouterr().err
     assert result.calibration is None
-    assert set(BALANCE_METRICS) & result.summary.keys() == {"harmonic", "ausuc"}
+    assert set(BALANCE_METRIC_NAMES) & result.summary.keys() == {"harmonic", "ausuc"}
     assert check_file(next((work.home.results / "clusters-1shot").iterdir()), {"clusters-1shot": load_tasks(task)[0]},
                       work.home).failures[1:] == ()  # fmt: skip
     with pytest.raises(UserError, match="novel/val"):

@@ -16,7 +16,7 @@ from ifsl_bench.experiments.run_config import RunConfig, expand_method_names, ex
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocols.tasks.task_files import load_tasks as task_of
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks
-from ifsl_bench.protocols.tasks.variants import Change
+from ifsl_bench.protocols.tasks.variants import TaskChanges
 from ifsl_bench.store.published import read_published_sets
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import read_result
@@ -202,7 +202,7 @@ def test_the_command_line_chooses_from_a_file_and_speaks_over_it():
     text = run(methods='["lr+a", "lr+s"]', tasks='"glyphs-?shot"', seeds="3", set="{ gamma = [0.5, 0.25] }",
                train="{ steps = 5, views = 2 }")  # fmt: skip
     config = RunConfig(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"},
-                   train={"steps": "7"}, change=Change(ways=4))  # fmt: skip
+                   train={"steps": "7"}, change=TaskChanges(ways=4))  # fmt: skip
     assert expanded(text, config) == ["lr+a.gamma=0.125.train.views=2.train.steps=7 on glyphs-5shot+ways=4, seed 0"]
     with pytest.raises(UserError, match="unknown method 'mlp' in the campaign; available: lr"):
         expanded(text, RunConfig(methods=("mlp",)))

@@ -15,7 +15,7 @@ import pytest
 from ifsl_bench import api
 from ifsl_bench.backbones.pretrained import make_pretraining_key
 from ifsl_bench.data.dataset_views import make_cross_domain
-from ifsl_bench.data.pools import POOLS, Dataset, open_dataset
+from ifsl_bench.data.pools import POOL_NAMES, Dataset, open_dataset
 from ifsl_bench.data.writer import DatasetWriter, build_dataset
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.experiments.job import make_jobs
@@ -23,7 +23,7 @@ from ifsl_bench.experiments.run_config import RunConfig
 from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.protocols.tasks.variants import Change, make_change, split_task_name
+from ifsl_bench.protocols.tasks.variants import TaskChanges, make_task_changes, split_task_name
 from ifsl_bench.store.result_folder import reason_not_to_pair
 from ifsl_bench.store.schema import Result
 from ifsl_bench.utils.errors import UserError
@@ -44,12 +44,12 @@ sessions = { count = 2, ways = 2, orders = 3, supports = 2, queries = 4 }
 )
 CLASSES = {"base": ("cat", "dog", "elk", "fox", "gnu"), "novel/train": ("hen", "ibis", "jay", "kite"),
            "novel/val": ("lark", "mole", "newt"), "novel/test": ("owl", "pig", "quail", "ram")}  # fmt: skip
-IMAGES = {pool: 9 + i for i, pool in enumerate(POOLS)}
+IMAGES = {pool: 9 + i for i, pool in enumerate(POOL_NAMES)}
 
 
 def pixels(name: str, pool: str, classes: int, size: int) -> np.ndarray:
     """A pool's images, uint8 [classes * n, size, size, 1], noise around a shade per class."""
-    random = np.random.default_rng([len(name), sum(name.encode()), POOLS.index(pool)])
+    random = np.random.default_rng([len(name), sum(name.encode()), POOL_NAMES.index(pool)])
     shades = random.integers(60, 196, (classes, 1, 1, 1)).repeat(IMAGES[pool], 0)
     return np.clip(shades + random.integers(-50, 50, (len(shades), size, size, 1)), 0, 255).astype(np.uint8)
 
@@ -59,7 +59,7 @@ def make(home: Paths, name: str, size: int = 16, sources: Mapping[str, str] | No
     """A data set; ``sources`` says whose images a pool has, ``few`` that novel pools have so many classes."""
 
     def fill(writer: DatasetWriter) -> None:
-        for pool in POOLS:
+        for pool in POOL_NAMES:
             if pool == without:
                 continue
             side = pool if pool in CLASSES else "base"
@@ -82,7 +82,7 @@ def root(tmp_path_factory) -> Path:
     home = Paths.locate(path / "home")
     for name in ("alpha", "beta"):
         make(home, name)
-    sources = dict.fromkeys(POOLS, "alpha") | {"novel/val": "beta", "novel/test": "beta"}
+    sources = dict.fromkeys(POOL_NAMES, "alpha") | {"novel/val": "beta", "novel/test": "beta"}
     make(home, "both", sources=sources, prefix="beta:")
     (path / "tasks.toml").write_text(TASKS)
     return path
@@ -113,7 +113,7 @@ def same(a: Result, b: Result) -> bool:
 @pytest.mark.parametrize("name", ["alpha-1shot", "alpha-shared-1shot", "alpha-sessions"])
 def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, root, work):
     """Pretraining, features, meta-training with its validation, calibration, and the test episodes, or sequences."""
-    tasks, change = [f"{root / 'tasks.toml'}:{name}"], Change(novel_from="beta")
+    tasks, change = [f"{root / 'tasks.toml'}:{name}"], TaskChanges(novel_from="beta")
     (job,) = make_jobs(RunConfig(["lwof"], tasks, {}, {"steps": 4}, calibrate=True, change=change), work.home)
     assert job.task.name == f"{name}+novel-from=beta"
     result = api.run_job(job, work)
@@ -130,7 +130,7 @@ def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, root, wo
 
 def test_names_hashes_and_pretrainings():
     name = "glyphs-5shot+ways=10+novel-from=tiny-pack"
-    assert split_task_name(name) == ("glyphs-5shot", Change(ways=10, novel_from="tiny-pack"))
+    assert split_task_name(name) == ("glyphs-5shot", TaskChanges(ways=10, novel_from="tiny-pack"))
     (task,) = load_tasks("glyphs-5shot+novel-from=tiny-pack+ways=10")
     assert (task.name, task.variant_of, task.digest) == (name, "glyphs-5shot", None)
     (plain,), (wide,) = load_tasks("glyphs-5shot"), load_tasks("glyphs-5shot+ways=10")
@@ -154,7 +154,7 @@ def test_mistakes_in_names(name, said):
     with pytest.raises(UserError, match=said):
         load_tasks(name)
     with pytest.raises(UserError, match="must be the name of a data set, not 7"):
-        make_change({"novel-from": 7})
+        make_task_changes({"novel-from": 7})
 
 
 @pytest.fixture

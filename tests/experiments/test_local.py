@@ -280,6 +280,6 @@ class Closed(io.StringIO):
 def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
     home = Paths.locate(here / "home")
     log = Log(home, LogReporter(Closed()))
-    with pytest.raises(ConsumerDisconnected), log.log_start_of_item("dig/1", "it"):
+    with pytest.raises(ConsumerDisconnected), log.open_log_of_item("dig/1", "it"):
         log.say("a word")
     assert read_log(log_path(home, "dig/1")).state_name == "interrupted"

@@ -23,7 +23,7 @@ from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocols import loader as evaluation
 from ifsl_bench.protocols.calibration import find_bias
 from ifsl_bench.protocols.loader import EvaluationResult, evaluate_method, join_evaluation_results
-from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS
+from ifsl_bench.protocols.metrics import EPISODE_COUNT_NAMES, OPTIONAL_EPISODE_COUNT_NAMES
 from ifsl_bench.store.schema import read_result
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.progress import Reporter
@@ -41,17 +41,20 @@ def job_of(method, task, work, episodes, steps=False):
 
 def same(a: EvaluationResult, b: EvaluationResult) -> bool:
     """Bit by bit, NaN where the other is NaN."""
-    pairs = [(getattr(a.counts, name), getattr(b.counts, name)) for name in (*COUNTS, *OPTIONAL_COUNTS)]
-    pairs += [(a.statistics[name], b.statistics[name]) for name in a.statistics]
+    pairs = [
+        (getattr(a.counts, name), getattr(b.counts, name))
+        for name in (*EPISODE_COUNT_NAMES, *OPTIONAL_EPISODE_COUNT_NAMES)
+    ]
+    pairs += [(a.method_statistics[name], b.method_statistics[name]) for name in a.method_statistics]
     if a.margins and b.margins:
-        pairs += [(a.margins.base, b.margins.base), (a.margins.novel, b.margins.novel)]
-    if a.calibrated and b.calibrated:
+        pairs += [(a.margins.base_margins, b.margins.base_margins), (a.margins.novel_margins, b.margins.novel_margins)]
+    if a.calibrated_hits and b.calibrated_hits:
         pairs += [
-            (a.calibrated.hits_by_curve_bias, b.calibrated.hits_by_curve_bias),
-            (a.calibrated.base_joint, b.calibrated.base_joint),
+            (a.calibrated_hits.hits_by_curve_bias, b.calibrated_hits.hits_by_curve_bias),
+            (a.calibrated_hits.base_joint, b.calibrated_hits.base_joint),
         ]
-    alike = all((x is None) == (y is None) for x, y in ((a.margins, b.margins), (a.calibrated, b.calibrated)))
-    return alike and a.statistics.keys() == b.statistics.keys() and all(
+    alike = all((x is None) == (y is None) for x, y in ((a.margins, b.margins), (a.calibrated_hits, b.calibrated_hits)))
+    return alike and a.method_statistics.keys() == b.method_statistics.keys() and all(
         (x is None and y is None) or (x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
         for x, y in pairs
     )  # fmt: skip
@@ -91,10 +94,10 @@ def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name,
     counted = evaluate_method(method, name, loader, range(count), bias=bias)
     parts = [evaluate_method(method, name, loader, part, whole=count, bias=bias) for part in cuts(2, count)]
     assert same(join_evaluation_results(parts), counted)
-    base, novel = once.margins.joint_hits_with_bias(bias.value)
+    base, novel = once.margins.joint_hits_with_bias(bias.bias_on_novel_logits)
     assert np.array_equal(counted.counts.calibrated_base, base)
     assert np.array_equal(counted.counts.calibrated_novel, novel)
-    for at, *hits in counted.calibrated.hits_by_curve_bias:
+    for at, *hits in counted.calibrated_hits.hits_by_curve_bias:
         assert [int(part.sum()) for part in once.margins.joint_hits_with_bias(at)] == hits
 
 
@@ -132,5 +135,5 @@ def test_memory_grows_by_the_counts_of_an_episode_and_not_by_its_margins(task, w
             context.evaluate(range(episodes), bias, Reporter(), "")
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-        counts = 8 * (len(COUNTS) + len(OPTIONAL_COUNTS))
+        counts = 8 * (len(EPISODE_COUNT_NAMES) + len(OPTIONAL_EPISODE_COUNT_NAMES))
         assert (peaks[1] - peaks[0]) / 2000 < 3 * counts < 4 * queries

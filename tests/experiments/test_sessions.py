@@ -70,7 +70,9 @@ def loader_of(base: Base, hide: bool = False, spec: SessionSpec = SPEC) -> Seque
     novel = pool("novel/test", 9 if not hide else K, 12, base, 1)
     bases = novel if hide else pool("base/test", K, 7, base, 2)
     spec = spec.hiding_base_classes(K) if hide else spec
-    sampler = SequenceSampler(("t", "test", 0), spec, SHOTS, SequencePoolStarts(novel.starts, bases.starts), hide)
+    sampler = SequenceSampler(
+        ("t", "test", 0), spec, SHOTS, SequencePoolStarts(novel.class_starts, bases.class_starts), hide
+    )
     return SequenceLoader(sampler, novel, bases)
 
 
@@ -160,14 +162,18 @@ def test_one_pass_answers_as_session_by_session_does(name, base):
         "base_query_is_counted",
         "novel_query_is_counted",
     ):
-        a, b = (getattr(output.answers, part) for output in (once, steps))
+        a, b = (getattr(output.sequence_answers, part) for output in (once, steps))
         assert torch.equal(a.expand_as(b), b), part
-    scale = steps.answers.base_margins.abs().max()  # rounding of logits, which margins are differences of
-    assert torch.allclose(once.answers.base_margins, steps.answers.base_margins, rtol=0, atol=float(1e-5 * scale))
+    scale = steps.sequence_answers.base_margins.abs().max()  # rounding of logits, which margins are differences of
+    assert torch.allclose(
+        once.sequence_answers.base_margins, steps.sequence_answers.base_margins, rtol=0, atol=float(1e-5 * scale)
+    )
     for g in range(3):
-        a, b = (output.answers.novel_margins[:, g:, g] for output in (once, steps))
+        a, b = (output.sequence_answers.novel_margins[:, g:, g] for output in (once, steps))
         assert torch.allclose(a, b, rtol=0, atol=float(1e-5 * scale))
-        assert torch.equal(once.answers.novel_is_right_alone[:, g:, g], steps.answers.novel_is_right_alone[:, g:, g])
+        assert torch.equal(
+            once.sequence_answers.novel_is_right_alone[:, g:, g], steps.sequence_answers.novel_is_right_alone[:, g:, g]
+        )
     assert once.state_bytes == steps.state_bytes
 
 
@@ -620,7 +626,9 @@ def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
     method, loader = seeded_method("ncm", base), loader_of(base)
     with torch.no_grad():
         answers = (
-            SessionEvaluator(method, "ncm", loader, False).predict_all_sessions(method, loader.load_batch(0, 6)).answers
+            SessionEvaluator(method, "ncm", loader, False)
+            .predict_all_sessions(method, loader.load_batch(0, 6))
+            .sequence_answers
         )
     best = find_best_bias(answers.to_margins())
 
@@ -709,7 +717,7 @@ def test_second_head_is_of_the_linear_backbone():
     base, means = cosine.base_classifier, cosine.base_classifier.prototypes
     assert torch.allclose(F.normalize(base.weight), F.normalize(means), atol=1e-5)
     pool, even = cosine.dataset.pool("base/val"), []
-    for start, stop in zip(pool.starts[:-1], pool.starts[1:], strict=True):
+    for start, stop in zip(pool.class_starts[:-1], pool.class_starts[1:], strict=True):
         even += range(int(start), int(stop), 2)
     rows = torch.from_numpy(np.array(cosine.open_features("base/val"))[even])
     cosines = F.normalize(rows).double() @ F.normalize(means).double().T
@@ -717,7 +725,7 @@ def test_second_head_is_of_the_linear_backbone():
     scale = torch.tensor(base.scale, dtype=torch.float64, requires_grad=True)
     F.cross_entropy(scale * cosines, labels).backward()
     assert abs(float(scale.grad)) < 1e-4, "its temperature is where the loss is least"
-    assert (work.home.pretrained / cosine.pretrained_backbone.key).is_dir()
+    assert (work.home.pretrained / cosine.pretrained_backbone.pretraining_key).is_dir()
 
 
 def test_more_shots_than_there_are_images_is_said_with_a_number_that_works(call):
@@ -736,7 +744,7 @@ def test_ranges_of_sequences_have_the_counts_of_the_whole(base, monkeypatch):
     result = evaluation.join_evaluation_results(parts)
     for name, values in whole.counts.count_arrays().items():
         assert (result.counts.count_arrays()[name] == values).all(), name
-    assert all((result.statistics[name] == values).all() for name, values in whole.statistics.items())
+    assert all((result.method_statistics[name] == values).all() for name, values in whole.method_statistics.items())
 
 
 OF_FAULTS = """

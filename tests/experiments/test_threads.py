@@ -139,7 +139,7 @@ def test_blas_under_a_kernel_has_one_thread(here, monkeypatch):
 def pools(monkeypatch) -> list[int]:
     """Blocks are of five episodes; how many threads each pool has that takes them."""
     sizes, pool = [], evaluation.ThreadPoolExecutor
-    monkeypatch.setattr(evaluation, "BLOCK_SIZES", (5,))
+    monkeypatch.setattr(evaluation, "POSSIBLE_BLOCK_SIZES", (5,))
     monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: sizes.append(n) or pool(n, *more))
     return sizes
 
@@ -188,7 +188,7 @@ def test_only_a_method_that_declares_it_and_can_be_copied_is_asked_by_several_th
 
 
 def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monkeypatch):
-    monkeypatch.setattr(evaluation, "BLOCK_SIZES", (25,))
+    monkeypatch.setattr(evaluation, "POSSIBLE_BLOCK_SIZES", (25,))
     processor.set_thread_counts(2, 2)
     (job,) = make_jobs(RunConfig(["lr"], ["clusters.toml:clusters-5shot"]))
     context = EvaluationStage(job).open(api.workspace(here / "home", device="cpu"))

@@ -55,7 +55,9 @@ class NoisyScale(Scale):
 
 def job(clusters, method=Scale, task="clusters-5shot", train=None, options=None, seed=0):
     loaded_task = load_tasks(f"{clusters / 'clusters.toml'}:{task}")[0]
-    return Job(MethodRef("scale", method), options or {}, loaded_task, TrainingChanges.parse(train or {}), seed, 60)
+    return Job(
+        MethodRef("scale", method), options or {}, loaded_task, TrainingChanges.parse_values(train or {}), seed, 60
+    )
 
 
 def work(clusters, reporter=None, home="home"):
@@ -289,7 +291,7 @@ def test_schedule_of_the_method_wins_and_steps_stretch_it():
 )
 def test_training_options_are_checked(given, message):
     with pytest.raises(UserError, match=message):
-        TrainingChanges.parse(given)
+        TrainingChanges.parse_values(given)
 
 
 def test_adam_is_pytorchs():

@@ -222,7 +222,9 @@ def _holds_against_a_plain_loop(result, job, work):
         evaluation = evaluate_method(method, "", loader, range(10))
         of_setting.append(evaluation.counts.base_joint + evaluation.counts.novel_joint)
         bias = find_best_bias(evaluation.margins)
-        calibrated.append(int((evaluation.margins.base >= bias).sum() + (evaluation.margins.novel < bias).sum()))
+        calibrated.append(
+            int((evaluation.margins.base_margins >= bias).sum() + (evaluation.margins.novel_margins < bias).sum())
+        )
     assert result.choice.chosen == np.argmax([hits.sum() for hits in of_setting])
     for winner, drawn in zip(result.choice.winners, np.random.RandomState(0).randint(10, size=(100, 10)), strict=True):
         assert winner == np.argmax([hits[drawn].sum() for hits in of_setting])
@@ -246,8 +248,8 @@ def _rivals_hold_against_a_plain_loop(result, job, work):
         test = evaluate_method(method, "", loader("test"), range(len(result.to_hit_counts())))
         bias = find_best_bias(val.margins)
         assert choice.test_hits["base_joint"][i] == test.counts.base_joint.sum()
-        assert choice.test_hits["calibrated_base"][i] == (test.margins.base >= bias).sum()
-        assert choice.test_hits["calibrated_novel"][i] == (test.margins.novel < bias).sum()
+        assert choice.test_hits["calibrated_base"][i] == (test.margins.base_margins >= bias).sum()
+        assert choice.test_hits["calibrated_novel"][i] == (test.margins.novel_margins < bias).sum()
     if choice.rivals:
         assert choice.test_episodes == len(result.to_hit_counts())
         assert choice.test_hits["novel_alone"][0] == result.to_hit_counts().novel_alone.sum()

@@ -138,7 +138,8 @@ def test_maps_are_cached_in_float16_and_give_the_features_within_its_error(here)
     work = api.workspace(here / "home", device="cpu")
     (job,) = make_jobs(RunConfig(methods=("tune_last_block.py",), tasks=(f"tiny.toml:{EPISODES}",)))
     assert job.method.sees == "maps:-1"
-    stages = [stage for stage in list_backbone_stages(job) if isinstance(stage, FeatureStage) and stage.n_backbone_stages]
+    features = [stage for stage in list_backbone_stages(job) if isinstance(stage, FeatureStage)]
+    stages = [stage for stage in features if stage.n_backbone_stages]
     assert not any(stage.is_cached(work.home) for stage in stages)
     for stage in stages:
         stage.compute(work)
@@ -149,7 +150,7 @@ def test_maps_are_cached_in_float16_and_give_the_features_within_its_error(here)
     assert pool.features.dtype == torch.float16
     assert base.network is not None
     with torch.no_grad():
-        images = prepared.pretrained_backbone.normalise(
+        images = prepared.pretrained_backbone.normalise_images(
             torch.from_numpy(np.array(prepared.dataset.pool("novel/test").images))
         )
         maps = base.network.normalise(pool.features)

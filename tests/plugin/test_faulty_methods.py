@@ -17,7 +17,7 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import AdditiveClassifier, Base, Prediction
 from ifsl_bench.plugin.options import check_method, declared_search_space, make_method
 from ifsl_bench.protocols.loader import EvaluationResult
-from ifsl_bench.protocols.metrics import Counts
+from ifsl_bench.protocols.metrics import EpisodeHitCounts
 from ifsl_bench.utils.errors import UserError
 from tests.plugin.test_options import Every
 
@@ -188,7 +188,7 @@ def test_a_method_that_needs_images_of_base_classes_says_so(tmp_path, call):
 
 
 def test_a_solve_that_ends_at_nan_has_not_converged():
-    counts = Counts(*(np.zeros(3, np.int64) for _ in range(4)), base_queries=1, novel_queries=1)
+    counts = EpisodeHitCounts(*(np.zeros(3, np.int64) for _ in range(4)), base_queries=1, novel_queries=1)
     failed = np.array([0.0, np.nan, 1.0])
     evaluation = EvaluationResult(counts, {"solver_unconverged": failed}, None)
     assert evaluation.n_unconverged_episodes == 2

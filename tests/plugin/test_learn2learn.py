@@ -137,8 +137,8 @@ def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(l
     whole = tasks.dataset
     assert isinstance(whole, learn2learn.data.MetaDataset)
     assert len(whole) == len(novel) + len(base)
-    assert len(whole.labels) == len(novel.classes) + len(base.classes)
-    for label in (0, len(novel.classes), len(whole.labels) - 1):
+    assert len(whole.labels) == len(novel.class_names) + len(base.class_names)
+    for label in (0, len(novel.class_names), len(whole.labels) - 1):
         for row in (whole.labels_to_indices[label][0], whole.labels_to_indices[label][-1]):
             assert whole[row][1] == whole.indices_to_labels[row] == label
     # learn2learn's own tasks can be made of it as well.

@@ -74,7 +74,7 @@ def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call
         target.write_text(json.dumps({**raw, "task": task.name, "task_hash": task.hash}))
     (pair,) = pair_with_published_rows(load_task_results(task, tmp_path / "results"))
     assert (pair.measured_row.label, pair.tolerance_verdict) == ("lr", None)
-    assert pair.incompatibility == "a variant of glyphs-5shot"
+    assert pair.incompatibility_reason == "a variant of glyphs-5shot"
 
 
 def write_tiered(path: Path) -> None:

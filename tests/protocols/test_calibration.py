@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ifsl_bench.protocols.calibration import (
-    GRID_QUANTILES,
     MOST_CURVE_POINTS,
+    N_BIAS_GRID_QUANTILES,
     RESAMPLE_COUNT,
     Margins,
     bootstrap_episode_counts,
@@ -19,7 +19,7 @@ from ifsl_bench.protocols.calibration import (
     find_best_grid_bias_by_resample,
     find_bias,
 )
-from ifsl_bench.protocols.metrics import Counts, harmonic_mean_by_episode, mean_with_interval
+from ifsl_bench.protocols.metrics import EpisodeHitCounts, harmonic_mean_by_episode, mean_with_interval
 
 NAN, INF = np.nan, np.inf
 
@@ -54,9 +54,11 @@ def area(base: np.ndarray, novel: np.ndarray) -> float:
 @pytest.mark.parametrize("seed", range(20))
 def test_ausuc_is_the_area_under_a_sweep_of_all_biases(seed):
     margins = some(seed)
-    counts = Counts(*(np.zeros(4, int),) * 4, 5, 4, pairs=margins.doubled_ordered_pairs())
+    counts = EpisodeHitCounts(*(np.zeros(4, int),) * 4, 5, 4, pairs=margins.doubled_ordered_pairs())
     for e, ausuc in enumerate(counts.metrics_by_unit()["ausuc"]):
-        assert ausuc == pytest.approx(100 * area(margins.base[e], margins.novel[e]), abs=1e-9)  # rounding, in percent
+        assert ausuc == pytest.approx(
+            100 * area(margins.base_margins[e], margins.novel_margins[e]), abs=1e-9
+        )  # rounding, in percent
 
 
 def test_biases_of_a_grid_are_nearly_as_good_as_the_best_of_all():
@@ -79,20 +81,23 @@ def test_biases_of_a_grid_are_nearly_as_good_as_the_best_of_all():
 def test_no_bias_of_the_grid_is_better_than_the_one_chosen(values):
     """All quantiles are counted one by one, with many ties and with few."""
     margins, times = some(5, 12, values, base=600, novel=500), bootstrap_episode_counts(12)
-    grid = np.unique(np.quantile(margins.finite_margins().astype(np.float64), np.linspace(0, 1, GRID_QUANTILES)))
+    grid = np.unique(np.quantile(margins.finite_margins().astype(np.float64), np.linspace(0, 1, N_BIAS_GRID_QUANTILES)))
     hits = times @ np.stack([sum(margins.joint_hits_with_bias(bias)) for bias in grid], 1)  # [RESAMPLES, GRID]
     chosen = np.searchsorted(grid, find_best_grid_bias_by_resample(margins, times))
     assert (hits[np.arange(len(times)), chosen] == hits.max(1)).all()
 
 
 def acc(margins: Margins, bias: float) -> int:
-    return sum(int((margins.base[e] >= bias).sum() + (margins.novel[e] < bias).sum()) for e in range(len(margins.base)))
+    return sum(
+        int((margins.base_margins[e] >= bias).sum() + (margins.novel_margins[e] < bias).sum())
+        for e in range(len(margins.base_margins))
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_bias_is_better_than_the_one_chosen_and_it_is_in_the_middle(seed):
     margins = some(seed, values=(6, 60, 1000)[seed % 3])
-    tried = sweep(np.concatenate([margins.base.ravel(), margins.novel.ravel()]))
+    tried = sweep(np.concatenate([margins.base_margins.ravel(), margins.novel_margins.ravel()]))
     hits = [acc(margins, bias) for bias in tried]
     bias = find_best_bias(margins)
     assert acc(margins, bias) == max(hits)
@@ -139,7 +144,10 @@ def test_ends_and_ties_by_hand(base, novel, expected):
 def test_the_biases_of_resamples_are_those_of_their_episodes_one_after_the_other(seed):
     margins = some(seed, values=(6, 60, 1000)[seed % 3], base=(5, 1)[seed % 2], novel=(4, 1)[seed % 2])
     times = np.random.default_rng(seed).multinomial(4, np.full(4, 0.25), 50)
-    repeated = [Margins(np.repeat(margins.base, often, 0), np.repeat(margins.novel, often, 0)) for often in times]
+    repeated = [
+        Margins(np.repeat(margins.base_margins, often, 0), np.repeat(margins.novel_margins, often, 0))
+        for often in times
+    ]
     assert find_best_bias_by_resample(margins, times).tolist() == [find_best_bias(sample) for sample in repeated]
 
 
@@ -164,10 +172,10 @@ def test_a_bias_between_two_margins_that_are_neighbours_in_float32_tells_them_ap
 @pytest.mark.parametrize("seed", range(5))
 def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hits(seed):
     validation, test = some(seed), some(seed + 100)
-    shifted = [Margins(m.base - 1.5, m.novel - 1.5) for m in (validation, test)]
+    shifted = [Margins(m.base_margins - 1.5, m.novel_margins - 1.5) for m in (validation, test)]
     assert np.array_equal(shifted[1].doubled_ordered_pairs(), test.doubled_ordered_pairs())
     first, second = find_bias(validation).apply_to_episodes(test), find_bias(shifted[0]).apply_to_episodes(shifted[1])
-    assert second.bias == first.bias - 1.5
+    assert second.bias_on_novel_logits == first.bias_on_novel_logits - 1.5
     assert np.array_equal(first.base_joint, second.base_joint)
     assert np.array_equal(first.novel_joint, second.novel_joint)
     assert np.array_equal(first.hits_by_curve_bias[:, 1:], second.hits_by_curve_bias[:, 1:])
@@ -186,8 +194,8 @@ def test_the_curve_goes_through_quantiles_of_the_validation_margins():
     assert (biases[0], biases[25], biases[-1]) == pytest.approx((at[0], np.median(at), at[-1]), rel=1e-5)
     assert calibration.hits_by_curve_bias.shape == (MOST_CURVE_POINTS, 3)
     for bias, base, novel in calibration.hits_by_curve_bias:
-        assert base == (test.base >= bias).sum()
-        assert novel == (test.novel < bias).sum()
+        assert base == (test.base_margins >= bias).sum()
+        assert novel == (test.novel_margins < bias).sum()
     assert calibration.n_validation_episodes == 50
     assert len(find_bias(Margins(*np.full((2, 3, 2), NAN))).apply_to_episodes(test).hits_by_curve_bias) == 0
 

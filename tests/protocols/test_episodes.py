@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.sampling.draws import ClassDraws, derive_seed, stream_key
+from ifsl_bench.protocols.sampling.draws import ClassDraws, derive_seed, derive_stream_key
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.utils.errors import UserError
@@ -132,7 +132,7 @@ def test_impossible_episodes_are_refused(change, message):
 @pytest.mark.parametrize(("ways", "classes"), [(1, 1), (5, 5), (5, 108), (20, 45), (200, 300)])
 def test_classes_follow_from_a_line_of_text(ways, classes):
     stream = ("some-task", "test", ways)
-    draws = ClassDraws.parse(str(ClassDraws(100, ways, classes, stream_key(*stream))))
+    draws = ClassDraws.parse_text(str(ClassDraws(100, ways, classes, derive_stream_key(*stream))))
     key = derive_seed("episodes", *stream) - (1 << 62)
     assert draws.to_array().tolist() == [shuffle_head(words(key, i, 1, ways), classes) for i in range(100)]
     spec, rows = EpisodeSpec(ways=ways, novel_queries=1, base_queries=5), np.arange(classes + 1) * 2

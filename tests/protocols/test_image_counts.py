@@ -13,9 +13,9 @@ import torch
 from ifsl_bench import api
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocols import loader as evaluation
-from ifsl_bench.protocols.calibration import Bias
+from ifsl_bench.protocols.calibration import ValidationBias
 from ifsl_bench.protocols.episode_loader import EpisodeLoader
-from ifsl_bench.protocols.image_counts import MOST_CHARACTERS, SHARE_LEVELS, ImageHits, ImageTally, PoolHits
+from ifsl_bench.protocols.image_counts import MAX_STORED_CHARACTERS, SHARE_LEVELS, ImageHits, ImageTally, PoolHits
 from ifsl_bench.protocols.loader import evaluate_method
 from ifsl_bench.protocols.sampling.episodes import EpisodeSampler
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
@@ -23,7 +23,7 @@ from ifsl_bench.solvers import numba_code_cache
 from ifsl_bench.store.schema import find_first_contradiction, read_result
 from tests.experiments.test_sessions import K, base, loader_of, pool, seeded_method  # noqa: F401 -- a fixture
 
-BIAS = Bias(0.7, 10, np.array([0.0, 1.0]), np.linspace(-1, 1, 100))
+BIAS = ValidationBias(0.7, 10, np.array([0.0, 1.0]), np.linspace(-1, 1, 100))
 
 
 class Nearest(Method):
@@ -53,7 +53,7 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
         for doubles in (pool("novel/test", 9, 12, base, 1), pool("base/test", K, 7, base, 2))
     )
     spec = EpisodeSpec(ways=2, novel_queries=3, base_queries=5)
-    sampler = EpisodeSampler(("t", "test", 0), spec, 2, novel.starts, of_base.starts)
+    sampler = EpisodeSampler(("t", "test", 0), spec, 2, novel.class_starts, of_base.class_starts)
     method = Nearest(base, 2)
     expected = {
         name: {what: np.zeros((2, pool.n_images), int) for what in ("asked", "joint", "alone", "calibrated")}
@@ -65,7 +65,7 @@ def test_episodes_count_the_hits_of_each_image_in_even_and_in_odd_ones(base, blo
         logits = method(batch.support, batch.query).logits[0]
         for row, image, label in zip(logits, drawn.query[0].tolist(), drawn.query_labels[0].tolist(), strict=True):
             of_pool, part = ("novel", slice(K, None)) if label >= K else ("base", slice(K))
-            biased = row + torch.cat([torch.zeros(K), torch.full((2,), BIAS.value)])
+            biased = row + torch.cat([torch.zeros(K), torch.full((2,), BIAS.bias_on_novel_logits)])
             counts = expected[of_pool]
             counts["asked"][e % 2, image] += 1
             counts["joint"][e % 2, image] += int(row.argmax()) == label
@@ -94,7 +94,10 @@ def test_sessions_weigh_the_hits_of_each_image_as_the_average_does(name, base, b
     sessions, ways, count = 3, 2, 5
     base_images, each = len(loader.base.features[0]), loader.sampler.queries
     asked = {"base": np.zeros((sessions + 1, base_images)), "novel": np.zeros((sessions + 1, loader.novel.n_images))}
-    right = {bias: {pool: np.zeros_like(values) for pool, values in asked.items()} for bias in (0.0, BIAS.value)}
+    right = {
+        bias: {pool: np.zeros_like(values) for pool, values in asked.items()}
+        for bias in (0.0, BIAS.bias_on_novel_logits)
+    }
     for e in range(count):
         batch, state = loader.load_batch(e, 1), None
         images = [*range(base_images), *batch.novel_rows[0].tolist()]
@@ -123,7 +126,7 @@ def test_sessions_weigh_the_hits_of_each_image_as_the_average_does(name, base, b
         assert found.right_counts.keys() == weights.keys() - ({"first"} if of_pool == "novel" else set())
         np.testing.assert_array_equal(found.query_counts[0], asked[of_pool][-1])
         for what, values in found.right_counts.items():
-            of_bias = right[BIAS.value if what == "calibrated" else 0.0][of_pool]
+            of_bias = right[BIAS.bias_on_novel_logits if what == "calibrated" else 0.0][of_pool]
             weight = weights[what][:, None]
             sums = (weight * of_bias).sum(0), (weight * asked[of_pool]).sum(0)
             expected = np.divide(*sums, out=np.zeros_like(sums[0]), where=sums[1] > 0)
@@ -161,7 +164,7 @@ def test_many_images_are_grouped_until_they_fit():
         {"base": PoolHits(np.full(160, 1250), 1, asked, right), "novel": small}, right_counts_are_shares=False
     ).group_to_fit_result_file()
     length = {name: sum(map(len, pool.packed_arrays.values())) for name, pool in hits.pools.items()}
-    assert sum(length.values()) <= MOST_CHARACTERS < 2.5 * sum(length.values())
+    assert sum(length.values()) <= MAX_STORED_CHARACTERS < 2.5 * sum(length.values())
     assert hits.pools["novel"].images_per_group == 1 < hits.pools["base"].images_per_group
     assert hits.pools["base"].right_counts["joint"].sum() == right["joint"].sum()
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.protocols.metrics import METRICS, Counts, mean_with_interval, paired_difference, summarise_by_metric
+from ifsl_bench.protocols.metrics import (
+    EPISODE_METRIC_NAMES,
+    EpisodeHitCounts,
+    mean_with_interval,
+    paired_difference,
+    summarise_by_metric,
+)
 
 
 def test_paired_is_scipys_paired_t_test():
@@ -34,9 +40,9 @@ def test_estimate():
 
 
 def test_metrics_by_hand():
-    counts = Counts(np.array([20, 25]), np.array([24, 25]), np.array([10, 0]), np.array([20, 5]), 25, 25)
+    counts = EpisodeHitCounts(np.array([20, 25]), np.array([24, 25]), np.array([10, 0]), np.array([20, 5]), 25, 25)
     values = counts.metrics_by_unit()
-    assert set(values) == {*METRICS, "harmonic"}
+    assert set(values) == {*EPISODE_METRIC_NAMES, "harmonic"}
     assert values["acc"].tolist() == [60.0, 50.0]
     assert values["base_joint"].tolist() == [80.0, 100.0]
     assert values["delta_a"] == pytest.approx([-16.0, 0.0])

@@ -86,15 +86,15 @@ def test_equal_to_the_slow_version(name):
 
 def test_an_order_comes_with_several_support_sets():
     sampler = SequenceSampler(STREAM, SPEC, SHOTS, SequencePoolStarts(NOVEL, BASE))
-    drawn = sampler.sample(0, SPEC.sequences)
+    drawn = sampler.sample(0, SPEC.n_sequences)
     orders = drawn.classes.view(SPEC.orders, SPEC.supports, -1)
     assert (orders == orders[:, :1]).all()
     assert len(orders[:, 0].unique(dim=0)) == SPEC.orders
-    assert len(drawn.support.flatten(1).unique(dim=0)) == SPEC.sequences
-    assert (orders[:, 0].numpy() == sampler.describe_novel_class_draws(SPEC.sequences).to_array()).all(), (
+    assert len(drawn.support.flatten(1).unique(dim=0)) == SPEC.n_sequences
+    assert (orders[:, 0].numpy() == sampler.describe_novel_class_draws(SPEC.n_sequences).to_array()).all(), (
         "the NumPy version of the draws"
     )
-    for e in range(SPEC.sequences):
+    for e in range(SPEC.n_sequences):
         assert len(set(drawn.classes[e].tolist())) == 6
         images = torch.cat([drawn.support[e].flatten(), drawn.query[e].flatten()]).tolist()
         assert len(set(images)) == len(images), "a query is no support"

@@ -12,7 +12,7 @@ import torch
 from scipy import integrate
 
 from ifsl_bench.protocols.sequence_loader import SequenceAnswers, count_session_hits
-from ifsl_bench.protocols.session_metrics import METRICS_AFTER_SESSION, SUMMARY_METRICS, SessionCounts
+from ifsl_bench.protocols.session_metrics import METRIC_NAMES_AFTER_SESSION, SUMMARY_METRIC_NAMES, SessionCounts
 
 K, N, T, E = 7, 2, 3, 5
 B, EACH = 70, 15  # base queries, and queries of each novel class
@@ -63,7 +63,9 @@ def counts_of(logits, labels) -> SessionCounts:
 def test_metrics_are_those_of_a_plain_loop(predictions):
     pairs, counts = answers_of(*predictions), counts_of(*predictions)
     for e in range(E):
-        after = {name: counts.metric_after_sessions(name)[e] for name in METRICS_AFTER_SESSION if name != "harmonic"}
+        after = {
+            name: counts.metric_after_sessions(name)[e] for name in METRIC_NAMES_AFTER_SESSION if name != "harmonic"
+        }
         for t, met in enumerate(pairs[e]):
             base, novel = [p for p in met if p[0] < K], [p for p in met if p[0] >= K]
             of_session = [[y == a for y, a in met if (y - K) // N + 1 == g or (g == 0 and y < K)]
@@ -102,8 +104,8 @@ def test_summaries(predictions):
     b, n = base.mean(0), novel.mean(0)
     assert counts.metric_after_sessions("harmonic").mean(0)[1:] == pytest.approx((2 * b * n / (b + n))[1:])
     assert counts.metric_by_sequence("harmonic").mean() == pytest.approx(2 * b[-1] * n[-1] / (b[-1] + n[-1]))
-    assert set(SUMMARY_METRICS) > {"gacc", "novel_as_base", "base_as_novel"}
-    for name in SUMMARY_METRICS:
+    assert set(SUMMARY_METRIC_NAMES) > {"gacc", "novel_as_base", "base_as_novel"}
+    for name in SUMMARY_METRIC_NAMES:
         assert counts.metric_by_sequence(name).shape == (E,), name
 
 

@@ -100,7 +100,7 @@ def test_cosine_schedule_warms_up_and_ends_near_zero():
 def test_every_packaged_task_is_complete(name):
     task = packaged_tasks()[name]
     assert task.title
-    assert task.evaluation.episodes == (task.sessions.sequences if task.sessions else 2000)
+    assert task.evaluation.episodes == (task.sessions.n_sequences if task.sessions else 2000)
     embedded = task.dataset.name in registry.registered_entry_points(registry.DATASET_GROUP)
     if embedded and not datasets.find_dataset_source(task.dataset.name).needs_source:
         assert task.dataset.fingerprint, "the content of embedded data is pinned"

@@ -8,7 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ifsl_bench.protocols.tasks.reference import KEY_MEANINGS, TABLE_MEANINGS, format_task_file, task_file_keys
+from ifsl_bench.protocols.tasks.reference import (
+    TASK_FILE_KEY_DESCRIPTIONS,
+    TASK_FILE_TABLE_DESCRIPTIONS,
+    format_task_file,
+    task_file_keys,
+)
 from ifsl_bench.protocols.tasks.task import (
     DataSpec,
     EpisodeSpec,
@@ -19,7 +24,7 @@ from ifsl_bench.protocols.tasks.task import (
     SessionSpec,
 )
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks, parse_tasks
-from ifsl_bench.protocols.tasks.variants import Variant
+from ifsl_bench.protocols.tasks.variants import TaskVariantEntry
 from ifsl_bench.utils.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
@@ -39,12 +44,12 @@ def test_the_page_has_a_place_for_the_keys():
 
 
 def test_every_key_of_the_structures_has_a_meaning_and_a_row(reference):
-    assert KEY_MEANINGS.keys() <= {key.path for key in task_file_keys()}
-    assert all(key.meaning for key in task_file_keys())
-    assert TABLE_MEANINGS.keys() == {key.table for key in task_file_keys()}
+    assert TASK_FILE_KEY_DESCRIPTIONS.keys() <= {key.key_path for key in task_file_keys()}
+    assert all(key.key_description for key in task_file_keys())
+    assert TASK_FILE_TABLE_DESCRIPTIONS.keys() == {key.table_name for key in task_file_keys()}
     structures = {"dataset": DataSpec, "pretraining": Pretraining, "pretraining.schedule": Schedule,
                   "episode": EpisodeSpec, "meta_training": MetaTraining, "evaluation": Evaluation,
-                  "variants.[name]": Variant, "tasks.[name].sessions": SessionSpec}  # fmt: skip
+                  "variants.[name]": TaskVariantEntry, "tasks.[name].sessions": SessionSpec}  # fmt: skip
     for table, structure in structures.items():
         section = reference.split(f"### [{table}]\n")[1].split("\n### ")[0]
         named = set(re.findall(r"^\| `(\w+)` \|", section, re.M))
@@ -60,7 +65,7 @@ MINIMAL = {"dataset": {"name": "d"}, "pretraining": {"backbone": "none", "steps"
 
 
 @pytest.mark.parametrize(
-    "key", [key for key in task_file_keys() if not key.table.startswith("variants")], ids=lambda key: key.path
+    "key", [key for key in task_file_keys() if not key.table_name.startswith("variants")], ids=lambda key: key.path
 )
 def test_a_range_ends_where_it_says(key):
     """The value at each end is taken, and the one beyond it is refused by the name of the key."""

@@ -19,9 +19,9 @@ from ifsl_bench.experiments.workspace import PreparedTask
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
 from ifsl_bench.protocols.episode_protocol import REGULAR_PROTOCOL
 from ifsl_bench.protocols.registry import protocol_of_task
-from ifsl_bench.protocols.tasks.contamination import SEEN_MARKS
+from ifsl_bench.protocols.tasks.contamination import ROW_NOTE_OF_SEEN_LEVEL
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks, parse_tasks
-from ifsl_bench.protocols.tasks.variants import Change, apply_change
+from ifsl_bench.protocols.tasks.variants import TaskChanges, apply_task_changes
 from ifsl_bench.reporting.task_sheet import describe_task
 from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import Paths
@@ -55,7 +55,7 @@ def test_a_change_is_in_the_name_the_hash_and_the_episodes():
     (plain,) = load_tasks("glyphs-5shot")
     (wide,) = load_tasks("glyphs-5shot+shots=3+ways=10")
     assert wide.name == "glyphs-5shot+ways=10+shots=3", "one order, whatever was typed"
-    assert load_tasks("glyphs-5shot", Change(ways=10, shots=3)) == [wide]
+    assert load_tasks("glyphs-5shot", TaskChanges(ways=10, shots=3)) == [wide]
     assert (wide.shots, wide.episode.ways, wide.variant_of) == (3, 10, "glyphs-5shot")
     assert (wide.episode.novel_queries, wide.episode.base_queries) == (5, 50), "as many base queries as novel ones"
     assert plain.digest is not None
@@ -69,14 +69,14 @@ def test_a_change_is_in_the_name_the_hash_and_the_episodes():
 def test_shares_of_base_and_novel_queries_stay():
     (task,) = load_tasks("glyphs-5shot")
     uneven = msgspec.structs.replace(task, episode=msgspec.structs.replace(task.episode, base_queries=10))
-    variant = apply_change(uneven, Change(ways=2, queries=3))  # 6 novel queries in place of 25
+    variant = apply_task_changes(uneven, TaskChanges(ways=2, queries=3))  # 6 novel queries in place of 25
     assert variant.episode.base_queries == round(10 * 6 / 25)
-    assert apply_change(uneven, Change(ways=1, queries=1)).episode.base_queries == 1, (
+    assert apply_task_changes(uneven, TaskChanges(ways=1, queries=1)).episode.base_queries == 1, (
         "never none: that is another protocol"
     )
     regular = packaged_tasks()["glyphs-regular-5shot"]
-    assert apply_change(regular, Change(ways=10)).episode.base_queries == 0
-    assert apply_change(regular, Change(ways=10)).name == "glyphs-regular-5shot+ways=10"
+    assert apply_task_changes(regular, TaskChanges(ways=10)).episode.base_queries == 0
+    assert apply_task_changes(regular, TaskChanges(ways=10)).name == "glyphs-regular-5shot+ways=10"
 
 
 def test_task_files_derive_tasks(minimal_task):
@@ -140,8 +140,8 @@ def test_other_base_classes_have_a_backbone_of_their_own_and_weights_for_the_lis
             assert len({key(task, "0" * 64, "linear", 0) for task in tasks}) == 3
     assert [describe_task(task, Paths.locate(tmp_path)).get("seen") for task in tasks] == [
         None,
-        SEEN_MARKS["may"],
-        SEEN_MARKS["may"],
+        ROW_NOTE_OF_SEEN_LEVEL["may"],
+        ROW_NOTE_OF_SEEN_LEVEL["may"],
     ]
 
 
@@ -173,9 +173,9 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     rows = bench.sampler("test").sample(0, 20)
     queries = rows.query[~rows.query_is_novel]
     pool, classes = dataset_of(clusters).pool("base/test"), choose_kept_base_classes(6, 8)
-    names = {pool.classes[k] for k in classes}
+    names = {pool.class_names[k] for k in classes}
     cut_pool = bench.dataset.pool("base/test")
-    assert {cut_pool.classes[cut_pool.labels[q]] for q in queries.tolist()} <= names
+    assert {cut_pool.class_names[cut_pool.labels[q]] for q in queries.tolist()} <= names
     features = bench.feature_pool("base/test").features[queries]
     assert np.array_equal(features.numpy(), pool.images[np.isin(pool.labels, classes)][queries.numpy()])
 
@@ -237,9 +237,9 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
     whole = prepare_dataset(Paths.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
     classes = choose_kept_base_classes(3, 5)
     pool = with_fewer_base_classes(whole, 3).pool("base/test")
-    assert [pool.images[a, 0] for a in pool.starts[:-1]] == classes.tolist()
+    assert [pool.images[a, 0] for a in pool.class_starts[:-1]] == classes.tolist()
     assert np.array_equal(pool.images[:, 0], classes[pool.labels])
-    assert np.diff(pool.starts).tolist() == [sizes[k] for k in classes]
+    assert np.diff(pool.class_starts).tolist() == [sizes[k] for k in classes]
     assert len(np.unique(pool.images[:, 1])) == len(pool) == sum(sizes[k] for k in classes)
 
 
@@ -248,14 +248,16 @@ def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     """From images: the view goes through pretraining and features like a data set of its own."""
     (task,) = load_tasks(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")
     bench = PreparedTask(task, "linear", 0, api.workspace(glyph_home, device="cpu"))
-    assert bench.pretrained_backbone.head.weight.shape[0] == 10
-    assert "+base-classes=10" in bench.pretrained_backbone.key
+    assert bench.pretrained_backbone.base_classifier.weight.shape[0] == 10
+    assert "+base-classes=10" in bench.pretrained_backbone.pretraining_key
     features = bench.feature_pool("base/test").features
     whole = open_dataset(glyph_home / "data" / "glyphs").pool("base/test")
     images = np.array(whole.images[np.isin(whole.labels, choose_kept_base_classes(10, 100))])
     assert len(features) == len(images)
     rows = slice(len(images) - 40, None)
     with torch.inference_mode():
-        by_hand = bench.pretrained_backbone.network(bench.pretrained_backbone.normalise(torch.from_numpy(images[rows])))
+        by_hand = bench.pretrained_backbone.network(
+            bench.pretrained_backbone.normalise_images(torch.from_numpy(images[rows]))
+        )
     # float32 through a network: sums of up to 1,728 terms in each of seven layers, in batches of other sizes
     torch.testing.assert_close(features[rows], by_hand, rtol=1e-3, atol=1e-3)

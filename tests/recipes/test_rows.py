@@ -298,7 +298,9 @@ def test_weights_of_a_recipe_are_of_no_use_to_another(hues, call, monkeypatch):
     assert f"{other} is not here" in err
     assert call("weights", "export", *task, "--recipe", "closer.beta=1", "--to", "w.safetensors")[0] == 0
     weights, content = read_metadata_and_tensors(Path("w.safetensors"))
-    write_weights(Path("other.safetensors"), content, weights.definition, {**weights.info, "key": other})
+    write_weights(
+        Path("other.safetensors"), content, weights.pretraining_definition, {**weights.training_record, "key": other}
+    )
     status, out, err = call("weights", "import", "other.safetensors")
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert f"its definition does not make '{other}'" in err

@@ -122,7 +122,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(hue_task, recipe, tm
             return pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
 
     whole = run(Paths.locate(tmp_path / "a"), ())
-    broken = run(Paths.locate(tmp_path / "b"), (whole.info["steps"] // 2,))
+    broken = run(Paths.locate(tmp_path / "b"), (whole.training_record["steps"] // 2,))
     is_training_only = whole.network.is_training_only
     kept = {name: value for name, value in tensors(whole).items() if not is_training_only(name)}
     assert kept
@@ -186,11 +186,13 @@ def test_a_finished_training_is_read_again(recipe, hue_task, hues):
     images = torch.randn(4, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert torch.equal(opened.network(images), trained.network(images))
-        assert torch.equal(opened.head(opened.network(images)), trained.head(trained.network(images)))
+        assert torch.equal(
+            opened.base_classifier(opened.network(images)), trained.base_classifier(trained.network(images))
+        )
     assert not list(home.pretrained.glob("*.corrupt-*"))
     assert opened.result_entry().get("recipe", "ce") == recipe
     if recipe.startswith("savc"):
-        state = CheckpointFolder(home.pretrained / trained.key).load()
+        state = CheckpointFolder(home.pretrained / trained.pretraining_key).load()
         names = {name.removeprefix("network.recipe.").partition(".")[0] for name in state.tensors}
         assert names == {"backbone", "head"}, "no queue and no momentum encoder"
         assert opened.result_entry()["steps"] == round(24 / opened.result_entry()["passes"])
@@ -444,7 +446,7 @@ def test_a_recipe_sees_all_base_images_after_each_epoch(hue_task, tmp_path, monk
         pool = dataset.pool("base/train")
         with torch.inference_mode():
             features = trainer.recipe.backbone(trainer.normalise(torch.from_numpy(np.array(pool.images))))
-        means = [features[torch.from_numpy(pool.labels == k)].mean(0) for k in range(len(pool.classes))]
+        means = [features[torch.from_numpy(pool.labels == k)].mean(0) for k in range(len(pool.class_names))]
         torch.testing.assert_close(trainer.recipe.means, torch.stack(means))
         followed.append((at.step, at.epoch, float(trainer.recipe.noise)))
 

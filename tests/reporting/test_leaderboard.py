@@ -192,7 +192,7 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
 
     def trained(base: SeedAggregate, *solves: dict[str, int]) -> SeedAggregate:
         copies = [msgspec.structs.replace(r, training={"solves": s}) for r, s in zip(base.results, solves, strict=True)]
-        return SeedAggregate(base.label, base.origin, tuple(copies))
+        return SeedAggregate(base.label, base.results_origin, tuple(copies))
 
     counts = [{"adjoint_episodes": 8000, "adjoint_indefinite": count} for count in (0, 3)]
     met = trained(row("a", [15.0, 15.1], n=2000, task=task.name), *counts)
@@ -239,9 +239,9 @@ def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch
                 row("s", [15.0], n=2000, noise=1, provenance={"time": "2026"}),
                 row("t", [15.0], n=2000, noise=2, provenance={"time": "2026"}))  # fmt: skip
     board = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)
-    assert {(r.label, r.origin) for r in board.rows} == {("s", "stored"), ("s", "yours"), ("t", "yours")}
+    assert {(r.label, r.results_origin) for r in board.rows} == {("s", "stored"), ("s", "yours"), ("t", "yours")}
     assert [r.label for r in board.incomparable_rows] == ["aaa"]
-    assert board.find_row("s").origin == "yours"
+    assert board.find_row("s").results_origin == "yours"
     stored_rows(row("s", [15.0], n=2000, noise=1, fingerprint="other"))
     board = load_task_results(packaged_tasks()["mini-5shot"], stored_rows.root)
     assert board.find_row("s") in board.incomparable_rows, (

@@ -21,7 +21,7 @@ from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.ranking import Ranking, holm_rejections
 from ifsl_bench.analysis.task_results import load_task_results
-from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
+from ifsl_bench.protocols.metrics import BALANCE_METRIC_NAMES, EPISODE_METRIC_NAMES, Estimate
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.columns import TableRow
 from ifsl_bench.reporting.leaderboard import make_task_table
@@ -192,7 +192,7 @@ def test_the_numbers_are_those_that_the_commands_print(call, results, text, monk
     assert sorted((row["label"], row["source"]) for row in rows) == sorted((p["method"], p["source"]) for p in printed)
     for record in printed:
         (row,) = [row for row in rows if (row["label"], row["source"]) == (record["method"], record["source"])]
-        for name in (*METRICS, *BALANCE_METRICS):
+        for name in (*EPISODE_METRIC_NAMES, *BALANCE_METRIC_NAMES):
             assert row["values"].get(name, [None, None]) == pytest.approx(
                 [record[name], record[f"{name}_interval"]], abs=6e-5
             )

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL, METRIC_COLUMNS
-from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS, Estimate
+from ifsl_bench.protocols.metrics import BALANCE_METRIC_NAMES, EPISODE_METRIC_NAMES, Estimate
 from ifsl_bench.protocols.protocol import MetricColumn
 from ifsl_bench.protocols.registry import all_metric_names, registered_protocols, title_by_metric
 from ifsl_bench.protocols.session_protocol import SESSIONS_PROTOCOL
@@ -18,7 +18,7 @@ from ifsl_bench.reporting.table import OUTPUT_FORMATS, RECORD_FORMATTERS, Column
 
 NAME: Column[tuple] = Column("name", lambda row: row[0], lambda row: {"name": row[0]}, lambda row: row[1] > 1)
 VALUE: Column[tuple] = Column("value", lambda row: f"{row[1]:.1f} ± 1", lambda row: {"value": row[1]})
-FOR_PROGRAMS: Column[tuple] = Column(fields=lambda row: {"seeds": [1, 2]} if row[1] > 1 else {})
+FOR_PROGRAMS: Column[tuple] = Column(make_record_fields=lambda row: {"seeds": [1, 2]} if row[1] > 1 else {})
 FOR_READERS: Column[tuple] = Column("said", lambda row: "yes")
 TABLE = Table([NAME, VALUE, FOR_PROGRAMS, FOR_READERS], [("a", 1.25), ("b", 0.5)], "title", ["note"])
 
@@ -83,7 +83,11 @@ def test_no_rows_at_all():
 
 
 def test_every_metric_has_a_heading():
-    assert title_by_metric().keys() == {*METRICS, *BALANCE_METRICS, *SESSIONS_PROTOCOL.metrics} == {*all_metric_names()}
+    assert (
+        title_by_metric().keys()
+        == {*EPISODE_METRIC_NAMES, *BALANCE_METRIC_NAMES, *SESSIONS_PROTOCOL.metrics}
+        == {*all_metric_names()}
+    )
     for protocol in registered_protocols():
         assert {*protocol.metrics, *protocol.optional_metrics} <= {column.name for column in protocol.metric_columns}
     assert format_plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"

@@ -369,7 +369,9 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
         logits = prediction.logits[e].numpy().copy()
         logits[:, :classes][:, batch.support.hidden[e].numpy()] = -np.inf
         margins, right = {False: [], True: []}, dict.fromkeys(result.counts, 0)
-        for row, label, novel in zip(logits, batch.labels[e].tolist(), batch.query_is_novel[e].tolist(), strict=True):
+        for row, label, novel in zip(
+            logits, batch.query_labels[e].tolist(), batch.query_is_novel[e].tolist(), strict=True
+        ):
             side, part = ("novel", classes + row[classes:].argmax()) if novel else ("base", row[:classes].argmax())
             right[f"{side}_joint"] += row.argmax() == label
             right[f"{side}_alone"] += part == label
@@ -378,8 +380,8 @@ def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
             margins[novel].append(margin if part == label else np.nan)
         assert {name: values[e] for name, values in result.counts.items()} == right
         if base:
-            np.testing.assert_array_equal(result.margins.base[e], margins[False])
-            np.testing.assert_array_equal(result.margins.novel[e], margins[True])
+            np.testing.assert_array_equal(result.margins.base_margins[e], margins[False])
+            np.testing.assert_array_equal(result.margins.novel_margins[e], margins[True])
             assert result.doubled_ordered_pairs[e] == sum(
                 int(b > n) + int(b >= n) for b in margins[False] for n in margins[True]
             )
@@ -422,7 +424,9 @@ def test_kernels_gather_what_indices_say(shared):
     novel, base = _bank(60, 0), _bank(50, 5)
     base = novel if shared else base
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
-    loader = EpisodeLoader(EpisodeSampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
+    loader = EpisodeLoader(
+        EpisodeSampler(("x", "test", 0), spec, 2, novel.class_starts, base.class_starts), novel, base
+    )
     assert numba_code_cache.kernels_loaded(novel.features)
     batch, drawn = loader.load_batch(5, 70), loader.sampler.sample(5, 70)
     for bank, support, query in (

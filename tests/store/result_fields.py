@@ -13,7 +13,7 @@ import numpy as np
 
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
-from ifsl_bench.protocols.metrics import Counts, summarise_by_metric
+from ifsl_bench.protocols.metrics import EpisodeHitCounts, summarise_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.latex import make_latex_tables
 from ifsl_bench.reporting.leaderboard import add_variants, make_leaderboard_tables
@@ -42,7 +42,7 @@ def listed(result: Result) -> Result:
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))
 
 
-def counted(label: str, seed: int, counts: Counts, classes: np.ndarray, **changes) -> Result:
+def counted(label: str, seed: int, counts: EpisodeHitCounts, classes: np.ndarray, **changes) -> Result:
     """A result with these counts, of task "toy" unless ``changes`` say otherwise."""
     fields = {
         "schema": SCHEMA_VERSION, "method": label, "label": label, "task": "toy", "task_hash": "h", "digest": "d",
@@ -58,7 +58,8 @@ def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **
     (loaded_task,) = load_tasks(task)
     ten = np.full(len(base), 10)
     queries, novel = loaded_task.episode.base_queries, loaded_task.episode.ways * loaded_task.episode.novel_queries
-    counts = Counts(base * (queries > 0), base * (queries > 0), ten if queries else base, ten if queries else base,
+    counts = EpisodeHitCounts(base * (queries > 0), base * (queries > 0), ten if queries else base,
+                    ten if queries else base,
                     queries, novel, 2 * base * ten if queries else None)  # fmt: skip
     classes = np.tile(np.arange(loaded_task.episode.ways), (len(base), 1))
     of_task = {"task": task, "task_hash": loaded_task.hash, "digest": f"d{len(base)}"}

@@ -73,7 +73,7 @@ def rows(out: str) -> set[str]:
 
 
 def kinds(root: Path) -> set[str]:
-    return {item.kind for item in list_items(Paths.locate(root / "home"))}
+    return {item.cache_kind for item in list_items(Paths.locate(root / "home"))}
 
 
 def test_the_list_has_every_byte_once_by_task_and_method(call, root):
@@ -96,7 +96,7 @@ def test_what_is_used_says_so_without_access_times(root):
     assert max(before.values()) < time.time() - 86400
     shutil.rmtree(home.results)
     run(root)
-    after = {item.path: item.last_used for item in list_items(home) if item.kind in MADE - {"trials"}}
+    after = {item.path: item.last_used for item in list_items(home) if item.cache_kind in MADE - {"trials"}}
     assert after
     unused = {path for path, used in after.items() if used < time.time() - 3600}
     spared = {path for path in after if path.parent == home.trained_models or path.name == "novel-train"}

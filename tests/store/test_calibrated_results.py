@@ -17,7 +17,7 @@ from ifsl_bench.analysis.aggregate import FILE, SeedAggregate
 from ifsl_bench.analysis.comparison import compare_rows
 from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.protocols.calibration import Margins, find_bias
-from ifsl_bench.protocols.metrics import BALANCE_METRICS, Counts
+from ifsl_bench.protocols.metrics import BALANCE_METRIC_NAMES, EpisodeHitCounts
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.detail_tables import describe_facts, seed_table
 from ifsl_bench.reporting.leaderboard import make_task_table
@@ -46,10 +46,10 @@ def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, app
     """``bare``: without calibration, as where there are no validation episodes."""
     validation, test = margins(seed + 50, len(TASK.evaluation.validation_halves[0]), **of), margins(seed, n, **of)
     calibrated = find_bias(validation).apply_to_episodes(test)
-    base, novel = test.joint_hits_with_bias(calibrated.bias if applied else 0)
-    alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
+    base, novel = test.joint_hits_with_bias(calibrated.bias_on_novel_logits if applied else 0)
+    alone = np.isfinite(test.base_margins).sum(1), np.isfinite(test.novel_margins).sum(1)
     more = {} if bare else {"calibrated_base": calibrated.base_joint, "calibrated_novel": calibrated.novel_joint}
-    counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, test.doubled_ordered_pairs(), **more)
+    counts = EpisodeHitCounts(base, alone[0], novel, alone[1], QUERIES, QUERIES, test.doubled_ordered_pairs(), **more)
     of_task = {"task": TASK.name, "task_hash": TASK.hash, "digest": f"d{n}"}
     calibration = None if bare else StoredCalibration.from_calibrated_hits(calibrated, applied)
     return counted(label, seed, counts, np.tile(np.arange(5), (n, 1)), **of_task, calibration=calibration)
@@ -142,7 +142,7 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     for style in RECORD_FORMATTERS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
         rows = {row["method"]: row for row in load(render_tables([table], style)) if row["source"] == "yours"}
-        for name in BALANCE_METRICS:
+        for name in BALANCE_METRIC_NAMES:
             # Documents have four decimals.
             assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=5.1e-5)
             assert (rows["bare"][name] in (None, "")) == name.startswith("calibrated")
@@ -158,7 +158,7 @@ def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
     expected = np.mean([2 * b * n / (b + n) for b, n in own])
     assert summary["harmonic"].mean == pytest.approx(expected, abs=STORED)
     mixed = SeedAggregate("m", "yours", (*results[:2], result(seed=2, bare=True)))
-    assert set(BALANCE_METRICS) & set(mixed.metric_names) == {"harmonic", "ausuc"}
+    assert set(BALANCE_METRIC_NAMES) & set(mixed.metric_names) == {"harmonic", "ausuc"}
 
 
 def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
@@ -245,9 +245,9 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
 
 def test_a_shown_result_says_its_bias(tmp_path):
     record = result(applied=True)
-    assert [name for name in seed_table(SeedAggregate("new", FILE, (record,))).rows if name in BALANCE_METRICS] == list(
-        BALANCE_METRICS
-    )
+    assert [
+        name for name in seed_table(SeedAggregate("new", FILE, (record,))).rows if name in BALANCE_METRIC_NAMES
+    ] == list(BALANCE_METRIC_NAMES)
     hits = np.add(record.calibration.resampled_base, record.calibration.resampled_novel) / (60 * 2 * QUERIES)
     fact = (
         f"bias {record.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
@@ -255,7 +255,7 @@ def test_a_shown_result_says_its_bias(tmp_path):
     moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
     assert f"{fact} {moved}" in describe_facts([record])
     bare = result(bare=True)
-    assert [name for name in seed_table(SeedAggregate("bare", FILE, (bare,))).rows if name in BALANCE_METRICS] == [
+    assert [name for name in seed_table(SeedAggregate("bare", FILE, (bare,))).rows if name in BALANCE_METRIC_NAMES] == [
         "harmonic",
         "ausuc",
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from ifsl_bench import api
 from ifsl_bench.experiments.check_method import check_file
-from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, summarise_by_metric
+from ifsl_bench.protocols.metrics import EPISODE_COUNT_NAMES, OPTIONAL_EPISODE_COUNT_NAMES, summarise_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.reporting.table import OUTPUT_FORMATS, TABLE_FORMATTERS
 from ifsl_bench.store import check
@@ -297,7 +297,7 @@ def cut(result: Result, n: int) -> Result:
     """The result with its first n episodes alone, its summary made for these and its digest kept."""
     entry = listed(result).episodes
     ways = len(entry.classes) // len(entry.base_joint)
-    parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *OPTIONAL_COUNTS)}
+    parts = {name: getattr(entry, name)[:n] for name in (*EPISODE_COUNT_NAMES, *OPTIONAL_EPISODE_COUNT_NAMES)}
     parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}
     shorter = msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **parts), calibration=None)
     return msgspec.structs.replace(
@@ -329,5 +329,5 @@ def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
     monkeypatch.setattr(
         check, "_make_sampler_of_result", lambda *_: pytest.fail("more than a million episodes would be drawn")
     )
-    altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
+    altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in EPISODE_COUNT_NAMES}))
     assert "it has 1,000,001 episodes; this task allows at most 1,000,000" in check_file(file).failures

@@ -17,7 +17,7 @@ from ifsl_bench.store.result_folder import packaged_results_folder, read_results
 from ifsl_bench.store.schema import parse_result, read_result, write_result
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import read_json
-from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.limits import RESULT_FILE_BYTES
 from ifsl_bench.utils.serialization import read_checksummed, write_checksummed
 from tests.data.helpers import spoil
 from tests.fuzz.cache import FINISHED, Caches, make_caches, one_case
@@ -103,7 +103,7 @@ def test_a_file_beyond_the_limit_is_not_read(file):
         read_result(file)
     assert len(read_results(file.parents[1])[1]) == 1
     sizes = [path.stat().st_size for path in packaged_results_folder().glob("*/*.seed-*.json")]
-    assert max(sizes) < RESULT_FILE.maximum / 100
+    assert max(sizes) < RESULT_FILE_BYTES.maximum / 100
 
 
 # -- lists and runs

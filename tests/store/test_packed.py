@@ -18,11 +18,11 @@ from ifsl_bench.analysis.task_results import load_task_results
 from ifsl_bench.experiments.check_method import check_file
 from ifsl_bench.protocols import protocol as stored_counts
 from ifsl_bench.protocols.episode_protocol import EpisodeCounts
-from ifsl_bench.protocols.metrics import COUNTS, OPTIONAL_COUNTS, Counts
+from ifsl_bench.protocols.metrics import EPISODE_COUNT_NAMES, OPTIONAL_EPISODE_COUNT_NAMES, EpisodeHitCounts
 from ifsl_bench.protocols.sampling.draws import ClassDraws
 from ifsl_bench.protocols.tasks.task import EpisodeSpec
 from ifsl_bench.protocols.tasks.task_files import load_tasks
-from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES, OTHER_RESULT_BYTES, most_episodes
+from ifsl_bench.protocols.tasks.task_limits import MOST_EPISODES, RESULT_BYTES_BESIDE_EPISODES, max_episodes_for_shape
 from ifsl_bench.store.result_folder import packaged_results_folder
 from ifsl_bench.store.schema import (
     Result,
@@ -34,7 +34,7 @@ from ifsl_bench.store.schema import (
 )
 from ifsl_bench.utils.errors import CorruptFile
 from ifsl_bench.utils.files import Paths
-from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.limits import RESULT_FILE_BYTES
 from ifsl_bench.utils.serialization import COUNT_KINDS, pack_array, read_packed_length, unpack_array
 from tests.store.result_fields import listed
 
@@ -104,14 +104,14 @@ def test_a_bomb_takes_no_memory():
     assert time.process_time() - start < 1
 
 
-def drawn(n: int, shape: EpisodeSpec, classes: int = 200) -> tuple[Counts, np.ndarray]:
+def drawn(n: int, shape: EpisodeSpec, classes: int = 200) -> tuple[EpisodeHitCounts, np.ndarray]:
     """Counts that need as much room as any, and classes."""
     random = np.random.default_rng(0)
     novel = shape.ways * shape.novel_queries
     base_alone, novel_alone = (random.integers(0, q + 1, n) for q in (shape.base_queries, novel))
     base_joint, novel_joint = (random.integers(0, hits + 1) for hits in (base_alone, novel_alone))
     pairs = random.integers(2 * base_joint * novel_joint, 2 * base_alone * novel_alone + 1)
-    counts = Counts(base_joint, base_alone, novel_joint, novel_alone, shape.base_queries, novel, pairs,
+    counts = EpisodeHitCounts(base_joint, base_alone, novel_joint, novel_alone, shape.base_queries, novel, pairs,
                     base_joint, novel_joint)  # fmt: skip
     return counts, np.argsort(random.random((n, classes), dtype=np.float32), 1)[:, : shape.ways]
 
@@ -119,11 +119,11 @@ def drawn(n: int, shape: EpisodeSpec, classes: int = 200) -> tuple[Counts, np.nd
 @pytest.mark.parametrize("ways", [1, 20, 200])
 def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
     shape = EpisodeSpec(ways=ways, novel_queries=5, base_queries=25)
-    most = most_episodes(shape)
+    most = max_episodes_for_shape(shape)
     assert most < MOST_EPISODES or ways == 1
     n = 1 + stored_counts.MOST_READABLE_NUMBERS // (ways + 7)
     size = len(json.dumps(msgspec.to_builtins(EpisodeCounts.from_hit_counts(*drawn(n, shape, 300)))))
-    assert size / n * most < RESULT_FILE.maximum - OTHER_RESULT_BYTES
+    assert size / n * most < RESULT_FILE_BYTES.maximum - RESULT_BYTES_BESIDE_EPISODES
 
 
 def as_packed(result: Result) -> Result:
@@ -163,7 +163,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     stored_result = read_result(path)
     assert stored_result == packed_result
     assert path.stat().st_size < write_result(tmp_path / "plain", newer).stat().st_size / 3
-    for name in (*COUNTS, *OPTIONAL_COUNTS):
+    for name in (*EPISODE_COUNT_NAMES, *OPTIONAL_EPISODE_COUNT_NAMES):
         assert np.array_equal(getattr(stored_result.to_hit_counts(), name), getattr(newer.to_hit_counts(), name))
     assert np.array_equal(stored_result.drawn_novel_classes(), newer.drawn_novel_classes())
     assert rename_replaced_result(tmp_path, newer) is None, "the same hits, written otherwise"
@@ -178,7 +178,7 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
     write_result(tmp_path / "shown", packed_result)
     (task,) = load_tasks("glyphs-5shot")
     board = load_task_results(task, tmp_path / "shown")  # among the others, since its classes are made up
-    assert "protonet" in {row.label for row in (*board.rows, *board.incomparable_rows) if row.origin == "yours"}
+    assert "protonet" in {row.label for row in (*board.rows, *board.incomparable_rows) if row.results_origin == "yours"}
 
 
 @pytest.mark.parametrize(

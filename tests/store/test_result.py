@@ -15,7 +15,7 @@ from ifsl_bench.analysis import task_results
 from ifsl_bench.analysis.aggregate import SeedAggregate, aggregate_seeds
 from ifsl_bench.analysis.comparison import compare_rows, estimate_class_intervals
 from ifsl_bench.protocols.episode_protocol import EPISODES_PROTOCOL as JOINT
-from ifsl_bench.protocols.metrics import METRICS, Counts
+from ifsl_bench.protocols.metrics import EPISODE_METRIC_NAMES, EpisodeHitCounts
 from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task_files import load_tasks, packaged_tasks
 from ifsl_bench.reporting.leaderboard import make_task_table
@@ -34,7 +34,7 @@ def make(label="m", seed=0, n=50, base=0.8, novel=0.6, noise=0, classes=None, **
     generator = np.random.default_rng([seed, noise, 7])
     alone = generator.binomial(25, base, n), generator.binomial(25, novel, n)
     joint = [generator.binomial(a, 0.9) for a in alone]
-    counts = Counts(joint[0], alone[0], joint[1], alone[1], 25, 25, 2 * joint[0] * joint[1])
+    counts = EpisodeHitCounts(joint[0], alone[0], joint[1], alone[1], 25, 25, 2 * joint[0] * joint[1])
     return counted(label, seed, counts, some_classes(n) if classes is None else classes, **changes)
 
 
@@ -99,7 +99,7 @@ def test_comparison_is_paired_over_episodes_and_over_seeds():
     a = SeedAggregate("a", "yours", tuple(make("a", s, noise=1) for s in range(3)))
     b = SeedAggregate("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
     gaps = compare_rows(a, b)
-    for name in METRICS:
+    for name in EPISODE_METRIC_NAMES:
         first, second = a.metrics_by_episode()[name], b.metrics_by_episode()[name]
         assert gaps.episode_differences[name].mean == pytest.approx((first - second).mean())
         # The rounding of t, times its square.

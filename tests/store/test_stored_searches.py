@@ -62,7 +62,7 @@ def test_tuned_is_nowhere_significantly_worse_than_untuned(tmp_path):
     for name in TASKS:
         board = board_of(name, tmp_path)
         for row in board.rows:
-            if row.setting == "tuned-12":
+            if row.ranking_setting == "tuned-12":
                 untuned = board.find_row(row.label.replace("@tuned-12", ""))
                 gaps[f"{row.label} on {name}"] = compare_rows(row, untuned, board.comparable_rows).overall_differences[
                     "acc"

@@ -185,9 +185,11 @@ def _drawings(letters: list[Letter], through: Map) -> npt.NDArray[np.bool_]:
     for start in range(0, len(outlines), 256):
         block = outlines[start : start + 256]
         matrices = np.tile(np.array(through, dtype=np.int64).reshape(2, 2), (len(block), 1, 1))
-        sizes = np.full(len(block), _BOX * drawing.PIXEL, dtype=np.int64)
+        sizes = np.full(len(block), _BOX * drawing.POSITION_UNITS_PER_PIXEL, dtype=np.int64)
         middle = np.zeros((len(block), 2), dtype=np.int64)
-        blocks.append(drawing.compute_pixel_coverage(block, matrices, sizes, middle, _SIDE) * 2 >= drawing.FULL)
+        blocks.append(
+            drawing.compute_pixel_coverage(block, matrices, sizes, middle, _SIDE) * 2 >= drawing.FULL_COVERAGE
+        )
     return np.concatenate(blocks)
 
 

@@ -32,7 +32,7 @@ from ifsl_bench.data.sets.embedded import (
 )
 from ifsl_bench.data.source import BuildContext
 from ifsl_bench.experiments.workspace import PreparedTask, Workspace
-from ifsl_bench.protocols.tasks.task import INCLUDED, Task
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, Task
 from ifsl_bench.protocols.tasks.task_files import load_tasks
 from ifsl_bench.utils.files import Paths, write_bytes
 
@@ -68,16 +68,16 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
     Raises:
         UserError: data or pretrainings are not there, or a file may not be written.
     """
-    assert task.pretraining.backbone == INCLUDED, task.pretraining.backbone
+    assert task.pretraining.backbone == INCLUDED_BACKBONE, task.pretraining.backbone
     sides = {head: _side(work.open_task(of, head, of.pretraining.seed or 0)) for head in KINDS}
     dataset = work.open_task(of, "linear", of.pretraining.seed or 0).dataset
     pools = list(sides["linear"][0])
     rows = {pool: np.stack([sides[head][0][pool] for head in KINDS], 1)[..., None] for pool in pools}
-    counts = {pool: np.diff(dataset.pool(pool).starts).tolist() for pool in pools}
+    counts = {pool: np.diff(dataset.pool(pool).class_starts).tolist() for pool in pools}
     counts["base/train"] = [1] * len(rows["base/train"])
     made_by = {head: {"key": sides[head][2]["key"], "sha256": sides[head][2]["sha256"]} for head in KINDS}
     source = _Named(task.dataset.name)
-    classes = {pool: dataset.pool(pool).classes for pool in pools}
+    classes = {pool: dataset.pool(pool).class_names for pool in pools}
     about = {"data": {"name": dataset.name, "fingerprint": dataset.fingerprint}, "pretrainings": made_by}
     write_embedded(source.features_file, rows, classes, counts, notice, about)
     with tempfile.TemporaryDirectory() as folder:
@@ -143,14 +143,14 @@ class _Named(EmbeddedFeatures):
 def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor], dict[str, Any]]:
     """One backbone's bytes [n, D] of each pool, the tensors of its weights, and what was recorded of it."""
     dataset, pretrained = prepared.dataset, prepared.pretrained_backbone
-    starts, base = dataset.pool("base/train").starts, prepared.open_features("base/train")
+    starts, base = dataset.pool("base/train").class_starts, prepared.open_features("base/train")
     folder = feature_folder(prepared.work.home, pretrained.features_key, "base/train", prepared.task)
     moments = compute_class_moments(folder, base, starts, prepared.work.reporter)
     features = {
         pool: np.asarray(prepared.open_features(pool)) for pool in dataset.manifest["pools"] if pool != "base/train"
     }
     bytes_, scale, offset = quantised({"base/train": moments.means.astype(np.float32), **features})
-    head = {f"head.{name}": value.detach().half() for name, value in pretrained.head.named_parameters()}
+    head = {f"head.{name}": value.detach().half() for name, value in pretrained.base_classifier.named_parameters()}
     tensors = {
         "network.row": torch.tensor(HEAD_ORDER.index(prepared.head)),
         "network.scale": torch.from_numpy(scale),
@@ -160,7 +160,7 @@ def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torc
         "network.covariance": torch.from_numpy(moments.covariance).float(),
         **head,
     }
-    info = {"key": pretrained.key, "sha256": pretrained.sha256, "recorded": pretrained.info}
+    info = {"key": pretrained.pretraining_key, "sha256": pretrained.sha256, "recorded": pretrained.training_record}
     return bytes_, tensors, info
 
 

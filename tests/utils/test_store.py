@@ -16,7 +16,7 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import (
     MAX_NAME_LENGTH,
     Paths,
-    quarantine,
+    quarantine_path,
     read_json,
     sha256_json,
     strip_tag,
@@ -151,9 +151,9 @@ def test_json_round_trip_keeps_numbers_on_one_line(tmp_path):
 def test_set_aside_never_overwrites(tmp_path):
     for n in range(3):
         (tmp_path / "x").write_text(str(n))
-        assert quarantine(tmp_path / "x").read_text() == str(n)
+        assert quarantine_path(tmp_path / "x").read_text() == str(n)
     assert len(list(tmp_path.iterdir())) == 3
-    assert quarantine(tmp_path / "x").name == "x.corrupt-3", "another process has just done so"
+    assert quarantine_path(tmp_path / "x").name == "x.corrupt-3", "another process has just done so"
 
 
 def test_hash_ignores_order_of_keys():

@@ -23,7 +23,7 @@ from ifsl_bench.data.datasets import (
     not_prepared_message,
     open_prepared,
 )
-from ifsl_bench.data.pools import ALL_POOLS, SUPPORT_POOL, Dataset, open_dataset, verify_checksums
+from ifsl_bench.data.pools import ALL_POOL_NAMES, SUPPORT_POOL_NAME, Dataset, open_dataset, verify_checksums
 from ifsl_bench.data.preparing.prepare import prepare_dataset
 from ifsl_bench.data.read.archive import format_first_names
 from ifsl_bench.data.sets.glyphs.fonts import font_directory
@@ -40,7 +40,7 @@ from ifsl_bench.utils.toml import read_user_file
 
 MAX_SHEET_SIDE, MAX_SHEET_PIXELS = 16_383, 100_000_000  # of a contact sheet, as WebP and the memory allow it
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
-_NAME = 24  # letters of a class's name in a table
+_MAX_NAME_WIDTH = 24  # letters of a class's name in a table
 NAMES_WIDTH, LINE_WIDTH, LINE_HEIGHT = 124, 18, 12  # of names on a contact sheet: pixels, letters of a line, its pixels
 
 
@@ -244,7 +244,9 @@ def make_pool_rows(dataset: Dataset) -> list[dict[str, str]]:
     """Return a row for each pool: classes, images or features, and the first names of classes."""
     rows = []
     for pool, (classes, images, each), entry in _iterate_pool_entries(dataset):
-        names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in entry.get("classes", ())]
+        names = [
+            name if len(name) <= _MAX_NAME_WIDTH else f"{name[:_MAX_NAME_WIDTH]}…" for name in entry.get("classes", ())
+        ]
         rows.append(
             {
                 "pool": pool,
@@ -259,14 +261,14 @@ def make_pool_rows(dataset: Dataset) -> list[dict[str, str]]:
 
 def _iterate_pool_entries(dataset: Dataset) -> Iterator[tuple[str, tuple[str, str, str], Mapping[str, Any]]]:
     """Yield each pool that a data set has or should have, with (classes, images, images of a class) and its entry."""
-    for pool in ALL_POOLS:
+    for pool in ALL_POOL_NAMES:
         if dataset.has_pool(pool):
             entry = dataset.manifest["pools"][pool]
             counts = entry["statistics"]
             ends = dict.fromkeys((counts["fewest"], counts["most"]))
             each = " to ".join(f"{end:,}" for end in ends)
             yield pool, (f"{counts['classes']:,}", f"{counts['images']:,}", each), entry
-        elif pool != SUPPORT_POOL:
+        elif pool != SUPPORT_POOL_NAME:
             yield pool, ("", "", "= base/train" if pool == "novel/train" else "missing"), {}
 
 
@@ -318,9 +320,9 @@ def write_contact_sheet(home: Paths, name: str, path: Path, classes: int, images
     dataset = open_or_generate(home, name, reporter)
     if not dataset.has_images:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
-    pools = [dataset.pool(pool) for pool in ALL_POOLS if dataset.has_pool(pool)]
-    classes = min(classes, max(len(pool.classes) for pool in pools))
-    images = min(images, max(int(np.diff(pool.starts).max()) for pool in pools))
+    pools = [dataset.pool(pool) for pool in ALL_POOL_NAMES if dataset.has_pool(pool)]
+    classes = min(classes, max(len(pool.class_names) for pool in pools))
+    images = min(images, max(int(np.diff(pool.class_starts).max()) for pool in pools))
     tile, across, gap = dataset.shape[0] + 2, min(2, len(pools)), 16  # of pixels; the gap has room for a line of text
     block = NAMES_WIDTH + images * tile + 2 + gap, classes * tile + 2 + gap
     width, height = gap + across * block[0], gap + -(-len(pools) // across) * block[1]
@@ -333,14 +335,16 @@ def write_contact_sheet(home: Paths, name: str, path: Path, classes: int, images
     draw, font = ImageDraw.Draw(sheet), _load_font()
     for i, pool in enumerate(pools):
         x, y = gap + i % across * block[0], gap + i // across * block[1]
-        draw.text((x, y - 14), f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", 0, font)
-        chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
+        draw.text((x, y - 14), f"{pool.name} ({len(pool.class_names)} classes, {len(pool):,} images)", 0, font)
+        chosen = np.unique(
+            np.linspace(0, len(pool.class_names) - 1, min(classes, len(pool.class_names))).round().astype(int)
+        )
         for row, c in enumerate(chosen):
             top = y + 2 + row * tile
             draw.text(
-                (x, top), "\n".join(_wrap_to_lines(pool.classes[c], tile // LINE_HEIGHT or 1)), 0, font, spacing=0
+                (x, top), "\n".join(_wrap_to_lines(pool.class_names[c], tile // LINE_HEIGHT or 1)), 0, font, spacing=0
             )
-            shown = pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)]
+            shown = pool.images[pool.class_starts[c] : min(pool.class_starts[c + 1], pool.class_starts[c] + images)]
             for column, image in enumerate(np.broadcast_to(shown, (*shown.shape[:3], 3))):
                 place = x + NAMES_WIDTH + 2 + column * tile, top
                 sheet.paste(Image.fromarray(np.ascontiguousarray(image)), place)

@@ -137,7 +137,7 @@ def _collect_metadata(
     name = spec.name
     if (dataset := open_prepared(home, name)) is not None:
         dataset = _with_base_classes(dataset, base_classes, base_order)
-        starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
+        starts = {pool: dataset.pool(pool).class_starts for pool in dataset.manifest["pools"]}
         classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
         return DatasetMetadata(
             dataset.fingerprint, dataset.shape, starts, True, classes, dataset.reason_supports_unknown
@@ -149,11 +149,11 @@ def _collect_metadata(
         raise UserError(not_prepared_message(home, spec))
     shape, counts = source.expected_shape_and_counts() or ((), {})
     if counts and base_classes is not None:
-        check_base_classes(name, base_classes, counts["base/train"].classes)
+        check_base_classes(name, base_classes, counts["base/train"].n_classes)
     starts = {}
     for pool, count in counts.items():
-        classes_left = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
-        starts[pool] = np.arange(classes_left + 1, dtype=np.int64) * count.images // count.classes
+        classes_left = base_classes if base_classes is not None and pool in BASE_POOLS else count.n_classes
+        starts[pool] = np.arange(classes_left + 1, dtype=np.int64) * count.n_images // count.n_classes
     return DatasetMetadata(spec.fingerprint, shape, starts, False)
 
 

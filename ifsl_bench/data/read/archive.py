@@ -35,11 +35,11 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.files import append_to_temporary_file, open_temporary_file, sha256_json
 from ifsl_bench.utils.limits import (
     ARCHIVE_MEMBERS,
+    ARCHIVE_PATH_CHARACTERS,
     EXPANSION_RATIO,
-    EXTENDED_HEADER,
     HARMLESS_EXPANDED_BYTES,
-    PATH_LENGTH,
-    ZIP_LIST,
+    TAR_EXTENDED_HEADER_BYTES,
+    ZIP_DIRECTORY_BYTES,
     image_bytes_limit,
 )
 from ifsl_bench.utils.text_format import format_count
@@ -53,7 +53,7 @@ BAD_CONTENT_ERRORS = (
     *(RuntimeError, ValueError, LookupError, ArithmeticError, AssertionError),
 )
 _SAMPLED_FILES, _HEAD_BYTES = 64, 1 << 16  # number of files, and bytes of each, in the fingerprint of a tree's content
-_MAGIC = {
+_FILE_KIND_OF_FIRST_BYTES = {
     b"PK\x03\x04": "a zip archive",
     b"PK\x05\x06": "an empty zip archive",
     b"\x1f\x8b": "a file compressed by gzip",
@@ -80,7 +80,7 @@ def describe_file_kind(head: bytes) -> str:
     """Return the kind of a file in words, from its first bytes (512 are enough)."""
     if not head:
         return "an empty file"
-    for start, meaning in _MAGIC.items():
+    for start, meaning in _FILE_KIND_OF_FIRST_BYTES.items():
         if head.startswith(start):
             return meaning
     if _is_tar(head):
@@ -363,7 +363,7 @@ class _ZipDirectoryReader(io.BufferedReader):
         self.where = where
 
     def read(self, size: int | None = -1) -> bytes:
-        ZIP_LIST.check(size or 0, self.where)
+        ZIP_DIRECTORY_BYTES.check(size or 0, self.where)
         content = super().read(size)
         ARCHIVE_MEMBERS.check(content.count(b"PK\x01\x02"), self.where)
         return content
@@ -458,7 +458,7 @@ class _TarHeader(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         self.check_size()
         if self.type in (b"L", b"K", b"x", b"g", b"X"):  # of GNU, pax and Solaris
-            EXTENDED_HEADER.check(self.size, "it", tarfile.ReadError)
+            TAR_EXTENDED_HEADER_BYTES.check(self.size, "it", tarfile.ReadError)
         return super()._proc_member(tar)  # type: ignore[misc]
 
     def check_size(self) -> None:
@@ -577,7 +577,7 @@ def _safe_member_path(archive: Path, name: str) -> str:
     Raises:
         UserError: It leads out of the archive, or is too long.
     """
-    PATH_LENGTH.check(len(name), str(archive))
+    ARCHIVE_PATH_CHARACTERS.check(len(name), str(archive))
     plain = name.replace("\\", "/")
     if plain.startswith("/") or re.match("[A-Za-z]:", plain) or ".." in plain.split("/") or "\0" in plain:
         raise UserError(

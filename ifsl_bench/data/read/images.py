@@ -301,7 +301,7 @@ def count_tiff_header_values(content: bytes) -> int:
     return total
 
 
-_CHUNK_IMAGES = 32  # images that a thread takes at a time
+_IMAGES_PER_CHUNK = 32  # images that a thread takes at a time
 
 ImageItem = tuple[int, str, Callable[[], bytes]]  # row, name in messages, function that reads the encoded image
 BadItem = tuple[int, str, str]  # row, name, reason
@@ -378,7 +378,7 @@ def _map_in_order(
 ) -> Iterator[int]:
     """Yield the results of ``work`` on chunks of items; a few chunks are submitted ahead."""
     rest, running = iter(items), deque[Future[int]]()
-    while chunk := list(itertools.islice(rest, _CHUNK_IMAGES)):
+    while chunk := list(itertools.islice(rest, _IMAGES_PER_CHUNK)):
         running.append(pool.submit(work, chunk))
         if len(running) > 2 * loky.cpu_count():
             yield running.popleft().result()

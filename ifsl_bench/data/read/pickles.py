@@ -22,9 +22,11 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import PICKLE_BYTES, PICKLE_VALUES
 
 INLINE_BYTES = 1 << 12  # bytes; longer strings stay in the file
-_STEPS = 30  # of an array in a list; they do not count
-_PICKLE = re.compile(rb"\x80[\x02-\x05]|\([(\]}lditcSVIFLN]|[\]}][q(.apr)]|c[A-Za-z_][\w.]*\n[A-Za-z_]")
-_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6}|\?)")
+_UNPICKLING_STEPS_OF_ARRAY = 30  # of an array in a list; they do not count
+_PICKLE_BEGINNING_PATTERN = re.compile(
+    rb"\x80[\x02-\x05]|\([(\]}lditcSVIFLN]|[\]}][q(.apr)]|c[A-Za-z_][\w.]*\n[A-Za-z_]"
+)
+_DTYPE_PATTERN = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6}|\?)")
 
 
 class _RefusedError(Exception):
@@ -51,7 +53,7 @@ def load_pickle(content: mmap.mmap | bytes, name: str) -> Any:
         UserError: It is no pickle, a damaged one, or holds or calls anything else.
     """
     head = content[:512]
-    if not _PICKLE.match(head):
+    if not _PICKLE_BEGINNING_PATTERN.match(head):
         raise UserError(f"{name} is no pickle but {describe_file_kind(head)}; download or copy it again")
     reader = _PickleByteReader(content, name)
     try:
@@ -77,7 +79,7 @@ class _PickleByteReader:
             raise EOFError
         self.at += count
         if count > INLINE_BYTES:
-            self.steps -= _STEPS
+            self.steps -= _UNPICKLING_STEPS_OF_ARRAY
             return piece
         self.steps += 1
         self.bytes += count
@@ -109,7 +111,7 @@ class _PendingDtype:
 
     def __init__(self, name: object, *_: object) -> None:
         text = name.decode("latin-1") if isinstance(name, bytes) else name
-        if not (isinstance(text, str) and _DTYPE.fullmatch(text)):
+        if not (isinstance(text, str) and _DTYPE_PATTERN.fullmatch(text)):
             shown = repr(text) if isinstance(text, str) else describe_value(text)
             raise _RefusedError(f"an array of type {shown}; only numbers and strings are read")
         self.value = np.dtype(text)

@@ -57,10 +57,10 @@ POOL_COUNTS = {
     "novel/test": PoolSize(20, 20 * 600),
 }
 PARTS, META = ("train", "test"), "meta"  # the files of images, and the one that names the classes
-PER_CLASS = {"train": 500, "test": 100}  # images of a class in each part
-_FOLDER = "cifar-100-python"
+IMAGES_PER_CLASS_OF_FILE = {"train": 500, "test": 100}  # images of a class in each part
+_ARCHIVE_FOLDER_NAME = "cifar-100-python"
 # A class's folder in the folder of a part, which some call training or val, or below the folder of its superclass.
-_PNG = re.compile(r"(?:.*/)?(train|test|val)[a-z]*/(?:[^/]+/)?([^/]+)/([^/]+\.png)", re.IGNORECASE)
+_PNG_PATH_PATTERN = re.compile(r"(?:.*/)?(train|test|val)[a-z]*/(?:[^/]+/)?([^/]+)/([^/]+\.png)", re.IGNORECASE)
 read_side_of_class = partial(read_mapping_of_columns, CLASSES_FILE, "class", "split")  # class -> train, val or test
 
 
@@ -125,7 +125,7 @@ def _find_class_folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
     return {
         folder: files
         for folder, files in folders.items()
-        if folder.rstrip("/").rpartition("/")[2] == _FOLDER or (META in files and len(files) > 1)
+        if folder.rstrip("/").rpartition("/")[2] == _ARCHIVE_FOLDER_NAME or (META in files and len(files) > 1)
     }
 
 
@@ -152,18 +152,22 @@ class CifarFolders(Layout):
 
     def matches(self, tree: FileTree) -> bool:
         return any(
-            (match := _PNG.fullmatch(entry.path)) and _class_name_of_match(match) in read_side_of_class()
+            (match := _PNG_PATH_PATTERN.fullmatch(entry.path)) and _class_name_of_match(match) in read_side_of_class()
             for entry in tree.entries
         )
 
     def build(self, context: BuildContext) -> None:
-        whole = {f"{part}/{name}": count for part, count in PER_CLASS.items() for name in sorted(read_side_of_class())}
+        whole = {
+            f"{part}/{name}": count
+            for part, count in IMAGES_PER_CLASS_OF_FILE.items()
+            for name in sorted(read_side_of_class())
+        }
 
         def named(match: re.Match[str]) -> tuple[str, str]:
             part = "train" if match[1].lower() == "train" else "test"
             return f"{part}/{_class_name_of_match(match)}", match[3]
 
-        found = find_image_paths_by_class(context.file_tree, _PNG, named, whole, "CIFAR-100")
+        found = find_image_paths_by_class(context.file_tree, _PNG_PATH_PATTERN, named, whole, "CIFAR-100")
         images = {
             group: [paths[name] for name in sorted(paths, key=natural_sort_key)] for group, paths in found.items()
         }

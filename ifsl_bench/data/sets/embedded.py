@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import POOL_NAMES
 from ifsl_bench.data.source import BuildContext, DatasetSource, PoolCounts, PoolSize
 from ifsl_bench.utils.errors import CorruptFile, is_printable, is_refused_by_machine
 
@@ -79,9 +79,9 @@ class EmbeddedFeatures(DatasetSource):
 
 
 def compute_pools_checksum(pools: dict[str, np.ndarray]) -> str:
-    """Return a checksum over names and bytes of the pools, in the order of :data:`POOLS`."""
+    """Return a checksum over names and bytes of the pools, in the order of :data:`POOL_NAMES`."""
     digest = hashlib.sha256()
-    for pool in (name for name in POOLS if name in pools):
+    for pool in (name for name in POOL_NAMES if name in pools):
         digest.update(f"{pool} {pools[pool].shape}\n".encode())
         digest.update(np.ascontiguousarray(pools[pool]).data)
     return digest.hexdigest()

@@ -9,16 +9,18 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from ifsl_bench.data.image_pools import ListItem, report_duplicates
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import POOL_NAMES
 from ifsl_bench.data.read.archive import Entry, FileTree, normalise_unicode
 from ifsl_bench.data.read.arrays import read_npz_arrays, read_safetensors_arrays, read_torch_arrays
 from ifsl_bench.data.read.images import digest_image
 from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.limits import LABEL_LENGTH
+from ifsl_bench.utils.limits import ROW_LABEL_CHARACTERS
 from ifsl_bench.utils.text_format import format_count
 
-ALIKE_COSINE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
+MIN_COSINE_OF_SAME_FEATURES = (
+    0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
+)
 _SAMPLED_ROWS = 5000  # rows, at least, where there are so many
 _MAX_EXACT_INTEGER = 2.0**53  # up to which float64 tells whole numbers apart
 # The largest feature of a row lies in this range or is 0: squares, and sums of a million of them, have all digits in
@@ -103,7 +105,7 @@ class FeatureFiles(Layout):
                 f"features of base/train have a root mean square of {size:.3g}, for which the base classifier may "
                 f"learn little; multiply the features of all files by one number, such as 2.0**{-round(np.log2(size))}"
             )
-        if (cosine := context.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE_COSINE:
+        if (cosine := context.writer.pools["base/train"].get("mean_cosine", 0.0)) >= MIN_COSINE_OF_SAME_FEATURES:
             context.reporter.warn(
                 f"features of base/train have a mean pairwise cosine of {cosine:.2f}: they are not centred, as those "
                 "behind a ReLU are not. A method that puts class means beside cosine weights then takes nearly every "
@@ -128,7 +130,7 @@ def _read_pool_labels(context: BuildContext) -> dict[str, _FeaturePool]:
     """
     tree = context.file_tree
     pools: dict[str, _FeaturePool] = {}
-    for pool in POOLS:
+    for pool in POOL_NAMES:
         entry = _find_pool_file(tree, pool)
         if entry is None:
             continue
@@ -184,7 +186,7 @@ def _parse_pool_and_suffix(entry: Entry) -> tuple[str, str] | None:
     """Return the pool and the format of a file named like ``base-train.npz`` or ``Base_Train.NPZ``; None for others."""
     stem, dot, suffix = entry.name.lower().replace("_", "-").rpartition(".")
     pool = stem.replace("-", "/")
-    return (pool, dot + suffix) if pool in POOLS and dot + suffix in READERS else None
+    return (pool, dot + suffix) if pool in POOL_NAMES and dot + suffix in READERS else None
 
 
 def _find_pool_file(tree: FileTree, pool: str) -> Entry | None:
@@ -193,7 +195,7 @@ def _find_pool_file(tree: FileTree, pool: str) -> Entry | None:
     if len(entries) > 1:
         raise UserError(f"{tree.path} holds {' and '.join(e.path for e in entries)}; leave one of them there")
     if not entries and pool != "novel/train":
-        wanted = ", ".join(map(_file_stem, POOLS))
+        wanted = ", ".join(map(_file_stem, POOL_NAMES))
         raise UserError(
             f"{tree.format_location(f'{_file_stem(pool)}.npz')} is missing; a data set of frozen features is six "
             f"files: {wanted}, each {' or '.join(READERS)} (without novel-train, base classes are hidden in turn)"
@@ -291,7 +293,7 @@ def _check_labels(stored: LabelValues, where: str) -> np.ndarray:
             remedy = "; save [label.decode() for label in labels]" if kinds == {bytes} else ""
             raise UserError(f"{where}: labels must be integers or strings, found a list of {names}{remedy}")
         if longest := max((len(value) for value in stored if isinstance(value, str)), default=0):
-            LABEL_LENGTH.check(longest, f"a label of {where}")
+            ROW_LABEL_CHARACTERS.check(longest, f"a label of {where}")
         labels = np.array(stored)
     else:
         labels = stored

@@ -22,7 +22,7 @@ from ifsl_bench.data.source import BuildContext, Layout
 from ifsl_bench.data.suggested_tasks import BASE_QUERIES, QUERIES, SHOTS, WAYS
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 from ifsl_bench.utils.files import sha256_json
-from ifsl_bench.utils.limits import SPLIT_FILE
+from ifsl_bench.utils.limits import SPLIT_FILE_CHARACTERS
 from ifsl_bench.utils.text_format import format_count
 from ifsl_bench.utils.toml import read_user_file
 
@@ -289,7 +289,7 @@ def read_sides(path: Path) -> dict[str, str]:
     Raises:
         UserError: There is no such file, column or side, or a class is there twice.
     """
-    text = read_user_file(path, "split", SPLIT_FILE)
+    text = read_user_file(path, "split", SPLIT_FILE_CHARACTERS)
     content = text.lstrip()  # blank lines may come first
     above = text[: len(text) - len(content)].count("\n")
     reader = csv.DictReader(io.StringIO(content), skipinitialspace=True)

@@ -65,9 +65,15 @@ HELD_OUT_COUNTS = POOL_COUNTS | {
     "base/test": PoolSize(64, 64 * 60),
 }
 HELD_OUT_NAME = "mini-imagenet-held-out"
-EXTRA_PER_CLASS = 300  # images of a base class in base/test, and at most in base/val
+HELD_OUT_IMAGES_PER_CLASS = 300  # images of a base class in base/test, and at most in base/val
 _IMAGE_NAME = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
-_SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
+_SIDE_OF_POOL = {
+    "base/train": "train",
+    "base/val": "train",
+    "base/test": "train",
+    "novel/val": "val",
+    "novel/test": "test",
+}
 read_side_of_wnid = partial(read_mapping_of_columns, CLASSES_FILE, "wnid", "split")  # wnid -> train, val or test
 
 
@@ -82,7 +88,7 @@ class LwofPickles(Layout):
     """The pickles of LwoF and of Ren et al. (2019), one for each pool."""
 
     title: ClassVar[str] = "the pickles of LwoF and of Ren et al. (2019) (miniImageNet_category_split_*.pickle)"
-    files: ClassVar[Mapping[str, str]] = {
+    file_name_of_pool: ClassVar[Mapping[str, str]] = {
         pool: f"miniImageNet_category_split_{part}.pickle"
         for pool, part in zip(
             POOL_COUNTS, ("train_phase_train", "train_phase_val", "train_phase_test", "val", "test"), strict=True
@@ -90,10 +96,13 @@ class LwofPickles(Layout):
     }
 
     def matches(self, tree: FileTree) -> bool:
-        return any(entry.name in self.files.values() for entry in tree.entries)
+        return any(entry.name in self.file_name_of_pool.values() for entry in tree.entries)
 
     def build(self, context: BuildContext) -> None:
-        entries = {pool: find_required_entry(context.file_tree, name, self.title) for pool, name in self.files.items()}
+        entries = {
+            pool: find_required_entry(context.file_tree, name, self.title)
+            for pool, name in self.file_name_of_pool.items()
+        }
         arrays: dict[str, np.ndarray] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {}
         for pool, entry in entries.items():
@@ -101,7 +110,7 @@ class LwofPickles(Layout):
             value = load_pickled_dict(context.file_tree, entry, ("data", "labels", "catname2label"))
             arrays[pool] = to_image_array(value["data"], "'data'", where)
             pools[pool] = _rows_by_wnid_from_labels(value, len(arrays[pool]), where)
-            _check_sides(pools[pool], _SIDES[pool], where)
+            _check_sides(pools[pool], _SIDE_OF_POOL[pool], where)
         check_pool_counts(context, "mini-ImageNet", POOL_COUNTS, pools)
         write_pools_from_arrays(context, pools, arrays)
 
@@ -120,20 +129,20 @@ class Learn2learnCaches(Layout):
     """The caches of learn2learn, one for each side of the split."""
 
     title: ClassVar[str] = "the caches of learn2learn (mini-imagenet-cache-{train,validation,test}.pkl)"
-    files: ClassVar[Mapping[str, Sequence[str]]] = {
+    file_names_of_side: ClassVar[Mapping[str, Sequence[str]]] = {
         side: [f"mini-imagenet-cache-{name}.pkl" for name in names]
         for side, names in {"train": ["train"], "val": ["validation", "val"], "test": ["test"]}.items()
     }
 
     def matches(self, tree: FileTree) -> bool:
-        return any(entry.name in names for entry in tree.entries for names in self.files.values())
+        return any(entry.name in names for entry in tree.entries for names in self.file_names_of_side.values())
 
     def build(self, context: BuildContext) -> None:
         tree = context.file_tree
         entries = {
             side: next((e for name in names[1:] if (e := tree.find_by_name(name))), None)
             or find_required_entry(tree, names[0], self.title)
-            for side, names in self.files.items()
+            for side, names in self.file_names_of_side.items()
         }
         arrays: dict[str, np.ndarray] = {}
         class_rows: dict[str, list[int]] = {}
@@ -146,7 +155,7 @@ class Learn2learnCaches(Layout):
             class_rows |= groups
         pools: dict[str, dict[str, Sequence[int]]] = divide_into_pools(class_rows, read_side_of_wnid(), HELD_OUT_NAME)
         check_pool_counts(context, "mini-ImageNet", HELD_OUT_COUNTS, pools)
-        write_pools_from_arrays(context, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
+        write_pools_from_arrays(context, pools, {pool: arrays[_SIDE_OF_POOL[pool]] for pool in pools})
 
 
 def _read_rows_by_wnid(value: object, count: int, where: str) -> dict[str, list[int]]:
@@ -186,9 +195,12 @@ class MiniIlsvrcPhotographs(IlsvrcLayout):
             others = [name for name in images if name not in taken]
             order = shuffle_by_hash(others, f"mini-imagenet-ilsvrc:{wnid}")
             test = (
-                EXTRA_PER_CLASS if len(order) > EXTRA_PER_CLASS else (len(order) + 1) // 2
+                HELD_OUT_IMAGES_PER_CLASS if len(order) > HELD_OUT_IMAGES_PER_CLASS else (len(order) + 1) // 2
             )  # fewer only where the folder is not whole
-            for pool, part in (("base/test", order[:test]), ("base/val", order[test : test + EXTRA_PER_CLASS])):
+            for pool, part in (
+                ("base/test", order[:test]),
+                ("base/val", order[test : test + HELD_OUT_IMAGES_PER_CLASS]),
+            ):
                 chosen = set(part)
                 pools[pool][wnid] = [images[name] for name in others if name in chosen]
             pools["base/train"][wnid] = mine

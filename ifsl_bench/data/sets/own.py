@@ -24,7 +24,7 @@ from ifsl_bench.data.suggested_tasks import (
 from ifsl_bench.protocols.tasks.task import NO_BACKBONE
 from ifsl_bench.protocols.tasks.task_files import packaged_tasks, parse_tasks
 from ifsl_bench.utils.errors import UserError
-from ifsl_bench.utils.files import Paths, quarantine, sha256_json, write_bytes
+from ifsl_bench.utils.files import Paths, quarantine_path, sha256_json, write_bytes
 from ifsl_bench.utils.progress import Reporter
 
 TASK_FILE_HEADER = """\
@@ -119,7 +119,7 @@ class OwnData(DatasetSource):
             task.name for task in parse_tasks(text, str(path))
         ]  # a wrong file would stop every command that lists tasks
         if os.path.exists(path):
-            aside = quarantine(path, "old")
+            aside = quarantine_path(path, "old")
             reporter.warn(f"the tasks of {self.name} are written again; the file for the data before is now {aside}")
         write_bytes(path, text.encode())
         *others, last = tasks

@@ -13,7 +13,7 @@ from functools import cache
 from typing import ClassVar
 
 from ifsl_bench.data.image_pools import divide_classes_into_pools, import_images
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import POOL_NAMES
 from ifsl_bench.data.published_splits import check_pool_counts, find_image_paths_by_class, read_mapping_of_columns
 from ifsl_bench.data.read.archive import FileTree, natural_sort_key
 from ifsl_bench.data.read.images import ImageSpec
@@ -56,7 +56,7 @@ class _TinyTrainFolder(Layout):
                 : self.most.get(read_pool_by_wnid()[wnid])
             ]
         there = divide_classes_into_pools(images, read_pool_by_wnid())
-        pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
+        pools = {pool: dict(there.get(pool, {})) for pool in POOL_NAMES}
         whole = divide_classes_into_pools(
             {wnid: [""] * IMAGES_PER_CLASS for wnid in read_pool_by_wnid()}, read_pool_by_wnid()
         )
@@ -69,16 +69,19 @@ class TinyImageNet(DatasetSource):
 
     name = "tiny"
     summary: ClassVar[str] = "Tiny-ImageNet, 200 classes, 64x64; from the public tiny-imagenet-200.zip or its folder"
-    most: ClassVar[Mapping[str, int]] = {}
+    max_images_per_class: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self) -> None:
-        self.layouts = (_TinyTrainFolder(self.most),)
+        self.layouts = (_TinyTrainFolder(self.max_images_per_class),)
 
     def recipe(self) -> str:
-        return f"Tiny-ImageNet, 1, {sha256_json([dict(read_pool_by_wnid()), dict(self.most)])[:16]}"
+        return f"Tiny-ImageNet, 1, {sha256_json([dict(read_pool_by_wnid()), dict(self.max_images_per_class)])[:16]}"
 
     def expected_shape_and_counts(self) -> tuple[tuple[int, ...], PoolCounts]:
-        per_class = {wnid: [""] * self.most.get(side, IMAGES_PER_CLASS) for wnid, side in read_pool_by_wnid().items()}
+        per_class = {
+            wnid: [""] * self.max_images_per_class.get(side, IMAGES_PER_CLASS)
+            for wnid, side in read_pool_by_wnid().items()
+        }
         return (IMAGE_SIZE, IMAGE_SIZE, 3), count_files(divide_classes_into_pools(per_class, read_pool_by_wnid()))
 
 
@@ -87,7 +90,12 @@ class TinyPack(TinyImageNet):
 
     name = "tiny-pack"
     summary: ClassVar[str] = "the first 180 to 360 images of each of Tiny-ImageNet's classes, always partial"
-    most: ClassVar[Mapping[str, int]] = {"base": 360, "novel/train": 180, "novel/val": 180, "novel/test": 225}
+    max_images_per_class: ClassVar[Mapping[str, int]] = {
+        "base": 360,
+        "novel/train": 180,
+        "novel/val": 180,
+        "novel/test": 225,
+    }
 
 
 class TinyFeatures(EmbeddedFeatures):

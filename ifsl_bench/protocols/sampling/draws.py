@@ -25,7 +25,7 @@ _GOLDEN, _MIX1, _MIX2 = (constant - (1 << 64) for constant in (GOLDEN, MIX1, MIX
 CLASS_DRAW_PURPOSE = 1  # the purpose of the words that choose classes
 MOST_DRAW_STEPS = 1 << 27  # some seconds of drawing; a text of more is refused
 _MOST_PAIRS_AT_ONCE = 1 << 24  # of draws that are compared at once
-_TEXT_PATTERN = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
+_CLASS_DRAWS_TEXT_PATTERN = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
 
 
 def derive_seed(*parts: str | int) -> int:
@@ -34,7 +34,7 @@ def derive_seed(*parts: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def stream_key(*stream: str | int, of: str = "episodes") -> int:
+def derive_stream_key(*stream: str | int, of: str = "episodes") -> int:
     """Return the number that all draws of a stream begin with, e.g. ``stream_key("glyphs-5shot", "test", 0)``.
 
     Args:
@@ -57,13 +57,13 @@ class ClassDraws:
         return f"drawn {self.n_episodes} x {self.ways} of {self.n_classes}, key {self.stream_key}"
 
     @classmethod
-    def parse(cls, text: str) -> ClassDraws:
+    def parse_text(cls, text: str) -> ClassDraws:
         """Read a text that ``str`` has written.
 
         Raises:
             ValueError: another text, more ways than classes, or draws that take too long.
         """
-        match = _TEXT_PATTERN.fullmatch(text)
+        match = _CLASS_DRAWS_TEXT_PATTERN.fullmatch(text)
         if match is None:
             raise ValueError("it does not say how classes are drawn, as in 'drawn 2000 x 5 of 108, key 1'")
         draws = cls(*map(int, match.groups()))
@@ -94,15 +94,15 @@ def _draw_classes(draws: ClassDraws) -> np.ndarray:
     place = np.arange(draws.ways, dtype=np.uint64)
     with np.errstate(over="ignore"):
         index = np.arange(draws.n_episodes, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(draws.stream_key % 2**64)
-        stream = _splitmix_array(_splitmix_array(index) + np.uint64(CLASS_DRAW_PURPOSE))
-        words = _splitmix_array(stream[:, None] + (place + np.uint64(1)) * np.uint64(GOLDEN))
+        stream = _hash_array_by_splitmix(_hash_array_by_splitmix(index) + np.uint64(CLASS_DRAW_PURPOSE))
+        words = _hash_array_by_splitmix(stream[:, None] + (place + np.uint64(1)) * np.uint64(GOLDEN))
     choices = np.uint64(draws.n_classes) - place
     picks = _fisher_yates_picks((place + ((words >> np.uint64(32)) * choices >> np.uint64(32))).astype(np.int64))
     picks.flags.writeable = False
     return picks
 
 
-def _splitmix_array(x: np.ndarray) -> np.ndarray:
+def _hash_array_by_splitmix(x: np.ndarray) -> np.ndarray:
     """splitmix64's finaliser."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX2)
@@ -129,27 +129,27 @@ def _logical_right_shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _splitmix(x: Tensor) -> Tensor:
+def _hash_by_splitmix(x: Tensor) -> Tensor:
     """splitmix64's finaliser: a bijection of 64-bit integers whose output bits look independent."""
     x = (x ^ _logical_right_shift(x, 30)) * _MIX1
     x = (x ^ _logical_right_shift(x, 27)) * _MIX2
     return x ^ _logical_right_shift(x, 31)
 
 
-def random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
+def draw_random_words(key: int, index: Tensor, purpose: int, count: int) -> Tensor:
     """Return [E, count] 64-bit words for some numbers of a stream; each purpose has its own.
 
     Args:
-        key: of the stream, see :func:`stream_key`.
+        key: of the stream, see :func:`derive_stream_key`.
         index: [E] the numbers, of episodes or sequences.
         purpose: what the words are for.
         count: words for each number.
     """
     import torch
 
-    stream = _splitmix(_splitmix(index * _GOLDEN + key) + purpose)  # [E]
+    stream = _hash_by_splitmix(_hash_by_splitmix(index * _GOLDEN + key) + purpose)  # [E]
     counter = torch.arange(1, count + 1, device=index.device) * _GOLDEN
-    return _splitmix(stream.unsqueeze(1) + counter)
+    return _hash_by_splitmix(stream.unsqueeze(1) + counter)
 
 
 def words_to_integers_below(words: Tensor, limit: int | Tensor) -> Tensor:
@@ -260,7 +260,7 @@ def digest_tensors(parts: Iterable[Tensor]) -> str:
     return sha.hexdigest()
 
 
-def sufficient_value_text(option: str, value: int) -> str:
+def describe_sufficient_value(option: str, value: int) -> str:
     """Return the end of a message that names a value with which these data would suffice; empty where none would.
 
     Args:
@@ -270,7 +270,7 @@ def sufficient_value_text(option: str, value: int) -> str:
     return f"; --{option} {value:,} would do here" if value > 0 else ""
 
 
-def too_few_images_text(least: int, shots: int, queries: int) -> str:
+def describe_too_few_images(least: int, shots: int, queries: int) -> str:
     """Return the end of a message that a class has too few images, with shots and queries that would suffice.
 
     Args:
@@ -278,5 +278,5 @@ def too_few_images_text(least: int, shots: int, queries: int) -> str:
         shots: of an episode.
         queries: of a novel class.
     """
-    one = sufficient_value_text("queries", least - shots) or sufficient_value_text("shots", least - queries)
+    one = describe_sufficient_value("queries", least - shots) or describe_sufficient_value("shots", least - queries)
     return one or (f"; --shots 1 --queries {least - 1:,} would do here" if least > 1 else "")

@@ -21,13 +21,13 @@ from ifsl_bench.protocols.sampling.draws import (
     CLASS_DRAW_PURPOSE,
     ClassDraws,
     admissible_base_images,
+    derive_stream_key,
+    describe_sufficient_value,
+    describe_too_few_images,
     digest_tensors,
     draw_distinct_integers,
-    random_words,
-    stream_key,
-    sufficient_value_text,
+    draw_random_words,
     to_int64_tensor,
-    too_few_images_text,
     words_to_integers_below,
 )
 from ifsl_bench.protocols.tasks.task import EpisodeSpec, Side, Task
@@ -97,20 +97,20 @@ class EpisodeSampler:
         classes: Sequence[str] = (),
     ) -> None:
         self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
-        self.key = stream_key(*stream)
+        self.key = derive_stream_key(*stream)
         counts = np.diff(novel)
         need = shots + shape.novel_queries
         if len(counts) < shape.ways:
             raise UserError(
                 f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}"
-                f"{sufficient_value_text('ways', len(counts))}"
+                f"{describe_sufficient_value('ways', len(counts))}"
             )
         if (least := int(counts.min())) < need:
             label = int(counts.argmin())
             raise UserError(
                 f"episodes of {stream[0]} need {need:,} images of a novel class ({format_count(shots, 'shot')} + "
                 f"{shape.novel_queries:,} queries), class {repr(classes[label]) if classes else f'number {label}'} of "
-                f"{pools[0]} has {least}{too_few_images_text(least, shots, shape.novel_queries)}"
+                f"{pools[0]} has {least}{describe_too_few_images(least, shots, shape.novel_queries)}"
             )
         if hide and len(novel) != len(base):
             raise UserError("classes can be hidden only where novel and base classes are the same")
@@ -120,7 +120,7 @@ class EpisodeSampler:
         if worst < shape.base_queries:
             lack = f"{shape.base_queries:,} base queries, {pools[1]} has {worst} images for them"
             enough = int(worst * shape.novel_queries // shape.base_queries)  # both kinds change in proportion
-            raise UserError(f"episodes of {stream[0]} need {lack}{sufficient_value_text('queries', enough)}")
+            raise UserError(f"episodes of {stream[0]} need {lack}{describe_sufficient_value('queries', enough)}")
         self.novel_starts, self.novel_counts = to_int64_tensor(novel[:-1], device), to_int64_tensor(counts, device)
         self.base_rows, self.base_labels = to_int64_tensor(rows, device), to_int64_tensor(labels, device)
         self.base_starts, self.base_counts = (
@@ -131,7 +131,7 @@ class EpisodeSampler:
 
     def _random_words(self, index: Tensor, purpose: int, count: int) -> Tensor:
         """Return 64-bit words [E, count] for the episodes ``index`` [E]."""
-        return random_words(self.key, index, purpose, count)
+        return draw_random_words(self.key, index, purpose, count)
 
     def draw_integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
         """Return [E, count] numbers in 0..limit-1 for some episodes; each purpose has its own.

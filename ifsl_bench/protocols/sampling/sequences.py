@@ -19,14 +19,14 @@ from ifsl_bench.protocols.sampling.draws import (
     CLASS_DRAW_PURPOSE,
     ClassDraws,
     admissible_base_images,
+    derive_stream_key,
+    describe_sufficient_value,
+    describe_too_few_images,
     digest_tensors,
     draw_distinct_integers,
     draw_distinct_integers_by_shuffling,
-    random_words,
-    stream_key,
-    sufficient_value_text,
+    draw_random_words,
     to_int64_tensor,
-    too_few_images_text,
 )
 from ifsl_bench.protocols.tasks.task import SUPPORT_POOL, SessionSpec, Side, Task
 from ifsl_bench.utils.errors import UserError
@@ -99,7 +99,7 @@ class SequenceSampler:
         device: torch.device | str = "cpu",
     ) -> None:
         self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
-        self.task, self.key = stream[0], stream_key(*stream, of="sequences")
+        self.task, self.key = stream[0], derive_stream_key(*stream, of="sequences")
         rows, labels = admissible_base_images(pools.base_starts, parity)
         self._check_classes(pools, np.bincount(labels, minlength=len(pools.base_starts) - 1))
         self.queries = self._count_queries_per_novel_class(pools, len(labels) // (len(pools.base_starts) - 1))
@@ -117,22 +117,22 @@ class SequenceSampler:
             to_int64_tensor(support[:-1], device),
             to_int64_tensor(np.diff(support), device),
         )
-        self.order = None if order is None else to_int64_tensor(order[: shape.classes], device)
+        self.order = None if order is None else to_int64_tensor(order[: shape.n_novel_classes], device)
 
     def _check_classes(self, pools: SequencePoolStarts, base_queries: np.ndarray) -> None:
         shape, classes, base = self.shape, len(pools.novel_starts) - 1, len(pools.base_starts) - 1
-        if classes < shape.classes:
+        if classes < shape.n_novel_classes:
             raise UserError(
-                f"sequences of {self.task} need {shape.classes:,} novel classes ({shape.count:,} sessions of "
+                f"sequences of {self.task} need {shape.n_novel_classes:,} novel classes ({shape.count:,} sessions of "
                 f"{shape.ways:,}), {pools.pool_names[0]} has {classes:,}"
-                f"{sufficient_value_text('sessions', classes // shape.ways)}"
+                f"{describe_sufficient_value('sessions', classes // shape.ways)}"
             )
         if self.hide and classes != base:
             raise UserError("classes can be hidden only where novel and base classes are the same")
-        if self.hide and shape.classes >= base:
+        if self.hide and shape.n_novel_classes >= base:
             raise UserError(
-                f"sequences of {self.task} hide {shape.classes:,} of {base:,} base classes, and none is left"
-                f"{sufficient_value_text('sessions', shape.hiding_base_classes(base).count)}"
+                f"sequences of {self.task} hide {shape.n_novel_classes:,} of {base:,} base classes, and none is left"
+                f"{describe_sufficient_value('sessions', shape.hiding_base_classes(base).count)}"
             )
         both = set() if self.hide else set(pools.novel_classes) & set(pools.base_classes)
         if both:
@@ -166,7 +166,11 @@ class SequenceSampler:
             raise UserError(f"sequences of {self.task} have no queries of novel classes; --queries must be at least 1")
         if least < need:
             apart = pools.support_starts is not None
-            fewer = sufficient_value_text("shots", least) if apart else too_few_images_text(least, self.shots, queries)
+            fewer = (
+                describe_sufficient_value("shots", least)
+                if apart
+                else describe_too_few_images(least, self.shots, queries)
+            )
             raise UserError(
                 f"sequences of {self.task} need {need:,} images of a novel class {what}, class "
                 f"{_format_class_label(label, pools.novel_classes)} of {name} has {least:,}{fewer}"
@@ -197,16 +201,18 @@ class SequenceSampler:
         return SequenceIndices(classes, support, query, hidden, index)
 
     def _random_words(self, index: Tensor, classes: int, each: int) -> Tensor:
-        return random_words(self.key, index, _IMAGE_DRAW_PURPOSE, classes * each).view(len(index), classes, each)
+        return draw_random_words(self.key, index, _IMAGE_DRAW_PURPOSE, classes * each).view(len(index), classes, each)
 
     def _draw_classes(self, index: Tensor) -> Tensor:
         """Draw novel classes [E, C] of the sequences ``index`` [E]."""
-        count = self.shape.classes
+        count = self.shape.n_novel_classes
         if self.order is not None:
             return self.order.expand(len(index), count)
         orders, place = (index // self.shape.supports).unique(return_inverse=True)
         total = torch.full((len(orders),), self.novel_classes, device=self.device)
-        return draw_distinct_integers(random_words(self.key, orders, CLASS_DRAW_PURPOSE, count), total, count)[place]
+        return draw_distinct_integers(draw_random_words(self.key, orders, CLASS_DRAW_PURPOSE, count), total, count)[
+            place
+        ]
 
     def _draw_supports(self, index: Tensor, classes: Tensor) -> Tensor:
         """Draw images [E, C, shots] of the support pool."""
@@ -230,7 +236,7 @@ class SequenceSampler:
         if self.order is not None:
             return self.order.cpu().numpy()[None]
         orders = -(-count // self.shape.supports)
-        return ClassDraws(orders, self.shape.classes, self.novel_classes, self.key)
+        return ClassDraws(orders, self.shape.n_novel_classes, self.novel_classes, self.key)
 
     def digest(self, count: int, batch: int = 100) -> str:
         """Return the SHA-256 over base queries and the first sequences: equal digests, equal sequences.

@@ -14,7 +14,11 @@ from typing import Any
 
 SEEN_LEVELS = ("no", "may", "yes")  # the worse, the later
 BASE_CORPUS = "base"  # base/train of the task, as whoever gives weights may declare
-SEEN_MARKS = {"no": "", "may": "novel classes perhaps seen in pretraining", "yes": "novel classes seen in pretraining"}
+ROW_NOTE_OF_SEEN_LEVEL = {
+    "no": "",
+    "may": "novel classes perhaps seen in pretraining",
+    "yes": "novel classes seen in pretraining",
+}
 
 
 @lru_cache(maxsize=1)

@@ -17,7 +17,7 @@ from ifsl_bench.protocols.tasks.task import MetaTraining
 from ifsl_bench.protocols.tasks.task_files import TaskFile
 
 # What each key means. A name of the user's own stands in brackets.
-KEY_MEANINGS = {
+TASK_FILE_KEY_DESCRIPTIONS = {
     "dataset.name": "the data set, as in `ifsl-bench data list`",
     "dataset.fingerprint": "the data that results are measured on; a run on other data is refused",
     "dataset.mean": "images enter a network as (x / 255 - mean) / std, channel by channel",
@@ -92,20 +92,23 @@ KEY_MEANINGS = {
 class TaskFileKey:
     """A key of a task file."""
 
-    table: str  # what stands in brackets above it
+    table_name: str  # what stands in brackets above it
     name: str
-    kind: str  # its type, in words
-    default: str | None  # as TOML; None where the key is required or nothing stands for it
-    required: bool  # whether its table must have it
-    range: str  # what is possible, in words; empty where all of its type is
+    type_in_words: str  # its type, in words
+    default_value: str | None  # as TOML; None where the key is required or nothing stands for it
+    is_required: bool  # whether its table must have it
+    value_range: str  # what is possible, in words; empty where all of its type is
 
     @property
-    def path(self) -> str:
-        return f"{self.table}.{self.name}"
+    def key_path(self) -> str:
+        return f"{self.table_name}.{self.name}"
 
     @property
-    def meaning(self) -> str:
-        return KEY_MEANINGS.get(self.path) or KEY_MEANINGS[self.path.replace("variants.", "tasks.")]
+    def key_description(self) -> str:
+        return (
+            TASK_FILE_KEY_DESCRIPTIONS.get(self.key_path)
+            or TASK_FILE_KEY_DESCRIPTIONS[self.key_path.replace("variants.", "tasks.")]
+        )
 
 
 def task_file_keys() -> list[TaskFileKey]:
@@ -178,7 +181,7 @@ def _value_range(path: str, of: Any) -> str:
     field = path.removeprefix("tasks.[name].")
     if path in _VARIANT_KEYS:
         least, most = task_limits.INTEGER_RANGES[_VARIANT_KEYS[path]]
-        return f"{max(1, least)} to {min(variants.LARGEST_VALUE, most):,}"
+        return f"{max(1, least)} to {min(variants.MAX_CHANGE_VALUE, most):,}"
     whole = task_limits.SESSION_INTEGER_RANGES | task_limits.INTEGER_RANGES
     if (field := field.removeprefix("variants.[name].") if ".sessions." in field else field) in whole:
         least, most = whole[field]
@@ -197,7 +200,7 @@ def to_toml(value: object) -> str:
 
 # -- the section of the manual
 
-INTRODUCTION = """\
+REFERENCE_INTRODUCTION = """\
 ## Task files
 
 A task file is TOML: one data set, how its backbone is trained, how episodes are drawn, and one or more tasks on them.
@@ -214,7 +217,7 @@ not compared with those from before.
 Names of tasks and data sets consist of lower-case letters, digits, `.`, `_` and `-`. In the tables below, which
 `ifsl-bench tasks reference` prints, [name] stands for a name of your own, in quotation marks if it contains a dot.
 """
-TABLE_MEANINGS = {
+TASK_FILE_TABLE_DESCRIPTIONS = {
     "dataset": "The data, and how images enter a network.",
     "pretraining": "Stage 1: backbone and base classifier, by cross-entropy on base/train; then both are frozen.",
     "pretraining.schedule": "Its learning rate.",
@@ -236,13 +239,13 @@ def reference_section(backbones: Mapping[str, str]) -> str:
         backbones: what ``pretraining.backbone`` may be -> its description.
     """
     schedule = MetaTraining().schedule
-    parts, table_with = [INTRODUCTION], dict[str, str]()
-    for table, about in TABLE_MEANINGS.items():
+    parts, table_with = [REFERENCE_INTRODUCTION], dict[str, str]()
+    for table, about in TASK_FILE_TABLE_DESCRIPTIONS.items():
         about = about.format(rate=to_toml(schedule.rate), drops=to_toml(schedule.drops))
         rows = "\n".join(
-            f"| `{key.name}` | {key.kind} | {_default_text(key)} | {key.range} | {key.meaning} |"
+            f"| `{key.name}` | {key.type_in_words} | {_default_text(key)} | {key.value_range} | {key.key_description} |"
             for key in task_file_keys()
-            if key.table == table
+            if key.table_name == table
         )
         if (same := table_with.setdefault(rows, table)) == table:
             keys = f"| key | type | default | range | meaning |\n|---|---|---|---|---|\n{rows}"
@@ -255,7 +258,7 @@ def reference_section(backbones: Mapping[str, str]) -> str:
 
 
 def _default_text(key: TaskFileKey) -> str:
-    return f"`{key.default}`" if key.default is not None else "required" if key.required else "none"
+    return f"`{key.default_value}`" if key.default_value is not None else "required" if key.is_required else "none"
 
 
 # -- a file
@@ -274,10 +277,10 @@ def format_task_file(content: Mapping[str, Any], head: str = "") -> str:
     """
     by_table: dict[str, list[TaskFileKey]] = {}
     for key in task_file_keys():
-        by_table.setdefault(key.table, []).append(key)
+        by_table.setdefault(key.table_name, []).append(key)
     lines = [head + TASK_FILE_HEADER]
     explained: set[str] = set()
-    for general, table, own in _iter_tables(content, by_table):
+    for general, table, own in _iterate_tables(content, by_table):
         lines.append(f"[{table}]")
         if general in explained:
             lines += [
@@ -287,16 +290,18 @@ def format_task_file(content: Mapping[str, Any], head: str = "") -> str:
             continue
         explained.add(general)
         for key in by_table[general]:
-            lines.append(f"# {key.meaning}; {key.range}" if key.range else f"# {key.meaning}")
+            lines.append(
+                f"# {key.key_description}; {key.value_range}" if key.value_range else f"# {key.key_description}"
+            )
             if own.get(key.name) is not None:
                 lines.append(f"{key.name} = {to_toml(own[key.name])}")
             else:
-                lines.append(f"# {key.name} = {key.default or '...'}")
+                lines.append(f"# {key.name} = {key.default_value or '...'}")
         lines.append("")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _iter_tables(content: Mapping[str, Any], table_names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+def _iterate_tables(content: Mapping[str, Any], table_names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
     """Yield the tables of a file in the order of the reference: ``tasks.[name]``, ``tasks."mine-5shot"``; content."""
     for general in table_names:
         first, *parts = general.split(".")

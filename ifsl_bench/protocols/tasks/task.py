@@ -13,13 +13,13 @@ import msgspec
 from ifsl_bench.utils.files import sha256_json
 
 Side = Literal["train", "val", "test"]
-Part = Literal["base", "novel"]
-WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
+QueryClassKind = Literal["base", "novel"]
+WEIGHTS_CHECKSUM_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
 NO_BACKBONE = "none"  # the backbone of data that are features already
-PLAIN_RECIPE = "ce"  # the recipe of plain cross-entropy
-CENTRED = "mean"  # what becomes of a frozen backbone's features where nothing is said
+CROSS_ENTROPY_RECIPE = "ce"  # the recipe of plain cross-entropy
+MEAN_CENTRED = "mean"  # what becomes of a frozen backbone's features where nothing is said
 SUPPORT_POOL = "novel/support"  # the pool of the supports of a published list
-INCLUDED = "included"  # the backbone of embedded features, which come with their base classifiers
+INCLUDED_BACKBONE = "included"  # the backbone of embedded features, which come with their base classifiers
 
 
 class StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -103,18 +103,18 @@ class Pretraining(StrictStruct, frozen=True):
     centre: Literal["mean", "none"] | None = None
     recipe: str | None = None
 
-    def definition(self) -> dict[str, Any]:
+    def definition_of_weights(self) -> dict[str, Any]:
         """Return everything that changes the weights, but for the seed."""
         value = msgspec.to_builtins(self)
         del value["seed"], value["pretrained_on"]
         return _without_none(value, "weights", "centre", "recipe")  # younger than the first pretrainings
 
-    def epoch(self, images: int) -> tuple[int, int]:
+    def batch_size_and_steps_of_epoch(self, images: int) -> tuple[int, int]:
         """Return the images of a step and the steps of an epoch, where base/train has ``images`` images."""
         batch = min(self.batch, images)
         return batch, max(1, images // max(1, batch))
 
-    def stretched(self, steps: int) -> Pretraining:
+    def with_number_of_steps(self, steps: int) -> Pretraining:
         """Return the pretraining with another number of steps.
 
         With few steps, running averages follow sooner, to forget where they began.
@@ -194,12 +194,12 @@ class SessionSpec(StrictStruct, frozen=True):
     memory: Literal["none", "supports"] = "supports"
 
     @property
-    def classes(self) -> int:
+    def n_novel_classes(self) -> int:
         """Novel classes of a sequence."""
         return self.count * self.ways
 
     @property
-    def sequences(self) -> int:
+    def n_sequences(self) -> int:
         return self.orders * self.supports
 
     def limited_to_classes(self, classes: int) -> SessionSpec:
@@ -212,7 +212,7 @@ class SessionSpec(StrictStruct, frozen=True):
         Novel classes then have their share of all. It is for validation where every class is either a base class or one
         of the test: K base and C novel classes become K - C' base and C' novel ones with C' at most K C / (K + C).
         """
-        return self.limited_to_classes(base_classes * self.classes // (base_classes + self.classes))
+        return self.limited_to_classes(base_classes * self.n_novel_classes // (base_classes + self.n_novel_classes))
 
 
 class Task(StrictStruct, frozen=True):
@@ -256,7 +256,7 @@ class Task(StrictStruct, frozen=True):
         return self.sessions is not None or self.episode.base_queries > 0
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def query_class_kinds(self) -> tuple[QueryClassKind, ...]:
         """The classes that queries are of, novel ones first."""
         return ("novel", "base") if self.has_base else ("novel",)
 
@@ -282,7 +282,7 @@ class Task(StrictStruct, frozen=True):
         del value["dataset"]["obtain"], value["dataset"]["fingerprint"], value["dataset"]["partial"]
         if self.sessions and self.sessions.memory == "supports":
             del value["sessions"]["memory"]
-        if self.pretraining.centre == CENTRED:  # what backbones from elsewhere do, and no others can
+        if self.pretraining.centre == MEAN_CENTRED:  # what backbones from elsewhere do, and no others can
             value["pretraining"]["centre"] = None
         # Younger than the first stored results: absent where they change nothing.
         value["pretraining"] = _without_none(
@@ -295,7 +295,7 @@ class Task(StrictStruct, frozen=True):
     def recipe_reference(self) -> str | None:
         """The recipe that trains the backbone; None for plain cross-entropy."""
         recipe = self.pretraining.recipe if self.recipe is None else self.recipe
-        return None if recipe == PLAIN_RECIPE else recipe
+        return None if recipe == CROSS_ENTROPY_RECIPE else recipe
 
     @property
     def hash(self) -> str:
@@ -306,7 +306,7 @@ class Task(StrictStruct, frozen=True):
         """Return the seed of the pretraining that a training seed starts from."""
         return seed if self.pretraining.seed is None else self.pretraining.seed
 
-    def pool(self, side: Side, part: Part) -> str:
+    def pool(self, side: Side, part: QueryClassKind) -> str:
         """Return the pool of a side's base queries or novel classes (protocol of Ren et al. 2019, appendix).
 
         Args:
@@ -321,11 +321,11 @@ class Task(StrictStruct, frozen=True):
 
     def pools(self, side: Side) -> tuple[str, ...]:
         """Return the pools whose images are in a side's episodes."""
-        pools = [self.pool(side, part) for part in self.parts]
+        pools = [self.pool(side, part) for part in self.query_class_kinds]
         return tuple(dict.fromkeys([*pools, *([SUPPORT_POOL] if self.has_separate_supports(side) else [])]))
 
     def has_separate_supports(self, side: Side) -> bool:
-        """Return whether a side's supports are of :data:`SUPPORT_POOL`: the other pool's images are all queries."""
+        """Return whether supports are of :data:`SUPPORT_POOL_NAME`: the other pool's images are all queries."""
         return side == "test" and self.sessions is not None and self.sessions.listed
 
     def hides_base_classes(self, side: Side) -> bool:

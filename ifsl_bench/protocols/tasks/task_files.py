@@ -28,11 +28,11 @@ from ifsl_bench.protocols.tasks.task import (
 )
 from ifsl_bench.protocols.tasks.task_limits import NAME_PATTERN, check_name, check_task
 from ifsl_bench.protocols.tasks.variants import (
-    Change,
-    Variant,
-    apply_change,
+    TaskChanges,
+    TaskVariantEntry,
+    apply_task_changes,
     derive_variant,
-    merge_change,
+    merge_task_changes,
     with_sessions,
 )
 from ifsl_bench.utils.errors import UserError, unknown_name_error
@@ -52,7 +52,7 @@ class _TaskEntry(StrictStruct, frozen=True):
 
 
 class _VariantFile(StrictStruct, frozen=True):
-    variants: dict[str, Variant]
+    variants: dict[str, TaskVariantEntry]
 
 
 class TaskFile(StrictStruct, frozen=True):
@@ -64,10 +64,10 @@ class TaskFile(StrictStruct, frozen=True):
     episode: EpisodeSpec = EpisodeSpec()
     meta_training: MetaTraining = MetaTraining()
     evaluation: Evaluation = Evaluation()
-    variants: dict[str, Variant] = msgspec.field(default_factory=dict)
+    variants: dict[str, TaskVariantEntry] = msgspec.field(default_factory=dict)
 
 
-_STRUCT_TYPES: tuple[type[msgspec.Struct], ...] = (Variant, *StrictStruct.__subclasses__())
+_STRUCT_TYPES: tuple[type[msgspec.Struct], ...] = (TaskVariantEntry, *StrictStruct.__subclasses__())
 ALL_KEYS = {field.name for kind in _STRUCT_TYPES for field in msgspec.structs.fields(kind)}  # that a file may have
 
 
@@ -186,7 +186,7 @@ def _check_name_free(task: Task, where: str) -> None:
         )
 
 
-def load_tasks(name: str, change: Change | None = None, home: Paths | None = None) -> list[Task]:
+def load_tasks(name: str, change: TaskChanges | None = None, home: Paths | None = None) -> list[Task]:
     """Return the task of a name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``; each with a change.
 
     Args:
@@ -197,17 +197,17 @@ def load_tasks(name: str, change: Change | None = None, home: Paths | None = Non
     Raises:
         UserError: no such task or file, and a name like it is suggested; or an impossible change.
     """
-    plain, whole = merge_change(name, change or Change())
+    plain, whole = merge_task_changes(name, change or TaskChanges())
     tasks = _tasks_named(plain, home)
-    if not whole.parts():
+    if not whole.changes_by_key():
         return tasks
-    tasks = [apply_change(task, whole) for task in tasks]
+    tasks = [apply_task_changes(task, whole) for task in tasks]
     for task in tasks:
         check_task(task, "with these changes")
     return tasks
 
 
-def load_task(name: str, home: Paths | None = None, change: Change | None = None) -> Task:
+def load_task(name: str, home: Paths | None = None, change: TaskChanges | None = None) -> Task:
     """Return the one task of a name.
 
     Args:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ifsl_bench.utils.errors import UserError, is_printable
-from ifsl_bench.utils.limits import RESULT_FILE
+from ifsl_bench.utils.limits import RESULT_FILE_BYTES
 
 if TYPE_CHECKING:
     from ifsl_bench.protocols.tasks.task import EpisodeSpec, Task
@@ -29,10 +29,10 @@ MOST_DRAWN_PER_CLASS = (
 )
 MOST_EPISODES = 10**6
 MOST_SEQUENCES = 10_000  # of sessions
-CLASS_BYTES = 3  # of the label of a novel class in a packed result
-OTHER_RESULT_BYTES = 1 << 20  # bytes of a result file beside its episodes
+LABEL_BYTES_IN_RESULT = 3  # of the label of a novel class in a packed result
+RESULT_BYTES_BESIDE_EPISODES = 1 << 20  # bytes of a result file beside its episodes
 MOST_STEPS = 10**9  # a year of a fast machine
-MOST_AT_ONCE = 10_000  # episodes of a step, or views of an image, which are in memory, or on the disk, at once
+MAX_ITEMS_AT_ONCE = 10_000  # episodes of a step, or views of an image, which are in memory, or on the disk, at once
 LARGEST_INTEGER = 2**63 - 1  # as large as files and libraries keep a whole number
 MOST_LIST_ENTRIES = 10_000  # entries of a list
 NAME_RULE = "a name is lower-case letters, digits, '.', '_', '-'"
@@ -92,7 +92,7 @@ LIST_RULES = {
 }
 
 
-def most_episodes(shape: EpisodeSpec) -> int:
+def max_episodes_for_shape(shape: EpisodeSpec) -> int:
     """Return the most test episodes there may be: as many as fit into a result file, packed, and a million at most."""
     from ifsl_bench.utils.serialization import bytes_per_count  # NumPy, which --help does without
 
@@ -100,13 +100,13 @@ def most_episodes(shape: EpisodeSpec) -> int:
     hits = (
         3 * bytes_per_count(base) + 3 * bytes_per_count(novel) + bytes_per_count(2 * base * novel)
     )  # joint, alone and calibrated; pairs
-    each = (CLASS_BYTES * shape.ways + hits) * 4 / 3  # base64
-    return min(MOST_EPISODES, int((RESULT_FILE.maximum - OTHER_RESULT_BYTES) / each))
+    each = (LABEL_BYTES_IN_RESULT * shape.ways + hits) * 4 / 3  # base64
+    return min(MOST_EPISODES, int((RESULT_FILE_BYTES.maximum - RESULT_BYTES_BESIDE_EPISODES) / each))
 
 
 def max_episodes_of_task(task: Task) -> int:
     """Return the most test episodes, or sequences of sessions, that a result of the task may have."""
-    return MOST_SEQUENCES if task.sessions else most_episodes(task.episode)
+    return MOST_SEQUENCES if task.sessions else max_episodes_for_shape(task.episode)
 
 
 def check_name(name: str, where: str) -> None:

@@ -4,7 +4,7 @@ A change of a task is another number of ways, shots, queries or base classes (or
 steps of pretraining, novel classes of another data set, or another backbone. It is part of the task's name,
 ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of its hash, its episodes, their digest
 and its folder of results. A name has only what differs from the task before the first ``+``, in the order of
-:class:`Change`, so that one task has one name. Imports no torch.
+:class:`TaskChanges`, so that one task has one name. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from ifsl_bench.protocols.tasks.task import CENTRED, INCLUDED, NO_BACKBONE, MetaTraining, Pretraining, SessionSpec, Task
+from ifsl_bench.protocols.tasks.task import (
+    INCLUDED_BACKBONE,
+    MEAN_CENTRED,
+    NO_BACKBONE,
+    MetaTraining,
+    Pretraining,
+    SessionSpec,
+    Task,
+)
 from ifsl_bench.protocols.tasks.task_limits import (
     BACKBONE_PATTERN,
     CORPORA_PATTERN,
     CORPORA_RULE,
-    MOST_AT_ONCE,
+    MAX_ITEMS_AT_ONCE,
     MOST_STEPS,
     NAME_PATTERN,
     NAME_RULE,
@@ -31,7 +39,7 @@ from ifsl_bench.protocols.tasks.task_limits import (
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+class TaskChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """Changes to a task; None leaves a part as it is.
 
     Attributes:
@@ -71,13 +79,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sessions: int | None = None
     orders: int | None = None
 
-    def parts(self) -> dict[str, int | str]:
+    def changes_by_key(self) -> dict[str, int | str]:
         """Return the changes that are not None, as they are spelled in names: ``{"base-classes": 50}``."""
         fields = msgspec.structs.fields(self)
         return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
 
 
-class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskVariantEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task of a task file: another one, ``of``, with a change, or without base classes (``regular``)."""
 
     of: str
@@ -98,8 +106,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: str = ""
 
 
-LARGEST_VALUE = 1_000_000  # of anything; no data set comes near
-CHANGE_KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
+MAX_CHANGE_VALUE = 1_000_000  # of anything; no data set comes near
+TASK_CHANGE_KEYS = tuple(f.encode_name for f in msgspec.structs.fields(TaskChanges))
 # Those whose value is a text: what it must look like, what it is, and the rule in words.
 TEXT_CHANGE_RULES = {
     "novel-from": (NAME_PATTERN, "the name of a data set", NAME_RULE),
@@ -110,16 +118,16 @@ TEXT_CHANGE_RULES = {
 }
 
 
-def make_change(values: Mapping[str, int | str | None]) -> Change:
+def make_task_changes(values: Mapping[str, int | str | None]) -> TaskChanges:
     """Return a change from names as they are spelled, values checked.
 
     Raises:
-        UserError: an unknown name, a value that is no whole number from 1 to :data:`LARGEST_VALUE`, or no text of
+        UserError: an unknown name, a value that is no whole number from 1 to :data:`MAX_CHANGE_VALUE`, or no text of
             its kind where it should be one.
     """
     for key, value in values.items():
-        if key not in CHANGE_KEYS:
-            raise unknown_name_error("change of a task", key, CHANGE_KEYS)
+        if key not in TASK_CHANGE_KEYS:
+            raise unknown_name_error("change of a task", key, TASK_CHANGE_KEYS)
         if key in TEXT_CHANGE_RULES:
             pattern, what, rule = TEXT_CHANGE_RULES[key]
             if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
@@ -127,12 +135,12 @@ def make_change(values: Mapping[str, int | str | None]) -> Change:
             continue
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UserError(f"{key} must be a whole number from 1, not {value!r}")
-        if isinstance(value, int) and value > LARGEST_VALUE:
-            raise UserError(f"{key} must be {LARGEST_VALUE:,} at most")
-    return msgspec.convert(dict(values), Change)
+        if isinstance(value, int) and value > MAX_CHANGE_VALUE:
+            raise UserError(f"{key} must be {MAX_CHANGE_VALUE:,} at most")
+    return msgspec.convert(dict(values), TaskChanges)
 
 
-def split_task_name(name: str) -> tuple[str, Change]:
+def split_task_name(name: str) -> tuple[str, TaskChanges]:
     """Split the name of a task into the name without changes and the change.
 
     ``my.toml:mine-5shot+ways=10`` gives ``("my.toml:mine-5shot", Change(ways=10))``; a path may hold a ``+`` itself.
@@ -143,28 +151,30 @@ def split_task_name(name: str) -> tuple[str, Change]:
     start = 1 + max(name.rfind(mark) for mark in ("/", "\\", ".toml"))
     plus = name.find("+", start)
     if plus < 0:
-        return name, Change()
+        return name, TaskChanges()
     values: dict[str, int | str | None] = {}
     for part in name[plus + 1 :].split("+"):
         key, separator, text = part.partition("=")
-        if key not in CHANGE_KEYS:
-            raise unknown_name_error("change of a task", key, CHANGE_KEYS, where=f"in {name!r}")
+        if key not in TASK_CHANGE_KEYS:
+            raise unknown_name_error("change of a task", key, TASK_CHANGE_KEYS, where=f"in {name!r}")
         if key in TEXT_CHANGE_RULES:
             _, what, rule = TEXT_CHANGE_RULES[key]
             if not text:
                 raise UserError(f"in {name!r}: {key} takes {what}: {rule}")
             number: int | str = text
         elif separator and text.isdecimal():
-            number = int(text) if len(text) < 100 else LARGEST_VALUE + 1  # Python refuses to read thousands of digits
+            number = (
+                int(text) if len(text) < 100 else MAX_CHANGE_VALUE + 1
+            )  # Python refuses to read thousands of digits
         else:
             raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
         if key in values:
             raise UserError(f"in {name!r}: {key} is there twice")
         values[key] = number
-    return name[:plus], make_change(values)
+    return name[:plus], make_task_changes(values)
 
 
-def merge_change(name: str, change: Change) -> tuple[str, Change]:
+def merge_task_changes(name: str, change: TaskChanges) -> tuple[str, TaskChanges]:
     """Return a task's name without its changes, and these together with further ones.
 
     Args:
@@ -175,12 +185,12 @@ def merge_change(name: str, change: Change) -> tuple[str, Change]:
         UserError: the name and ``change`` both set the same value.
     """
     plain, own = split_task_name(name)
-    for key in own.parts().keys() & change.parts().keys():
-        raise UserError(f"{name!r} says {key}={own.parts()[key]} already; leave one of the two out")
-    return plain, make_change({**own.parts(), **change.parts()})
+    for key in own.changes_by_key().keys() & change.changes_by_key().keys():
+        raise UserError(f"{name!r} says {key}={own.changes_by_key()[key]} already; leave one of the two out")
+    return plain, make_task_changes({**own.changes_by_key(), **change.changes_by_key()})
 
 
-def apply_change(task: Task, change: Change) -> Task:
+def apply_task_changes(task: Task, change: TaskChanges) -> Task:
     """Return the task with a change, under a name that has the change; the task itself where nothing differs.
 
     Each name has its own episodes, so a digest pinned for the original does not apply.
@@ -224,11 +234,11 @@ def apply_change(task: Task, change: Change) -> Task:
         episode=msgspec.structs.replace(
             old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
         ),
-        pretraining=_changed_backbone(
-            task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps), change
+        pretraining=_pretraining_with_backbone_changes(
+            task.pretraining.with_number_of_steps(change.pretraining_steps or task.pretraining.steps), change
         ),
     )
-    if spec := _changed_sessions(task, change):
+    if spec := _sessions_with_changes(task, change):
         variant = with_sessions(variant, spec)
     if change.orders:
         halves = min(variant.evaluation.validation_episodes, 2 * change.orders)
@@ -242,11 +252,11 @@ def apply_change(task: Task, change: Change) -> Task:
         sessions = of.sessions.count if of.sessions else None
         orders = of.sessions.orders if of.sessions and of.sessions.supports == 1 else None
         source = spec.weights, spec.pretrained_on
-        return *changes, of.novel_from, spec.backbone, *source, spec.centre or CENTRED, sessions, orders
+        return *changes, of.novel_from, spec.backbone, *source, spec.centre or MEAN_CENTRED, sessions, orders
 
     differs = [
         f"{key}={new}"
-        for key, new, was in zip(CHANGE_KEYS, settings(variant), settings(task), strict=True)
+        for key, new, was in zip(TASK_CHANGE_KEYS, settings(variant), settings(task), strict=True)
         if new not in (was, None)
     ]
     if not differs:
@@ -276,13 +286,13 @@ def with_sessions(task: Task, spec: SessionSpec) -> Task:
         episode=msgspec.structs.replace(task.episode, ways=spec.ways),
         evaluation=msgspec.structs.replace(
             task.evaluation,
-            episodes=spec.sequences,
+            episodes=spec.n_sequences,
             validation_episodes=min(task.evaluation.validation_episodes, VALIDATION_SEQUENCES),
         ),
     )
 
 
-def _changed_sessions(task: Task, change: Change) -> SessionSpec | None:
+def _sessions_with_changes(task: Task, change: TaskChanges) -> SessionSpec | None:
     """Return the sessions of a task with a change."""
     if task.sessions is None and change.sessions is None:
         return None
@@ -292,7 +302,7 @@ def _changed_sessions(task: Task, change: Change) -> SessionSpec | None:
     return msgspec.structs.replace(spec, **{name: value for name, value in new.items() if value is not None})
 
 
-def _changed_backbone(spec: Pretraining, change: Change) -> Pretraining:
+def _pretraining_with_backbone_changes(spec: Pretraining, change: TaskChanges) -> Pretraining:
     """Return another backbone, or other weights for it.
 
     Weights belong to one backbone and are dropped with it, and with them the record of what they have seen.
@@ -300,7 +310,7 @@ def _changed_backbone(spec: Pretraining, change: Change) -> Pretraining:
     Raises:
         UserError: a backbone for data that are features.
     """
-    if change.backbone not in (None, spec.backbone) and spec.backbone in (NO_BACKBONE, INCLUDED):
+    if change.backbone not in (None, spec.backbone) and spec.backbone in (NO_BACKBONE, INCLUDED_BACKBONE):
         raise UserError(f"backbone {change.backbone!r} is for images, and the data are features: leave it out")
     spec = msgspec.structs.replace(spec, centre=change.centre or spec.centre)
     if change.backbone not in (None, spec.backbone):
@@ -310,7 +320,7 @@ def _changed_backbone(spec: Pretraining, change: Change) -> Pretraining:
     return msgspec.structs.replace(spec, pretrained_on=change.pretrained_on or spec.pretrained_on)
 
 
-def derive_variant(task: Task, name: str, entry: Variant) -> Task:
+def derive_variant(task: Task, name: str, entry: TaskVariantEntry) -> Task:
     """Return the task that a task file derives from another one.
 
     Args:
@@ -323,9 +333,9 @@ def derive_variant(task: Task, name: str, entry: Variant) -> Task:
     """
     if entry.sessions:
         task = with_sessions(task, entry.sessions)
-    names = (name for name in Change.__struct_fields__ if name not in ("sessions", "orders"))
-    change = {key: getattr(entry, name) for key, name in zip(CHANGE_KEYS, names, strict=False)}
-    variant = apply_change(task, make_change(change))
+    names = (name for name in TaskChanges.__struct_fields__ if name not in ("sessions", "orders"))
+    change = {key: getattr(entry, name) for key, name in zip(TASK_CHANGE_KEYS, names, strict=False)}
+    variant = apply_task_changes(task, make_task_changes(change))
     return msgspec.structs.replace(
         variant,
         name=name,
@@ -367,7 +377,7 @@ class TrainingChanges(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int = 1
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> TrainingChanges:
+    def parse_values(cls, values: Mapping[str, Any]) -> TrainingChanges:
         """Read the changes from strings or values.
 
         Raises:
@@ -389,9 +399,9 @@ class TrainingChanges(msgspec.Struct, frozen=True, kw_only=True):
         counts = training.episodes_per_step, training.views, training.sessions
         if min(counts) < 1:
             raise UserError("--train: episodes_per_step, views and sessions must be at least 1")
-        if max(counts) > MOST_AT_ONCE or training.steps > MOST_STEPS:
+        if max(counts) > MAX_ITEMS_AT_ONCE or training.steps > MOST_STEPS:
             raise UserError(
-                f"--train: episodes_per_step, views and sessions must be at most {MOST_AT_ONCE:,}, "
+                f"--train: episodes_per_step, views and sessions must be at most {MAX_ITEMS_AT_ONCE:,}, "
                 f"steps at most {MOST_STEPS:,}"
             )
         if not 0 <= training.rate < math.inf:

@@ -40,7 +40,7 @@ def load_results_by_base_class_count(task: Task, home: Paths, recipes: Sequence[
         change["base-classes"]: task_results
         for task_results in load_variant_results(task, home.results)
         if task_results.select_recipes(recipes).rows
-        and set(change := split_task_name(task_results.task_name)[1].parts()) == {"base-classes"}
+        and set(change := split_task_name(task_results.task_name)[1].changes_by_key()) == {"base-classes"}
     }
     results_of_tasks = {int(count): task_results.select_recipes(recipes) for count, task_results in few.items()}
     if not results_of_tasks:
@@ -84,7 +84,7 @@ def draw_base_classes(
     lines: dict[tuple[str, str], dict[int, SeedAggregate]] = {}  # a stored row and your own of its label are two
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
         for row in chosen[count]:
-            lines.setdefault((row.label, row.origin), {})[count] = row
+            lines.setdefault((row.label, row.results_origin), {})[count] = row
     shared = [line for line in lines.values() if len(line) > 1]
     if not shared:
         raise UserError(

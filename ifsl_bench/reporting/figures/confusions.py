@@ -149,7 +149,7 @@ def count_confusions(
 @limit_evaluation_threads()
 def _count_confusions(label: str, ready: EvaluationContext, episodes: int, work: Workspace) -> ConfusionSums:
     task, dataset, loader = ready.job.task, ready.prepared_task.dataset, ready.loader("test")
-    names = *dataset.pool("base/train").classes, *dataset.pool(task.pool("test", "novel")).classes
+    names = *dataset.pool("base/train").class_names, *dataset.pool(task.pool("test", "novel")).class_names
     method, name, parts = ready.method.eval(), ready.job.method_name, []
     size = choose_block_size(loader, method)
     blocks = [(start, min(size, episodes - start)) for start in range(0, episodes, size)]
@@ -274,7 +274,7 @@ def _class_accuracy_table(of_method: ConfusionSums) -> Table[dict[str, Any]]:
         return Column(heading, lambda row: format_plus_minus(row[name]), fields)
 
     columns = [
-        Column(fields=lambda row: {"task": of_method.task, "method": of_method.label}),
+        Column(make_record_fields=lambda row: {"task": of_method.task, "method": of_method.label}),
         Column("class", lambda row: names[row["class"]], lambda row: {"class": row["class"]}),
         Column("novel", lambda row: str(row["novel"]), lambda row: {"novel": row["novel"]}),
         Column("queries", lambda row: str(row["queries"]), lambda row: {"queries": row["queries"]}),

@@ -149,7 +149,7 @@ class PredictedEpisode:
     @property
     def true_labels(self) -> torch.Tensor:
         """Return joint labels [Q]."""
-        return self.batch.labels[0].cpu()
+        return self.batch.query_labels[0].cpu()
 
     @property
     def is_right(self) -> torch.Tensor:
@@ -170,7 +170,7 @@ def predict_episode(context: EvaluationContext, index: int, label: str = "") -> 
     drawn, batch = loader.sampler.sample(index, 1), loader.load_batch(index, 1)
     answer = predict_batch(context.method.eval(), context.job.method_name, batch)
     novel = tuple(short_novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
-    base = tuple(short_names(readable_class_names(dataset.pool("base/train").classes)))
+    base = tuple(short_names(readable_class_names(dataset.pool("base/train").class_names)))
     logits = masked_logits(answer, batch.masked_base_classes)[0].float().cpu()
     return PredictedEpisode(label or context.job.label, drawn, batch, logits, novel, base)
 
@@ -182,7 +182,7 @@ def short_novel_names(dataset: Dataset, task: Task) -> list[str]:
         dataset: the data set of the task.
         task: the task.
     """
-    return short_names(readable_class_names(dataset.pool(task.pool("test", "novel")).classes))
+    return short_names(readable_class_names(dataset.pool(task.pool("test", "novel")).class_names))
 
 
 def readable_class_names(classes: Sequence[str]) -> list[str]:

@@ -126,7 +126,7 @@ def pairwise_differences(task_results: TaskResults, rows: list[SeedAggregate]) -
     gaps = []
     for i, j in pairs:
         a, b = rows[i], rows[j]
-        ranking = ranking_in(common_setting(a, b, default=task_results.setting)).find_ranking_containing(a, b)
+        ranking = ranking_in(common_setting(a, b, default=task_results.ranking_setting)).find_ranking_containing(a, b)
         gaps.append(ranking.estimate_row_difference(a, b, [seed for seed in a.seeds if seed in b.seeds]))
     values, differs = np.zeros((len(rows),) * 2), np.zeros((len(rows),) * 2, dtype=bool)
     for (i, j), gap, either_way in zip(pairs, gaps, signs_of_significant_differences(gaps), strict=True):

@@ -341,8 +341,8 @@ def select_rows_to_draw(
         view = replace(view, rows=tuple(row for row in view.rows if not row.has_changed_options) or view.rows)
     if not view.rows and not (papers and view.published_rows):
         raise UserError(
-            f"{task_results.task_name}: none of these rows is of setting {view.setting}; there are: "
-            f"{', '.join(sorted({row.setting for row in task_results.rows} - {EVERY}))}"
+            f"{task_results.task_name}: none of these rows is of setting {view.ranking_setting}; there are: "
+            f"{', '.join(sorted({row.ranking_setting for row in task_results.rows} - {EVERY}))}"
         )
     return view
 
@@ -364,9 +364,9 @@ def limit_rows(
         is_drawn: whether the figure has a place for a row; others are not counted, nor noted.
     """
     rows = [row for row in sort_rows_by_accuracy(task_results) if is_drawn(row)]
-    own = [row for row in rows if row.origin != STORED]
+    own = [row for row in rows if row.results_origin != STORED]
     own_labels = {row.label for row in own}
-    stored = [row for row in rows if row.origin == STORED and row.label not in own_labels]
+    stored = [row for row in rows if row.results_origin == STORED and row.label not in own_labels]
     chosen = [*own, *stored][:MAX_ROWS_DRAWN]
     left_out = [name for name, row in zip(unique_row_names(rows), rows, strict=True) if row not in chosen]
     notes = [f"left out, so that rows can be told apart: {', '.join(left_out)} (--method names the rows to draw)"]
@@ -377,8 +377,8 @@ def limit_rows(
 
 def names_and_styles(rows: Sequence[SeedAggregate]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return names and looks of rows; a user's own row has another look than the stored one of the same label."""
-    stored = {row.label for row in rows if row.origin == STORED}
-    second = [row.label in stored and row.origin != STORED for row in rows]
+    stored = {row.label for row in rows if row.results_origin == STORED}
+    second = [row.label in stored and row.results_origin != STORED for row in rows]
     return unique_row_names(rows), line_styles([row.label for row in rows], second)
 
 

@@ -36,7 +36,7 @@ from ifsl_bench.analysis.task_results import (
     select_recipes,
 )
 from ifsl_bench.plugin.display_names import display_name_of_label
-from ifsl_bench.protocols.metrics import BALANCE_METRICS, METRICS
+from ifsl_bench.protocols.metrics import BALANCE_METRIC_NAMES, EPISODE_METRIC_NAMES
 from ifsl_bench.protocols.registry import protocol_of_task, title_by_metric
 from ifsl_bench.protocols.tasks.task import Task
 from ifsl_bench.reporting.columns import TableRow, list_table_rows, published_table_rows, round_unless_nan
@@ -206,7 +206,7 @@ def collect_page(results_of_tasks: Iterable[TaskResults]) -> Page:
     for task_results in results_of_tasks:
         names, looks = Counter(entry.label for entry in list_table_rows(task_results)), _plot_styles(task_results)
         numbers: dict[object, int] = {}
-        for setting in [PAPER, *sorted({row.setting for row in task_results.rows} - {PAPER, EVERY})]:
+        for setting in [PAPER, *sorted({row.ranking_setting for row in task_results.rows} - {PAPER, EVERY})]:
             view = replace(
                 task_results.select_setting(setting), remarks=task_results.remarks
             )  # the page has a menu of settings
@@ -236,7 +236,7 @@ def _recipe_grids(results_of_tasks: Sequence[TaskResults]) -> list[tuple[Task, l
 
 
 def _row_key(entry: TableRow) -> object:
-    return entry.measured_row or (entry.label, entry.source)
+    return entry.measured_row or (entry.label, entry.source_text)
 
 
 def _task_section(view: TaskResults, table: Table[TableRow], numbers: dict[object, int]) -> TaskSection:
@@ -245,18 +245,18 @@ def _task_section(view: TaskResults, table: Table[TableRow], numbers: dict[objec
     pairs = {}
     for metric in ("acc", "calibrated_acc"):
         able = [row for row in view.comparable_rows if metric in row.metric_names]
-        if differences := ranked_row_pairs(Ranking(able, metric, view.setting), own):
+        if differences := ranked_row_pairs(Ranking(able, metric, view.ranking_setting), own):
             pairs[metric] = differences
     queries = shape.base_queries, shape.ways * shape.novel_queries
     order = [numbers[_row_key(entry)] for entry in table.rows]
-    return TaskSection(view.task, view.setting, table, order, queries, pairs)
+    return TaskSection(view.task, view.ranking_setting, table, order, queries, pairs)
 
 
 def _plot_styles(task_results: TaskResults) -> dict[SeedAggregate, PlotStyle]:
     """Return the look of each measured row of a task, all its settings together."""
     rows = task_results.measured_rows
-    stored = {row.label for row in rows if row.origin == STORED}
-    second = [row.label in stored and row.origin != STORED for row in rows]
+    stored = {row.label for row in rows if row.results_origin == STORED}
+    second = [row.label in stored and row.results_origin != STORED for row in rows]
     return dict(zip(rows, distinct_styles([row.label for row in rows], second), strict=True))
 
 
@@ -265,23 +265,31 @@ def _page_row(
 ) -> PageRow:
     row = entry.measured_row
     of_method = cite_measured_row(row.results[0].method, row.label) if row else cite_published_method(entry.label)
-    computed = Citation(f"Computed here from {entry.note}.", "") if entry.kind == COMPUTED_ORIGIN else None
-    cited = of_method if row else computed or cite_paper(entry.source)
+    computed = (
+        Citation(f"Computed here from {entry.published_note}.", "") if entry.row_kind == COMPUTED_ORIGIN else None
+    )
+    cited = of_method if row else computed or cite_paper(entry.source_text)
     cites_method = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {
         name: (round_unless_nan(v.mean, count_digits(v.mean)), round_unless_nan(v.interval, count_digits(v.interval)))
-        for name, v in entry.values.items()
+        for name, v in entry.metric_estimates.items()
         if name in title_by_metric()
     }
     look = looks[row] if row else style_of_label(entry.label)
     return PageRow(
         task=entry.task.name,
         label=entry.label,
-        name=f"{display_name_of_label(entry.label)} ({entry.source})" if shared else display_name_of_label(entry.label),
-        source=entry.source,
-        values={name: values[name] for name in (*METRICS, *BALANCE_METRICS) if name in values},
+        name=f"{display_name_of_label(entry.label)} ({entry.source_text})"
+        if shared
+        else display_name_of_label(entry.label),
+        source=entry.source_text,
+        values={name: values[name] for name in (*EPISODE_METRIC_NAMES, *BALANCE_METRIC_NAMES) if name in values},
         point=_base_novel_point(
-            [entry.values[name].mean for name in ("base_joint", "novel_joint") if name in entry.values]
+            [
+                entry.metric_estimates[name].mean
+                for name in ("base_joint", "novel_joint")
+                if name in entry.metric_estimates
+            ]
         ),
         after=_session_accuracies(entry),
         look=(
@@ -292,7 +300,7 @@ def _page_row(
         ),
         cited=citations.setdefault(cited, len(citations)),
         cited_method=citations.setdefault(of_method, len(citations)) if cites_method else None,
-        note=entry.note,
+        note=entry.published_note,
         printed=entry.printed_interval,
         **_measured_row_fields(row) if row else {},
     )
@@ -302,7 +310,7 @@ def _measured_row_fields(row: SeedAggregate) -> dict[str, Any]:
     """Return the page's fields of measured rows alone."""
     in_sessions = bool(row.metric_after_sessions())
     return {
-        "setting": row.setting,
+        "setting": row.ranking_setting,
         "seeds": list(row.seeds),
         "by_seed": {
             n: [round(float(v), 2) for v in row.metric_by_seed(n).mean(1)]
@@ -360,7 +368,7 @@ def _session_accuracies(entry: TableRow) -> list[list[float]]:
 def _variances_by_source(row: SeedAggregate) -> dict[str, float]:
     try:
         return {
-            part: float(f"{variance.value:.4g}")
+            part: float(f"{variance.estimated_variance:.4g}")
             for part, variance in split_variance_of_row(row, "acc").variances.items()
         }
     except UserError:

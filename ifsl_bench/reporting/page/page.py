@@ -195,7 +195,7 @@ def _filter_flags(entry: TableRow) -> str:
     """Return the flags that a row is filtered by."""
     row, place = entry.measured_row, entry.ranked_row
     flags = {
-        "published": entry.kind == "published",
+        "published": entry.row_kind == "published",
         "options": row is not None and row.has_changed_options,
         "provisional": row is not None and (place is None or place.is_provisional),
     }
@@ -213,11 +213,13 @@ def _overview_table(
     sections = [
         b for b in page.sections if (b.setting, _protocol_name(b.task)) == (setting, protocol) and _ranked_table_rows(b)
     ]
-    sections = [section for section in sections if not split_task_name(section.task.name)[1].parts()] or sections
+    sections = [
+        section for section in sections if not split_task_name(section.task.name)[1].changes_by_key()
+    ] or sections
     cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for section in sections:
         for number, (entry, ranks) in _ranked_table_rows(section).items():
-            cell = number, f"{entry.values['acc'].mean:.2f}", ranks
+            cell = number, f"{entry.metric_estimates['acc'].mean:.2f}", ranks
             row = page.rows[number]
             cells_by_row.setdefault((row.label, row.source), {}).setdefault(section.task.name, cell)
     tasks = [section.task.name for section in sections]

@@ -81,7 +81,7 @@ def compute_recipe_digest() -> str:
     parts = {
         "version": CODE_VERSION,
         "seed": GLYPH_SEED,
-        "style": asdict(drawing.STYLE),
+        "style": asdict(drawing.GLYPH_STYLE),
         "letters": [[letter.codepoint, letter.class_side, letter.font_faces] for letter in read_all_letters()],
         "fonts": fonts.FONT_SHA256,
     }
@@ -121,7 +121,7 @@ class Glyphs(DatasetSource):
         return IMAGE_SHAPE, counts
 
     def build(self, context: BuildContext) -> None:
-        total = sum(count.images for count in self.expected_shape_and_counts()[1].values())
+        total = sum(count.n_images for count in self.expected_shape_and_counts()[1].values())
         with context.reporter.report_stage("rendering glyphs", total) as stage:
             for pool, (first, each) in FIRST_AND_COUNT_OF_POOL.items():
                 alphabet = select_letters_of_pool(pool)

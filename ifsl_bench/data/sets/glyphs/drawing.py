@@ -1,8 +1,8 @@
 """Images of letters in integer arithmetic, hence the same bytes on every machine.
 
 Random numbers are counter-based: none depends on how many were drawn before. Outlines are filled in fixed point by
-non-zero winding, with exact horizontal coverage on four lines per pixel row. :class:`Style` has every number that sets
-the difficulty.
+non-zero winding, with exact horizontal coverage on four lines per pixel row. :class:`GlyphStyle` has every number that
+sets the difficulty.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.sets.glyphs.fonts import Outline
+from ifsl_bench.data.sets.glyphs.fonts import LetterOutline
 
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
+Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+_SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15
+_SPLITMIX_FIRST_FACTOR = 0xBF58476D1CE4E5B9
+_SPLITMIX_SECOND_FACTOR = 0x94D049BB133111EB
 
 
 def derive_key(*parts: str | int) -> int:
@@ -30,33 +30,33 @@ def derive_key(*parts: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def splitmix64(keys: U64, counters: U64) -> U64:
+def splitmix64(keys: UInt64Array, counters: UInt64Array) -> UInt64Array:
     """Return outputs of splitmix64; the arrays broadcast.
 
     Args:
         keys: States of the generator, uint64.
         counters: Numbers of the outputs after each state, from 0, uint64.
     """
-    state = keys + (counters + np.uint64(1)) * np.uint64(_GOLDEN)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
-    mixed: U64 = state ^ (state >> np.uint64(31))
+    state = keys + (counters + np.uint64(1)) * np.uint64(_SPLITMIX_INCREMENT)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_SPLITMIX_FIRST_FACTOR)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SPLITMIX_SECOND_FACTOR)
+    mixed: UInt64Array = state ^ (state >> np.uint64(31))
     return mixed
 
 
-def draw_uniform_below(words: U64, bound: I64) -> I64:
+def draw_uniform_below(words: UInt64Array, bound: Int64Array) -> Int64Array:
     """Map uint64 words to 0 .. bound - 1, uniform up to a part in 2**32; int64 of the same shape.
 
     Args:
         words: Random words.
         bound: Below 2**31; broadcasts with the words.
     """
-    high: I64 = (words >> np.uint64(32)).astype(np.int64)
-    scaled: I64 = (high * bound) >> 32
+    high: Int64Array = (words >> np.uint64(32)).astype(np.int64)
+    scaled: Int64Array = (high * bound) >> 32
     return scaled
 
 
-def draw_uniform_between(words: U64, low: I64 | int, high: I64 | int) -> I64:
+def draw_uniform_between(words: UInt64Array, low: Int64Array | int, high: Int64Array | int) -> Int64Array:
     """Map uint64 words to low .. high, both included; int64 of the same shape.
 
     Args:
@@ -65,17 +65,19 @@ def draw_uniform_between(words: U64, low: I64 | int, high: I64 | int) -> I64:
         high: The largest number; both broadcast with the words.
     """
     bound = np.asarray(high, dtype=np.int64) - np.asarray(low, dtype=np.int64) + 1
-    value: I64 = low + draw_uniform_below(words, bound)
+    value: Int64Array = low + draw_uniform_below(words, bound)
     return value
 
 
-PIXEL = 256  # positions are in 1/PIXEL of a pixel
+POSITION_UNITS_PER_PIXEL = 256  # positions are in 1/PIXEL of a pixel
 LINES_PER_PIXEL = 4  # lines per pixel row
-FULL = PIXEL * LINES_PER_PIXEL  # coverage of a pixel that lies inside
-_STEP = PIXEL // LINES_PER_PIXEL
+FULL_COVERAGE = POSITION_UNITS_PER_PIXEL * LINES_PER_PIXEL  # coverage of a pixel that lies inside
+_LINE_DISTANCE = POSITION_UNITS_PER_PIXEL // LINES_PER_PIXEL
 
 
-def compute_pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I64, positions: I64, side: int) -> I64:
+def compute_pixel_coverage(
+    outlines: Sequence[LetterOutline], matrices: Int64Array, sizes: Int64Array, positions: Int64Array, side: int
+) -> Int64Array:
     """Fill one outline per image.
 
     Args:
@@ -102,7 +104,7 @@ def compute_pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I6
     larger = np.maximum(np.maximum(width, height), 1)
     placed = []
     for values, low, extent, position in ((right, left, width, positions[:, 0]), (down, top, height, positions[:, 1])):
-        room = side * PIXEL - extent * sizes // larger
+        room = side * POSITION_UNITS_PER_PIXEL - extent * sizes // larger
         start = (room * (256 + position)) >> 9
         scaled = (values - np.repeat(low, counts)) * np.repeat(sizes, counts) // np.repeat(larger, counts)
         placed.append(scaled + np.repeat(start, counts))
@@ -111,10 +113,12 @@ def compute_pixel_coverage(outlines: Sequence[Outline], matrices: I64, sizes: I6
     return _add_coverage_of_one_size(placed[0], placed[1], after, image, len(outlines), side)
 
 
-def _add_coverage_of_one_size(x: I64, y: I64, after: I64, image: I64, images: int, side: int) -> I64:
+def _add_coverage_of_one_size(
+    x: Int64Array, y: Int64Array, after: Int64Array, image: Int64Array, images: int, side: int
+) -> Int64Array:
     """Compute the coverage [images, side, side] of the polygons whose edges run from point i to point after[i]."""
     # An edge meets the lines whose height h has min(y) <= h < max(y); line k lies at (k + 1/2) _STEP.
-    line = np.clip((y + _STEP // 2 - 1) // _STEP, 0, side * LINES_PER_PIXEL)
+    line = np.clip((y + _LINE_DISTANCE // 2 - 1) // _LINE_DISTANCE, 0, side * LINES_PER_PIXEL)
     line_after = line[after]
     upper, lower = np.minimum(line, line_after), np.maximum(line, line_after)
     edge = np.flatnonzero(lower > upper)
@@ -127,9 +131,9 @@ def _add_coverage_of_one_size(x: I64, y: I64, after: I64, image: I64, images: in
     # One row per crossing of an edge and a line.
     skipped = np.cumsum(meets) - meets
     at_line = np.arange(int(meets.sum()), dtype=np.int64) + np.repeat(upper[edge] - skipped, meets)
-    height = at_line * _STEP + (_STEP // 2 - np.repeat(y0, meets))
+    height = at_line * _LINE_DISTANCE + (_LINE_DISTANCE // 2 - np.repeat(y0, meets))
     at = np.repeat(x0, meets) + ((np.repeat(slope, meets) * height + (1 << 19)) >> 20)
-    np.clip(at, 0, side * PIXEL, out=at)
+    np.clip(at, 0, side * POSITION_UNITS_PER_PIXEL, out=at)
 
     # Sorted by image, line and position, with the direction in the lowest bit.
     keys = np.repeat(key + (dy > 0), meets) + (at_line << 32) + (at << 1)
@@ -144,11 +148,11 @@ def _add_coverage_of_one_size(x: I64, y: I64, after: I64, image: I64, images: in
     changes = np.zeros(images * side * (side + 2), dtype=np.int64)
     for bounds, sign in ((opening, 1), (closing, -1)):
         position = (bounds & 0xFFFFFFFF) >> 1
-        cell = ((bounds >> 32) // LINES_PER_PIXEL) * (side + 2) + position // PIXEL
-        part = position % PIXEL
-        np.add.at(changes, cell, sign * (PIXEL - part))
+        cell = ((bounds >> 32) // LINES_PER_PIXEL) * (side + 2) + position // POSITION_UNITS_PER_PIXEL
+        part = position % POSITION_UNITS_PER_PIXEL
+        np.add.at(changes, cell, sign * (POSITION_UNITS_PER_PIXEL - part))
         np.add.at(changes, cell + 1, sign * part)
-    filled: I64 = np.cumsum(changes.reshape(images, side, side + 2), axis=2)[:, :, :side]
+    filled: Int64Array = np.cumsum(changes.reshape(images, side, side + 2), axis=2)[:, :, :side]
     return filled
 
 
@@ -156,7 +160,7 @@ IMAGE_SIDE = 32
 
 
 @dataclass(frozen=True)
-class Style:
+class GlyphStyle:
     """Ranges (least, greatest) and half-widths of what is drawn, uniformly, for each image."""
 
     size: tuple[int, int] = (13 * 256, 28 * 256)  # larger side of the letter, in 1/256 pixel
@@ -169,7 +173,7 @@ class Style:
     noise: tuple[int, int] = (45, 165)  # standard deviation of a pixel's noise, in 1/256 of the contrast
 
 
-STYLE = Style()
+GLYPH_STYLE = GlyphStyle()
 
 # Order of the random words of an image; the noise has a counter of its own.
 _FACE, _SIZE, _X, _Y, _ANGLE, _SHEAR, _STRETCH = range(7)
@@ -178,7 +182,7 @@ _CONTRAST, _LEVEL, _POLARITY, _SLOPE_X, _SLOPE_Y, _NOISE, _SEED = range(7, 14)
 _UNITS = 1 << 10  # grey levels are computed in 1/_UNITS
 
 
-def draw_images(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]:
+def draw_images(keys: UInt64Array, outlines: Sequence[LetterOutline]) -> npt.NDArray[np.uint8]:
     """Draw images [N, 32, 32, 1] of a letter.
 
     Args:
@@ -187,19 +191,19 @@ def draw_images(keys: U64, outlines: Sequence[Outline]) -> npt.NDArray[np.uint8]
     """
     words = splitmix64(keys[:, None], np.arange(_SEED + 1, dtype=np.uint64)[None, :])
     faces = draw_uniform_below(words[:, _FACE], np.array([len(outlines)], dtype=np.int64))
-    sizes = draw_uniform_between(words[:, _SIZE], *STYLE.size)
-    positions = draw_uniform_between(words[:, [_X, _Y]], -STYLE.position, STYLE.position)
+    sizes = draw_uniform_between(words[:, _SIZE], *GLYPH_STYLE.size)
+    positions = draw_uniform_between(words[:, [_X, _Y]], -GLYPH_STYLE.position, GLYPH_STYLE.position)
     drawn = [outlines[face] for face in faces.tolist()]
-    return _paint(compute_pixel_coverage(drawn, _transformation_matrices(words), sizes, positions, IMAGE_SIDE), words)[
-        ..., None
-    ]
+    return _blend_letter_into_background(
+        compute_pixel_coverage(drawn, _transformation_matrices(words), sizes, positions, IMAGE_SIDE), words
+    )[..., None]
 
 
-def _transformation_matrices(words: U64) -> I64:
+def _transformation_matrices(words: UInt64Array) -> Int64Array:
     """Return rotation x shear x stretch, [N, 2, 2] in 2**-14."""
-    tangent = draw_uniform_between(words[:, _ANGLE], -STYLE.half_angle_tangent, STYLE.half_angle_tangent)
-    shear = draw_uniform_between(words[:, _SHEAR], -STYLE.shear, STYLE.shear)
-    stretch = draw_uniform_between(words[:, _STRETCH], *STYLE.stretch)
+    tangent = draw_uniform_between(words[:, _ANGLE], -GLYPH_STYLE.half_angle_tangent, GLYPH_STYLE.half_angle_tangent)
+    shear = draw_uniform_between(words[:, _SHEAR], -GLYPH_STYLE.shear, GLYPH_STYLE.shear)
+    stretch = draw_uniform_between(words[:, _STRETCH], *GLYPH_STYLE.stretch)
     # (1 - t^2, 2 t) / (1 + t^2): cosine and sine without a transcendental function.
     square, unit = tangent * tangent, 1 << 32
     cosine = ((unit - square) << 14) // (unit + square)
@@ -213,23 +217,26 @@ def _transformation_matrices(words: U64) -> I64:
     return np.stack(rows, axis=1).reshape(-1, 2, 2)
 
 
-def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
+def _blend_letter_into_background(filled: Int64Array, words: UInt64Array) -> npt.NDArray[np.uint8]:
     """Return grey levels [N, 32, 32] of letters with coverage `filled`: background, contrast, polarity, noise."""
-    contrast = draw_uniform_between(words[:, _CONTRAST], *STYLE.contrast)
+    contrast = draw_uniform_between(words[:, _CONTRAST], *GLYPH_STYLE.contrast)
     dark = draw_uniform_below(words[:, _LEVEL], 256 - contrast)
     bright_letter = draw_uniform_below(words[:, _POLARITY], np.full(len(words), 2)) == 1
     ground = np.where(bright_letter, dark, dark + contrast)
     letter = np.where(bright_letter, dark + contrast, dark)
 
     # The gradient runs over +-31 half pixels, so it changes the corners by at most half its sum.
-    slopes = draw_uniform_between(words[:, [_SLOPE_X, _SLOPE_Y]], -STYLE.gradient, STYLE.gradient) * contrast[:, None]
+    slopes = (
+        draw_uniform_between(words[:, [_SLOPE_X, _SLOPE_Y]], -GLYPH_STYLE.gradient, GLYPH_STYLE.gradient)
+        * contrast[:, None]
+    )
     ramp = np.arange(IMAGE_SIDE, dtype=np.int64) * 2 - (IMAGE_SIDE - 1)
     across = slopes[:, :, None] * ramp * (_UNITS // 256) // (2 * (IMAGE_SIDE - 1))  # [N, 2, 32]
     level = (ground * _UNITS)[:, None, None] + across[:, 0, None, :] + across[:, 1, :, None]
-    level += ((letter * _UNITS)[:, None, None] - level) * filled // FULL
+    level += ((letter * _UNITS)[:, None, None] - level) * filled // FULL_COVERAGE
 
     # Four bytes sum to a bell of standard deviation 147.8; 443 / 65536 is its inverse. A word serves two pixels.
-    deviation = draw_uniform_between(words[:, _NOISE], *STYLE.noise) * contrast  # 1/256 grey level
+    deviation = draw_uniform_between(words[:, _NOISE], *GLYPH_STYLE.noise) * contrast  # 1/256 grey level
     sums = _sum_bytes_of_half_words(
         splitmix64(words[:, _SEED, None], np.arange(IMAGE_SIDE * IMAGE_SIDE // 2, dtype=np.uint64)[None, :])
     )
@@ -239,7 +246,7 @@ def _paint(filled: I64, words: U64) -> npt.NDArray[np.uint8]:
     return grey
 
 
-def _sum_bytes_of_half_words(words: U64) -> I64:
+def _sum_bytes_of_half_words(words: UInt64Array) -> Int64Array:
     """Sum of the low four bytes and of the high four of each word: [N, P] to [N, 2 P], low before high."""
     pairs = (words & np.uint64(0x00FF00FF00FF00FF)) + ((words >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
     fours = (pairs & np.uint64(0x0000FFFF0000FFFF)) + ((pairs >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF))

@@ -17,12 +17,12 @@ from ifsl_bench.utils.errors import UserError
 if TYPE_CHECKING:
     from fontTools.ttLib import TTFont
 
-I64 = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 
 # Coordinates are font units times UNIT: implied points (halves) and the points of a quadratic curve cut into up to
 # eight pieces (64ths) are then integers.
-SUBUNITS = 128
-_PIECES = (1, 2, 4, 8)
+SUBUNITS_PER_FONT_UNIT = 128
+_CURVE_PIECE_COUNTS = (1, 2, 4, 8)
 
 FONT_SHA256 = {
     "DejaVuSans": "3fdf69cabf06049ea70a00b5919340e2ce1e6d02b0cc3c4b44fb6801bd1e0d22",
@@ -41,12 +41,12 @@ FONT_SHA256 = {
 
 
 @dataclass(frozen=True)
-class Outline:
+class LetterOutline:
     """Closed polygons: point i (x [M], y [M], in 1/UNIT font units, y upwards) is joined to point `after[i]`."""
 
-    x: I64
-    y: I64
-    next_point: I64
+    x: Int64Array
+    y: Int64Array
+    next_point: Int64Array
 
 
 def font_directory() -> Path:
@@ -76,7 +76,7 @@ def open_font_face(face: str) -> TTFont:
 
 
 @cache
-def make_letter_outline(face: str, codepoint: int) -> Outline:
+def make_letter_outline(face: str, codepoint: int) -> LetterOutline:
     """Return a letter's outline, with curves cut into lines.
 
     Args:
@@ -93,24 +93,24 @@ def make_letter_outline(face: str, codepoint: int) -> Outline:
         after.append(first + np.roll(np.arange(len(polygon)), -1))
         first += len(polygon)
     joined = np.concatenate(polygons)
-    return Outline(joined[:, 0].copy(), joined[:, 1].copy(), np.concatenate(after))
+    return LetterOutline(joined[:, 0].copy(), joined[:, 1].copy(), np.concatenate(after))
 
 
-def _resolve_contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
+def _resolve_contours(glyphs: Any, name: str) -> list[tuple[Int64Array, npt.NDArray[np.bool_]]]:
     """Return the glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
     coordinates, ends, flags = glyphs[name].getCoordinates(glyphs)
-    points = np.floor(np.array(list(coordinates), np.float64) * SUBUNITS + 0.5).astype(np.int64)
+    points = np.floor(np.array(list(coordinates), np.float64) * SUBUNITS_PER_FONT_UNIT + 0.5).astype(np.int64)
     on_curve = (np.array(list(flags), np.int64) & 1).astype(bool)
     cuts = np.array(ends, np.int64)[:-1] + 1
     return list(zip(np.split(points, cuts), np.split(on_curve, cuts), strict=True))
 
 
-def _flatten_curves(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
+def _flatten_curves(points: Int64Array, on_curve: npt.NDArray[np.bool_], extent: int) -> Int64Array:
     """Return a TrueType contour as a polygon [M, 2]; chords stray less than 1/600 of `extent` from the curve."""
     points, on_curve = _rotate_to_start_on_curve(points, on_curve)
     following, on_following = np.roll(points, -1, axis=0), np.roll(on_curve, -1)
-    corners: list[I64] = []
-    controls: list[I64 | None] = []  # the control point between a corner and the next, if any
+    corners: list[Int64Array] = []
+    controls: list[Int64Array | None] = []  # the control point between a corner and the next, if any
     for here, on_here, there, on_there in zip(points, on_curve, following, on_following, strict=True):
         if on_here:
             corners.append(here)
@@ -120,21 +120,23 @@ def _flatten_curves(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -
             if not on_there:
                 corners.append((here + there) // 2)
                 controls.append(None)
-    pieces: list[I64] = []
+    pieces: list[Int64Array] = []
     for number, (start, control) in enumerate(zip(corners, controls, strict=True)):
         stop = corners[(number + 1) % len(corners)]
         if control is None:
             pieces.append(start[None])
             continue
         bend = int(np.abs(start - 2 * control + stop).max())
-        count = next((n for n in _PIECES if bend * 150 <= extent * n * n), _PIECES[-1])
+        count = next((n for n in _CURVE_PIECE_COUNTS if bend * 150 <= extent * n * n), _CURVE_PIECE_COUNTS[-1])
         step = np.arange(count, dtype=np.int64)[:, None]
         back = count - step
         pieces.append((back * back * start + 2 * back * step * control + step * step * stop) // (count * count))
     return np.concatenate(pieces)
 
 
-def _rotate_to_start_on_curve(points: I64, on_curve: npt.NDArray[np.bool_]) -> tuple[I64, npt.NDArray[np.bool_]]:
+def _rotate_to_start_on_curve(
+    points: Int64Array, on_curve: npt.NDArray[np.bool_]
+) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
     """Return the same contour, begun at a point on the curve (an implied one where all points are controls)."""
     if on_curve.any():
         first = int(np.argmax(on_curve))
