@@ -123,7 +123,7 @@ class EpisodeLoader(Loader):
             places = (half * pool.n_images + rows)[of_pool]
             flags = {"asked": np.ones_like(places, bool), "joint": joint[of_pool], "alone": alone[of_pool]}
             if bias is not None and outcome.margins is not None:
-                margins: np.ndarray = getattr(outcome.margins, name)[asked].reshape(-1)
+                margins: np.ndarray = getattr(outcome.margins, f"{name}_margins")[asked].reshape(-1)
                 exact = np.array([bias.bias_on_novel_logits])  # see Margins.joint_hits_with_bias
                 flags["calibrated"] = margins < exact if name == "novel" else margins >= exact
             for what, which in flags.items():

@@ -129,7 +129,7 @@ def join_evaluation_results(parts: Sequence[EvaluationResult]) -> EvaluationResu
     return EvaluationResult(
         replace(first.counts, **counts),  # type: ignore[type-var]
         {name: np.concatenate(values) for name, values in statistics.items()},
-        Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel")))
+        Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base_margins", "novel_margins")))
         if margins
         else None,
         calibration.join_calibrated_hits(calibrated) if calibrated else None,

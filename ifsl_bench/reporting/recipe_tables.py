@@ -336,7 +336,7 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
             common
             | dict(zip(("sd", "sd_low", "sd_high"), deviations, strict=True))
             | {f"percent{end}": round_unless_nan(getattr(share.percent_of_total_variance, which))
-               for end, which in (("", "value"), ("_low", "low"), ("_high", "high"))}
+               for end, which in (("", "estimated_variance"), ("_low", "lower_limit"), ("_high", "upper_limit"))}
             | {f"percent_{part}": value for part, value in parts.items()}
         )  # fmt: skip
 

@@ -313,7 +313,7 @@ def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(store
 
 def test_a_comparison_says_whose_rows_it_is_of():
     rival = row("b", [14.0] * 3, noise=2)
-    stored_row, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
+    stored_row, mine = replace(row("a", [15.0] * 3, noise=1), results_origin="stored"), row("a", [15.0], noise=1)
     everything = [stored_row, mine, rival]
     comparison = compare_rows(mine, rival, everything, [stored_row, mine])
     assert (comparison.label_a, comparison.label_b) == ("a (yours)", "b (yours)")

@@ -62,7 +62,7 @@ def test_bank_is_reused_and_rebuilt_when_damaged(few):
     log = io.StringIO()
     compute_features(home, task, dataset, pretrained, "base/val", CPU, LogReporter(log))
     assert log.getvalue() == ""
-    path = home.features / pretrained.key / "base-val" / "features.npy"
+    path = home.features / pretrained.pretraining_key / "base-val" / "features.npy"
     content = bytearray(path.read_bytes())
     content[-10] ^= 1
     path.write_bytes(content)
@@ -80,7 +80,7 @@ def test_views_are_augmented_copies(few):
     assert views.shape == (40, 256)
     images = np.ascontiguousarray(dataset.pool("base/val").images[:, :, ::-1])
     with torch.no_grad():
-        mirrored = pretrained.network(pretrained.normalise(torch.from_numpy(images))).numpy()
+        mirrored = pretrained.network(pretrained.normalise_images(torch.from_numpy(images))).numpy()
     # float32 sums in batches of another size, as above
     same = [np.abs(views - np.tile(features, (2, 1))).max(1) < 2e-4 for features in (plain, mirrored)]
     assert (same[0] ^ same[1]).all()
@@ -113,7 +113,7 @@ def test_of_two_runs_at_once_that_keep_moments_neither_takes_the_others_half_wri
 def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(few):
     home, task, dataset, pretrained = few
     bank = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter())
-    pool, folder, log = dataset.pool("base/val"), home.features / pretrained.key / "base-val", io.StringIO()
+    pool, folder, log = dataset.pool("base/val"), home.features / pretrained.pretraining_key / "base-val", io.StringIO()
     first = compute_class_moments(folder, bank, pool.class_starts, LogReporter(log))
     labels = np.asarray(pool.labels)
     apart = np.concatenate([bank[labels == k] - bank[labels == k].mean(0, dtype=np.float64) for k in range(5)])

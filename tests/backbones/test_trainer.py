@@ -39,7 +39,7 @@ def frozen(clusters):
 
 
 def tensors(pretrained):
-    return {**pretrained.network.state_dict(), **pretrained.head.state_dict(prefix="head.")}
+    return {**pretrained.network.state_dict(), **pretrained.base_classifier.state_dict(prefix="head.")}
 
 
 @pytest.mark.parametrize("head", ["linear", "cosine"])

@@ -82,7 +82,7 @@ def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters
         assert batch.support.hidden.sum(1).tolist() == [5, 5, 5]
         for e in range(3):
             logits[e, :, :8][:, batch.support.hidden[e]] = -1e30
-    loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.query_labels.flatten())
     (gradient,) = torch.autograd.grad(loss, fresh.tau)
     assert method.tau.item() == pytest.approx(1.0 - 1e-3 * torch.sign(gradient).item(), abs=1e-6)
 
@@ -106,8 +106,8 @@ def test_training_on_sequences_has_the_loss_after_each_session(clusters, name):
         so_far = Support(features, labels, support.hidden, logits)
         of_all, parameters = remake_method_for_ways(fresh, t * ways), dict(fresh.named_parameters())
         answer = torch.func.functional_call(of_all, parameters, (so_far, query)).logits
-        met = batch.labels < classes + t * ways
-        losses += [F.cross_entropy(answer[e, met[e]], batch.labels[e, met[e]]) for e in range(3)]
+        met = batch.query_labels < classes + t * ways
+        losses += [F.cross_entropy(answer[e, met[e]], batch.query_labels[e, met[e]]) for e in range(3)]
     torch.stack(losses).mean().backward()
     for key, mine in fresh.named_parameters():
         large = mine.grad.abs() > 1e-4 * mine.grad.abs().max()  # whose first step of Adam is the rate, in its direction

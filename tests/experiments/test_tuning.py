@@ -201,8 +201,8 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
         for i in episodes:  # one at a time
             batch = loader.load_batch(i, 1)
             with torch.no_grad():
-                hits += int((method(batch.support, batch.query).logits.argmax(-1) == batch.labels).sum())
-        assert tried[spelled] == pytest.approx(100 * hits / (len(episodes) * batch.labels.shape[1])), point
+                hits += int((method(batch.support, batch.query).logits.argmax(-1) == batch.query_labels).sum())
+        assert tried[spelled] == pytest.approx(100 * hits / (len(episodes) * batch.query_labels.shape[1])), point
     _holds_against_a_plain_loop(first, job, work)
     board = load_task_results(job.task, work.home.results)
     (row,) = (row for row in board.rows if row.label == first.label)

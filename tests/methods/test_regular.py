@@ -120,9 +120,9 @@ def test_episodes_have_no_base_images(clusters, task, name, side):
     bench = PreparedTask(load_tasks(task(name))[0], "linear", 0, api.workspace(clusters / "home", device="cpu"))
     loader = bench.loader(side)
     batch = loader.load_batch(3, 9)
-    assert batch.labels.shape == (9, 25)
+    assert batch.query_labels.shape == (9, 25)
     assert batch.query_is_novel.all()
-    assert (torch.bincount(batch.labels[0], minlength=13)[8:] == 5).all()
+    assert (torch.bincount(batch.query_labels[0], minlength=13)[8:] == 5).all()
     assert (batch.support.base_logits == -torch.inf).all()
     assert (batch.query.base_logits == -torch.inf).all()
     assert batch.support.base_logits.shape == (9, 25, 8)
@@ -137,7 +137,7 @@ def test_episodes_have_no_base_images(clusters, task, name, side):
     pool = bench.dataset.pool(load_tasks(task(name))[0].pool(side, "novel"))
     assert np.array_equal(batch.support.features.numpy(), pool.images[drawn.support.numpy()])
     assert np.array_equal(batch.query.features.numpy(), pool.images[drawn.query.numpy()])
-    way = np.take_along_axis(drawn.classes.numpy(), batch.labels.numpy() - 8, 1)
+    way = np.take_along_axis(drawn.classes.numpy(), batch.query_labels.numpy() - 8, 1)
     assert np.array_equal(pool.labels[drawn.query.numpy()], way), "labels are those of the images"
     assert loader.sampler.digest(20) == loader.sampler.digest(20, batch=3)
 

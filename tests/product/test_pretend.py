@@ -143,7 +143,7 @@ def check_batches(batch, same) -> None:
     for part in ("support", "query"):
         for key, value in vars(getattr(same, part)).items():
             torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
-    assert torch.equal(batch.labels.cpu(), same.labels)
+    assert torch.equal(batch.query_labels.cpu(), same.query_labels)
     assert torch.equal(batch.query_is_novel.cpu(), same.query_is_novel)
 
 

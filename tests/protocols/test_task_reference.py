@@ -65,11 +65,11 @@ MINIMAL = {"dataset": {"name": "d"}, "pretraining": {"backbone": "none", "steps"
 
 
 @pytest.mark.parametrize(
-    "key", [key for key in task_file_keys() if not key.table_name.startswith("variants")], ids=lambda key: key.path
+    "key", [key for key in task_file_keys() if not key.table_name.startswith("variants")], ids=lambda key: key.key_path
 )
 def test_a_range_ends_where_it_says(key):
     """The value at each end is taken, and the one beyond it is refused by the name of the key."""
-    match = re.fullmatch(r"([\d,]+) to ([\d,]+)|(\d+) or more", key.range)
+    match = re.fullmatch(r"([\d,]+) to ([\d,]+)|(\d+) or more", key.value_range)
     if not match:
         return
     least, most = (int(end.replace(",", "")) if end else None for end in (match[1] or match[3], match[2]))
@@ -77,12 +77,12 @@ def test_a_range_ends_where_it_says(key):
         if value is None:
             continue
         content = msgspec.json.decode(msgspec.json.encode(MINIMAL))
-        if key.path == "evaluation.episodes" and right:
+        if key.key_path == "evaluation.episodes" and right:
             content["episode"] = {"ways": 1, "novel_queries": 1, "base_queries": 1}  # of more a file could hold fewer
         place = content
-        for part in key.table.replace("[name]", "d-1shot").split("."):
+        for part in key.table_name.replace("[name]", "d-1shot").split("."):
             place = place.setdefault(part, {})
-        if key.table.endswith(".sessions"):
+        if key.table_name.endswith(".sessions"):
             place |= {"count": 1, "ways": 1}  # neither has a default
         place[key.name] = value
         if right:

@@ -67,9 +67,9 @@ class NovelLoader(EpisodeLoader):
     def _count(self, name, method, batch, asked):
         prediction = predict_batch(method, name, batch)
         answers = prediction.logits[..., self.n_base_classes :].argmax(-1) + self.n_base_classes
-        right = (answers == batch.labels).sum(1).numpy()[asked]
+        right = (answers == batch.query_labels).sum(1).numpy()[asked]
         statistics = {key: value.numpy()[asked] for key, value in prediction.statistics.items()}
-        return EvaluationResult(NovelCounts(right, batch.labels.shape[1]), statistics)
+        return EvaluationResult(NovelCounts(right, batch.query_labels.shape[1]), statistics)
 
 
 class NovelOnly(Protocol):
@@ -155,7 +155,7 @@ def accuracies(work, spec) -> np.ndarray:
         support = batch.support.features[0]
         means = support.view(loader.ways, -1, support.shape[1]).mean(1)
         cosines = batch.query.features[0] @ (means / means.norm(dim=1, keepdim=True)).T
-        values.append(100 * float((cosines.argmax(1) + loader.n_base_classes == batch.labels[0]).float().mean()))
+        values.append(100 * float((cosines.argmax(1) + loader.n_base_classes == batch.query_labels[0]).float().mean()))
     return np.array(values)
 
 

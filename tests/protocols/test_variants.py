@@ -168,7 +168,7 @@ def test_a_run_with_fewer_base_classes(clusters, task, work):
     bench = PreparedTask(cut, "cosine", 0, work)
     assert bench.base_classifier.weight.shape[0] == bench.base_classifier.prototypes.shape[0] == 6
     batch = bench.loader("test").load_batch(0, 20)
-    assert batch.labels.max() == 9
+    assert batch.query_labels.max() == 9
     assert batch.support.hidden.shape == (20, 6)
     rows = bench.sampler("test").sample(0, 20)
     queries = rows.query[~rows.query_is_novel]

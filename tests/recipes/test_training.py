@@ -95,7 +95,7 @@ def hue_task(hues):
 
 
 def tensors(pretrained):
-    return {**pretrained.network.state_dict(), **pretrained.head.state_dict(prefix="head.")}
+    return {**pretrained.network.state_dict(), **pretrained.base_classifier.state_dict(prefix="head.")}
 
 
 @pytest.mark.slow("trains twice")

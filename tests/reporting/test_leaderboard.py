@@ -326,7 +326,7 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
 def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_path, monkeypatch):
     """Seeds move all rows: mine beats what it is compared with on its seed, and has less than that row over all."""
     monkeypatch.setattr(task_results, "packaged_results_folder", lambda: tmp_path / "none")
-    best, other_row = (replace(row(label, means, noise=9), origin="stored")
+    best, other_row = (replace(row(label, means, noise=9), results_origin="stored")
                        for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
     mine = row("mine", [13], noise=9)
     board = replace(load_task_results(packaged_tasks()["mini-5shot"], tmp_path), rows=(best, other_row, mine),
@@ -357,7 +357,7 @@ def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(
     assert "compare x y --task mini-5shot" in line
     assert len(describe_standings(board, ["x"])[0]) > 1, "one row has its differences"
     mine = row("lr", [15.0], n=2000)
-    same = replace(board, rows=(mine, replace(mine, origin="stored")))
+    same = replace(board, rows=(mine, replace(mine, results_origin="stored")))
     monkeypatch.setattr(SeedAggregate, "options_at_edge", ["weight_decay"])
     (note,) = [note for note in table_notes(same) if "Chosen at an end" in note]
     assert note.endswith("lr (yours): weight_decay; lr (stored): weight_decay.")
