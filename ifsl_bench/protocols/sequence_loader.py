@@ -161,7 +161,7 @@ class SequenceLoader(Loader):
 
     @property
     def n_novel_classes(self) -> int:
-        return self.sampler.shape.classes
+        return self.sampler.shape.n_novel_classes
 
     @property
     def device(self) -> torch.device:
@@ -192,7 +192,7 @@ class SequenceLoader(Loader):
         for block in blocks:
             batch, drawn = self.load_batch(*block), self.sampler.sample(*block)
             answer = evaluator.predict_last_joint_labels(method, batch)
-            novel = torch.arange(spec.classes, device=answer.device).repeat_interleave(self.sampler.queries)
+            novel = torch.arange(spec.n_novel_classes, device=answer.device).repeat_interleave(self.sampler.queries)
             labels = torch.cat([batch.base_labels, self.n_base_classes + novel]).expand_as(answer)
             order = (drawn.sequence_numbers // spec.supports).unsqueeze(1)
             yield (
@@ -207,9 +207,10 @@ class SequenceLoader(Loader):
     def estimated_bytes_per_item(self) -> int:
         """Bytes, roughly, of a sequence: queries with their logits, of which there are some copies."""
         shape, width = self.sampler.shape, self.novel.features.shape[1]
-        novel = shape.classes * self.sampler.queries
+        novel = shape.n_novel_classes * self.sampler.queries
         return 4 * (
-            novel * (width + 2 * self.n_base_classes) + 2 * (novel + len(self.sampler.base_query)) * shape.classes
+            novel * (width + 2 * self.n_base_classes)
+            + 2 * (novel + len(self.sampler.base_query)) * shape.n_novel_classes
         )
 
     def load_batch(self, start: int, count: int) -> SequenceBatch:
