@@ -452,7 +452,7 @@ def test_a_recipe_sees_all_base_images_after_each_epoch(hue_task, tmp_path, monk
 
     trainer.recipe.after_epoch = follow
     trainer.train(Reporter())
-    each = task.pretraining.epoch(len(dataset.pool("base/train")))[1]
+    each = task.pretraining.batch_size_and_steps_of_epoch(len(dataset.pool("base/train")))[1]
     assert [(step, epoch) for step, epoch, _ in followed] == [
         (min((epoch + 1) * each, 24) - 1, epoch) for epoch in range(len(followed))
     ]
