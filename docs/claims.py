@@ -146,7 +146,7 @@ class Source:
     def percent(self) -> float:
         """Its percent of the variance; the number itself."""
         return (
-            self.grid.share_by_source[self.label].percent_of_total_variance.estimated_variance
+            self.grid.share_by_source[self.label].percent_of_total_variance.estimated_value
             if self.label in self.grid.share_by_source
             else float(self.label)
         )

@@ -143,7 +143,7 @@ class RecipeGrid:
         x = np.stack([row.metric_by_sequence(self.metric, used) for row in rows])
         images = estimate_image_effects(rows, self.metric, used, models_fixed=len(used) < 2)
         shares = split_grid(x.reshape(len(recipes), len(classifiers), *x.shape[1:]), images)
-        total = sum(share.variance.estimated_variance for share in shares.values())
+        total = sum(share.variance.estimated_value for share in shares.values())
         one_pretraining = any(row.has_one_pretraining for row in rows)
         return GridVariance(recipes, classifiers, used, shares, total, rows[0].protocol, one_pretraining)
 

@@ -79,7 +79,7 @@ class MeanSquare:
 class VarianceEstimate:
     """A variance with its 95% interval, in squared units of the row; an estimate below 0 counts as 0."""
 
-    estimated_variance: float
+    estimated_value: float
     lower_limit: float
     upper_limit: float
 
@@ -162,9 +162,9 @@ def add_image_variance(
         )
     one = variances[SINGLE_VALUE_VARIANCE_KEY]
     both = VarianceEstimate(
-        one.estimated_variance + value,
-        max(0.0, one.estimated_variance + value - math.hypot(one.estimated_variance - one.lower_limit, value - low)),
-        one.estimated_variance + value + math.hypot(one.upper_limit - one.estimated_variance, high - value),
+        one.estimated_value + value,
+        max(0.0, one.estimated_value + value - math.hypot(one.estimated_value - one.lower_limit, value - low)),
+        one.estimated_value + value + math.hypot(one.upper_limit - one.estimated_value, high - value),
     )
     return {**variances, IMAGE_SOURCE_NAME: VarianceEstimate(value, low, high), SINGLE_VALUE_VARIANCE_KEY: both}
 

@@ -384,7 +384,7 @@ def _variance_columns(
 
 
 def _standard_deviations(variance: VarianceEstimate) -> tuple[float, float, float]:
-    return math.sqrt(variance.estimated_variance), math.sqrt(variance.lower_limit), math.sqrt(variance.upper_limit)
+    return math.sqrt(variance.estimated_value), math.sqrt(variance.lower_limit), math.sqrt(variance.upper_limit)
 
 
 def _wrong_sign_columns() -> list[Column[VarianceSplit]]:

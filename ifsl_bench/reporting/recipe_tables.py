@@ -305,7 +305,7 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
         if row.source == total:
             return "100%"
         share = split.share_by_source[row.source].percent_of_total_variance
-        return f"{share.estimated_variance:.1f}% ({share.lower_limit:.1f}-{share.upper_limit:.1f}%)"
+        return f"{share.estimated_value:.1f}% ({share.lower_limit:.1f}-{share.upper_limit:.1f}%)"
 
     def part(heading: str, *parts: str) -> Column[SourceRow]:
         def text(row: SourceRow) -> str:
@@ -336,7 +336,7 @@ def _share_table(grid: RecipeGrid, split: GridVariance) -> Table[SourceRow]:
             common
             | dict(zip(("sd", "sd_low", "sd_high"), deviations, strict=True))
             | {f"percent{end}": round_unless_nan(getattr(share.percent_of_total_variance, which))
-               for end, which in (("", "estimated_variance"), ("_low", "lower_limit"), ("_high", "upper_limit"))}
+               for end, which in (("", "estimated_value"), ("_low", "lower_limit"), ("_high", "upper_limit"))}
             | {f"percent_{part}": value for part, value in parts.items()}
         )  # fmt: skip
 
@@ -381,7 +381,7 @@ def _share_notes(grid: RecipeGrid, split: GridVariance, protocol: Protocol) -> l
 
 
 def _standard_deviation_with_limits(variance: VarianceEstimate) -> tuple[float, float, float]:
-    return math.sqrt(variance.estimated_variance), math.sqrt(variance.lower_limit), math.sqrt(variance.upper_limit)
+    return math.sqrt(variance.estimated_value), math.sqrt(variance.lower_limit), math.sqrt(variance.upper_limit)
 
 
 def _list_leading_names(order: CellOrder) -> list[str]:

@@ -109,8 +109,8 @@ def test_parts_are_those_of_plain_loops():
     shares = split_grid(x)
     cells = [split_variance(x[r, c]) for r, c in ones((3, 2))]
     for part in DESIGN_VARIANCE_SOURCES:
-        assert shares[part].variance.estimated_variance == pytest.approx(
-            np.mean([cell[part].estimated_variance for cell in cells])
+        assert shares[part].variance.estimated_value == pytest.approx(
+            np.mean([cell[part].estimated_value for cell in cells])
         ), part
     mean = np.mean([x[i] for i in ones(x.shape)])
     recipes = [np.mean([x[r, i, j, k, m] for i, j, k, m in ones(x.shape[1:])]) - mean for r in range(3)]
@@ -120,11 +120,11 @@ def test_parts_are_those_of_plain_loops():
         of_seeds, of_orders = y.mean(1), y.mean(0)
         both = [(y[s, o] - of_seeds[s] - of_orders[o] + y.mean()) ** 2 for s, o in ones((4, 8))]
         error += (of_seeds.var(ddof=1) / 4 + of_orders.var(ddof=1) / 8 - sum(both) / (3 * 7) / 32) / 3
-    assert shares[RECIPE].variance.estimated_variance == pytest.approx(np.mean(np.square(recipes)) - error)
-    total = sum(share.variance.estimated_variance for share in shares.values())
+    assert shares[RECIPE].variance.estimated_value == pytest.approx(np.mean(np.square(recipes)) - error)
+    total = sum(share.variance.estimated_value for share in shares.values())
     for share in shares.values():
-        assert share.percent_of_total_variance.estimated_variance == pytest.approx(
-            100 * share.variance.estimated_variance / total
+        assert share.percent_of_total_variance.estimated_value == pytest.approx(
+            100 * share.variance.estimated_value / total
         )
         assert 0 <= share.percent_of_total_variance.lower_limit <= share.percent_of_total_variance.upper_limit <= 100
 
@@ -177,7 +177,7 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
         shares = split_grid(x, draws=400)
         assert set(shares) == there
         for part, share in shares.items():
-            values[part].append(share.variance.estimated_variance)
+            values[part].append(share.variance.estimated_value)
             held[part] += (
                 share.percent_of_total_variance.lower_limit
                 <= 100 * truth[part] / total
@@ -202,7 +202,7 @@ def test_what_is_alike_in_all_cells_is_told_from_what_differs_by_recipe():
 
 def test_a_grid_in_which_nothing_varies_has_no_shares():
     assert {
-        share.percent_of_total_variance.estimated_variance
+        share.percent_of_total_variance.estimated_value
         for share in split_grid(np.ones((2, 2, 2, 3, 2)), draws=10).values()
     } == {0}
 
@@ -229,12 +229,12 @@ def test_test_images_have_the_mean_of_their_variances_over_cells():
     effects = rng.normal(size=(1, 6, 50))
     x = np.broadcast_to(30 * np.arange(6.0).reshape(3, 2, 1, 1, 1), (3, 2, 1, 9, 1)) + rng.normal(size=(3, 2, 1, 9, 1))
     held, drawn = split_grid(x), split_grid(x, ImageEffects(effects, effects, np.arange(50) // 5, True))
-    assert drawn["test images"].variance.estimated_variance == pytest.approx(
+    assert drawn["test images"].variance.estimated_value == pytest.approx(
         np.mean([(effects[0, k] ** 2).sum() for k in range(6)])
     )
     of_recipes = [effects[0, [2 * r, 2 * r + 1]].mean(0) - effects[0].mean(0) for r in range(3)]
-    less = held["recipe"].variance.estimated_variance - np.mean([(effect**2).sum() for effect in of_recipes])
-    assert drawn["recipe"].variance.estimated_variance == pytest.approx(less)
+    less = held["recipe"].variance.estimated_value - np.mean([(effect**2).sum() for effect in of_recipes])
+    assert drawn["recipe"].variance.estimated_value == pytest.approx(less)
 
 
 def test_cliques_are_those_of_all_subsets():
@@ -322,7 +322,7 @@ def test_recipes_with_several_seeds_are_split_too(tmp_path):
     assert (set(whole.recipes), whole.seeds) == ({"ce", "closer", "fact"}, (0,))
     assert "seed" not in whole.share_by_source
     assert (set(several.recipes), several.seeds) == ({"ce", "closer"}, (0, 1, 2, 3, 4))
-    assert several.share_by_source["seed"].variance.estimated_variance > 0
+    assert several.share_by_source["seed"].variance.estimated_value > 0
 
 
 def test_the_command_and_every_format_have_the_same_numbers(tables, results, call):

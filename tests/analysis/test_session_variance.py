@@ -97,7 +97,7 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
     cases = [split_variance(simulated(rng, shape, tuple(deviations.values()))) for _ in range(400)]
     assert set(cases[0]) == there
     for part in there:
-        values = np.array([case[part].estimated_variance for case in cases])
+        values = np.array([case[part].estimated_value for case in cases])
         assert abs(values.mean() - truth[part]) < 4 * stats.sem(values), part
         held = np.mean([case[part].lower_limit <= truth[part] <= case[part].upper_limit for case in cases])
         assert held > 0.92, (part, held)

@@ -194,17 +194,17 @@ def draw_variance(task_results: TaskResults, wide: bool = False) -> tuple[Figure
     axes = figure.add_subplot(xlabel="share of the variance of a single value (%)", xlim=(0, 100))
     places = [at + (at >= len(rows)) for at in range(len(splits))]
     for at, split in zip(places, splits, strict=True):
-        left, total = 0.0, sum(split.variances[part].estimated_variance for part in parts if part in split.variances)
+        left, total = 0.0, sum(split.variances[part].estimated_value for part in parts if part in split.variances)
         for part in parts if total else ():
-            width = 100 * split.variances[part].estimated_variance / total if part in split.variances else 0.0
+            width = 100 * split.variances[part].estimated_value / total if part in split.variances else 0.0
             axes.barh(
                 at, width, left=left, height=0.7, color=COLOUR_OF_VARIANCE_SOURCE[part], linewidth=0, gid=f"{part} {at}"
             )
             left += width
         wrong = f", wrong {100 * split.wrong_sign_chance.chance:.0f}%" if split.wrong_sign_chance else ""
-        one = split.variances[SINGLE_VALUE_VARIANCE_KEY].estimated_variance
+        one = split.variances[SINGLE_VALUE_VARIANCE_KEY].estimated_value
         if IMAGE_SOURCE_NAME in split.variances and not of_images:
-            one = max(0.0, one - split.variances[IMAGE_SOURCE_NAME].estimated_variance)
+            one = max(0.0, one - split.variances[IMAGE_SOURCE_NAME].estimated_value)
         text = f"sd {one**0.5:.2f}{wrong}"
         axes.text(102, at, text, va="center", color=DARK, gid=f"said {at}")
     label_rows(axes, [strip_markup(label) for label in labels])

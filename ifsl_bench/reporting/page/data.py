@@ -368,7 +368,7 @@ def _session_accuracies(entry: TableRow) -> list[list[float]]:
 def _variances_by_source(row: SeedAggregate) -> dict[str, float]:
     try:
         return {
-            part: float(f"{variance.estimated_variance:.4g}")
+            part: float(f"{variance.estimated_value:.4g}")
             for part, variance in split_variance_of_row(row, "acc").variances.items()
         }
     except UserError:
