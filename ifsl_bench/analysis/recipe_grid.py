@@ -24,6 +24,7 @@ from ifsl_bench.analysis.ranking import (
 )
 from ifsl_bench.analysis.task_results import TaskResults, make_no_results_error
 from ifsl_bench.protocols.protocol import Protocol
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, NO_BACKBONE
 from ifsl_bench.utils.errors import UserError, unknown_name_error
 
 RECIPES, CLASSIFIERS = "recipes", "classifiers"
@@ -171,6 +172,8 @@ def make_recipe_grid(task_results: TaskResults, metric: str = "acc") -> RecipeGr
     for _, classifier in cells:
         counts[classifier] = counts.get(classifier, 0) + 1
     shared = [classifier for classifier, count in counts.items() if count > 1]
+    if not shared and task_results.task.pretraining.backbone in (NO_BACKBONE, INCLUDED_BACKBONE):
+        raise UserError(f"the data of {task_results.task_name} are features, and recipes train on images")
     if not shared:
         there = ", ".join(sorted({recipe for recipe, _ in cells})) or "none that trains here"
         raise UserError(

@@ -369,7 +369,7 @@ def test_in_episodes_the_units_are_episodes(tmp_path, call):
 def test_what_is_no_grid_is_one_line(board, results, call):
     with pytest.raises(UserError, match="did you mean 'gacc' or"):
         make_recipe_grid(board, "gac")
-    with pytest.raises(UserError, match="there are: none that trains here"):
+    with pytest.raises(UserError, match="features, and recipes train on images"):
         make_recipe_grid(load_results_by_name("tiny-features-sessions", Paths.locate(results=results)))
     status, _, err = call("grid", TASK, "--results", str(results), "--recipe", "ce")
     assert (status, err.count("\n")) == (2, 1)

@@ -527,3 +527,14 @@ def test_published_rows_are_dashed(tmp_path):
     assert list(line.get_ydata()) == [72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63]
     assert line.get_linestyle() == "--"
     assert len(sessions.draw_sessions(select_rows_to_draw(listed, papers=True))[0].axes[0].lines) == 50
+
+
+def test_the_command_that_makes_rows_with_fewer_base_classes_can_be_run(call, here):
+    def refusal(task: str) -> str:
+        return call("plot", "base-classes", task, "--out", "x.pdf")[2]
+
+    command = refusal("clusters.toml:clusters-5shot").partition("make some with ifsl-bench ")[2].split()
+    task = command.index("--task") + 1
+    assert command[-2] == "--base-classes"
+    assert call(*command[:task], f"clusters.toml:{command[task]}", *command[task + 1 :], "--dry-run")[0] == 0
+    assert refusal("tiny-features-5shot").endswith("are stored; its features allow of none\n")

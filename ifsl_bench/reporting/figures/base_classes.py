@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from ifsl_bench.analysis.aggregate import SeedAggregate
 from ifsl_bench.analysis.task_results import TaskResults, load_task_results, load_variant_results, lower_case_row_names
 from ifsl_bench.data.preparing.metadata import load_task_metadata
-from ifsl_bench.protocols.tasks.task import Task
+from ifsl_bench.protocols.tasks.task import INCLUDED_BACKBONE, Task
 from ifsl_bench.protocols.tasks.variants import split_task_name
 from ifsl_bench.reporting.figures.style import (
     draw_grid,
@@ -44,10 +44,11 @@ def load_results_by_base_class_count(task: Task, home: Paths, recipes: Sequence[
     }
     results_of_tasks = {int(count): task_results.select_recipes(recipes) for count, task_results in few.items()}
     if not results_of_tasks:
-        raise UserError(
-            f"no results of {task.name} with fewer base classes are stored; make some, for example with "
-            f"ifsl-bench run --method imprint --task {task.name} --base-classes 20"
-        )
+        fewer = min(20, (load_task_metadata(task, home).n_base_classes or 21) - 1)
+        command = f"ifsl-bench run --method imprint --task {task.name} --base-classes {fewer}"
+        included = task.pretraining.backbone == INCLUDED_BACKBONE
+        hint = "its features allow of none" if included else f"make some with {command}"
+        raise UserError(f"no results of {task.name} with fewer base classes are stored; {hint}")
     whole = load_task_results(task, home.results).select_recipes(recipes)
     if whole.rows:
         if not (every := load_task_metadata(task, home).n_base_classes):
