@@ -35,7 +35,7 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
     result = api.run("protonet", task, work=work)
     (definition,) = load_tasks(task)
     prepared = work.open_task(definition, "linear", 0)
-    method = make_method(registry.get_method("protonet"), prepared.base, 5, {})
+    method = make_method(registry.get_method("protonet"), prepared.base_classifier, 5, {})
     half = evaluate_method(method, "protonet", prepared.loader("val"), range(10)).margins
     assert result.calibration.validation_episodes == 10
     assert result.calibration.bias == find_best_bias(half)
@@ -65,7 +65,7 @@ def test_in_sessions_intervals_hold_how_far_other_validation_sequences_move_the_
     calibration = plain.calibration
     (definition,) = load_tasks("tiny-features-sessions")
     prepared = work.open_task(definition, "linear", 0)
-    method = make_method(registry.get_method("teen"), prepared.base, 5, {})
+    method = make_method(registry.get_method("teen"), prepared.base_classifier, 5, {})
     margins = evaluate_method(method, "teen", prepared.loader("val"), range(50)).margins
     biases = find_bias(margins, sequences=True).best_bias_by_resample
     base, novel = (np.reshape(hits, (100, 9)) for hits in (calibration.resampled_base, calibration.resampled_novel))

@@ -340,8 +340,8 @@ def evaluate_sequences(prepared, name, device, launched=None):
     """
     torch.manual_seed(0)
     loader, plugin = prepared.loader("test", device=device), registry.load_plugin(registry.METHOD_GROUP, name)
-    drawn = plugin.loaded_object(prepared.base, 2)  # each device draws parameters of its own
-    method = plugin.loaded_object(prepared.base.to(device), 2).to(device)
+    drawn = plugin.loaded_object(prepared.base_classifier, 2)  # each device draws parameters of its own
+    method = plugin.loaded_object(prepared.base_classifier.to(device), 2).to(device)
     method.load_state_dict(drawn.state_dict())
     if launched is not None:
         launched.clear()
