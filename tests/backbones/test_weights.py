@@ -408,7 +408,7 @@ def test_stored_rows_are_on_the_backbones_that_come_with_the_package(tmp_path):
             assert made_with["features"] in offered, path
         else:  # of a changed task, whose backbone is trained anew
             assert "+" in path.parent.name, path
-    assert {key.partition("-")[0] for key in keys} == {"glyphs", "mini", "tiny"}
+    assert {key.partition("-")[0] for key in keys} == {"cifar100", "glyphs", "mini", "tiny"}
 
 
 def test_a_network_pretrained_here_and_its_exported_file_taken_as_weights_give_the_same_features_and_counts(hues, call):
