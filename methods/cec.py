@@ -12,9 +12,8 @@ from ifsl_bench.plugin.method import Base, Method, Prediction, Query, SessionOut
 from ifsl_bench.plugin.space import LEARNING_RATE_OPTION, Range, SearchSpace
 from ifsl_bench.utils.errors import UserError
 
-QUERIES_PER_BATCH = (
-    1024  # queries computed at once: their numbers for each class, of which there are ten, stay in the cache
-)
+# Queries computed at once: their numbers for each class, of which there are ten, stay in the cache
+QUERIES_PER_BATCH = 1024
 
 
 class CEC(Method):

@@ -18,9 +18,8 @@ from ifsl_bench.utils.errors import UserError
 
 PHI_DEVIATION, CONDITIONING = 0.01, 0.1
 INITIAL_SQUARED_DISTANCE = 20.0  # squared, between base classes on average, where class means give usual logits
-SECOND_STAGE_RATE_FACTOR = (
-    0.03  # of the second stage, beside all else; at the same pace it knows the images of base/train by heart
-)
+# Of the second stage, beside all else; at the same pace it knows the images of base/train by heart
+SECOND_STAGE_RATE_FACTOR = 0.03
 MAPS_PER_BATCH = 512
 
 

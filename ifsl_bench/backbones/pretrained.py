@@ -39,9 +39,8 @@ FROZEN_FIELDS = ("backbone", "weights", "features", "pretrained_on", "seen", "ce
 TRAINING_VERSION = 2  # raised when training starts to give other weights from equal settings
 # Folders of files that come with the package, see :mod:`ifsl_bench.backbones.weights`; only a clone has the second.
 PACKAGED_FOLDERS = (Path(__file__).parent / "weights", Path(str(resources.files("ifsl_bench.results"))) / "weights")
-PACKAGED_WEIGHTS_DISABLED_FILE = (
-    "trained-here.json"  # in the folder of a pretraining that is trained although it comes with the package
-)
+# In the folder of a pretraining that is trained although it comes with the package
+PACKAGED_WEIGHTS_DISABLED_FILE = "trained-here.json"
 CHANCE_DEVIATIONS = 2.0  # standard deviations by which a classifier has to be better than guessing
 
 

@@ -46,9 +46,8 @@ from ifsl_bench.utils.progress import LEARNING_RATE, Reporter
 
 SAVED_WEIGHTS_DTYPE = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
 EPOCH_SELECTION_POOL = "base/val"  # images that an epoch is selected on, where a recipe's option asks for that
-STEPS_BETWEEN_LOGS = (
-    10  # steps from one look at the loss to the next, since a look waits for the device; the last is looked at
-)
+# Steps from one look at the loss to the next, since a look waits for the device; the last is looked at
+STEPS_BETWEEN_LOGS = 10
 EVALUATION_BATCH_SIZE = 256  # images of base/train that features are computed of at once
 
 

@@ -26,9 +26,8 @@ from ifsl_bench.utils.errors import UserError, format_class_and_message, format_
 if TYPE_CHECKING:
     from ifsl_bench.solvers.linear import AdjointReport
 
-DEFAULT_GPU_MIN_EPISODES = (
-    64  # episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
-)
+# Episodes a step of meta-training from which an H100 beat 16 cores for LwoF and LR+A (BENCHMARKS.md)
+DEFAULT_GPU_MIN_EPISODES = 64
 
 
 @dataclass(frozen=True)

@@ -254,9 +254,8 @@ class SequenceLoader(Loader):
 
 
 UNCONVERGED_STATISTIC = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
-QUERIES_PER_MATRIX_PRODUCT = (
-    400  # base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
-)
+# Base queries at once on a CPU, and novel ones of one sequence: a product then stays in a core's cache
+QUERIES_PER_MATRIX_PRODUCT = 400
 
 
 class SequenceAnswers(NamedTuple):

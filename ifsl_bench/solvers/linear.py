@@ -175,9 +175,8 @@ def minres(
 
 
 _COUNTED_EVENTS = ("diverged", "failed", "indefinite")
-MAX_RELATIVE_RESIDUAL = (
-    1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
-)
+# A linear solve has failed if its relative residual is larger in the norm that bounds the error
+MAX_RELATIVE_RESIDUAL = 1e-3
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from ifsl_bench.utils.threads import cancellation_event, check_cancelled
 
 CHUNKS_PER_THREAD = 8  # for each thread: episodes take longer or shorter, and no thread should wait long for the last
 FIRST_CHUNK_EPISODES = 16  # episodes of the first piece on one thread: Ctrl-C works between two pieces
-QUICK_CHUNK_SECONDS = (
-    0.05  # seconds; a piece on one thread that takes less is followed by one of twice as many episodes
-)
+# Seconds; a piece on one thread that takes less is followed by one of twice as many episodes
+QUICK_CHUNK_SECONDS = 0.05
 _called_kernels: set[Any] = set()  # kernels that have been called
 
 

@@ -51,7 +51,7 @@ class Images:
         labels = np.repeat(np.arange(classes), each)
         colours = rng.integers(0, 255, (classes, 1, 1, 3))[labels] + rng.integers(-20, 20, (len(labels), *self.shape))
         starts = np.arange(0, len(labels) + 1, each)
-        self._pool = SimpleNamespace(images=colours.clip(0, 255).astype(np.uint8), labels=labels, starts=starts)
+        self._pool = SimpleNamespace(images=colours.clip(0, 255).astype(np.uint8), labels=labels, class_starts=starts)
 
     def has_pool(self, name):
         return name.startswith("base/")

@@ -53,7 +53,7 @@ def test_every_letter_shows_in_every_face() -> None:
 def test_recipe_follows_what_determines_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     before = glyphs.compute_recipe_digest()
     assert len(before) == 64
-    monkeypatch.setattr(drawing, "STYLE", drawing.GlyphStyle(shear=7))
+    monkeypatch.setattr(drawing, "GLYPH_STYLE", drawing.GlyphStyle(shear=7))
     glyphs.compute_recipe_digest.cache_clear()
     try:
         assert glyphs.compute_recipe_digest() != before

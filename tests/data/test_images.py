@@ -274,7 +274,7 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
     budget = Watched(2_000)
     monkeypatch.setattr(images, "_pixel_semaphore", budget)
     monkeypatch.setattr(images.loky, "cpu_count", lambda: 8)
-    monkeypatch.setattr(images, "_CHUNK_IMAGES", 1)
+    monkeypatch.setattr(images, "_IMAGES_PER_CHUNK", 1)
     sizes = [(30, 30), (24, 24), (60, 60), (40, 20)] * 40  # of which one is larger than the budget
     contents = [encoded(picture(*size, seed=i)) for i, size in enumerate(sizes)]
     out = np.zeros((len(sizes), 24, 24, 3), np.uint8)

@@ -211,7 +211,7 @@ def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar):
 def test_png_files_make_the_sessions_but_not_the_published_supports(home, tmp_path, monkeypatch, messages, call):
     counts = {pool: PoolSize(60, 60 * each) for pool, each in (("base/train", 7), ("base/val", 2), ("base/test", 3))}
     counts |= {"novel/support": PoolSize(40, 40 * 9), "novel/test": PoolSize(40, 40 * 3)}
-    for name, value in {"PER_CLASS": PER, "HELD_OUT_PER_CLASS": 2, "COUNTS_60_40": counts}.items():
+    for name, value in {"IMAGES_PER_CLASS_OF_FILE": PER, "HELD_OUT_PER_CLASS": 2, "COUNTS_60_40": counts}.items():
         monkeypatch.setattr(f"ifsl_bench.data.sets.cifar.{name}", value)
     dataset = prepare_dataset(home, "cifar100-sessions", write_pngs(tmp_path / "images"), False, messages)
     assert messages.warned == []

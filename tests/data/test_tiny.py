@@ -115,7 +115,7 @@ def test_a_part_of_the_download_is_refused_or_marked(small, home, messages):
 
 def test_the_pack_takes_the_first_images_of_each_class(small, home, monkeypatch):
     most = {"base": 10, "novel/train": 3, "novel/val": 2, "novel/test": 4}
-    monkeypatch.setattr(tiny.TinyPack, "most", most)
+    monkeypatch.setattr(tiny.TinyPack, "max_images_per_class", most)
     monkeypatch.setattr(datasets, "find_dataset_source", lambda name: tiny.TinyPack())
     dataset = prepare_dataset(home, "tiny-pack", small, False, Reporter(), allow_partial=True)
     for name in ("novel/train", "novel/val", "novel/test"):

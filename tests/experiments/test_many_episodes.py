@@ -126,7 +126,7 @@ def test_memory_grows_by_the_counts_of_an_episode_and_not_by_its_margins(task, w
     """NumPy's arrays alone are traced, and blocks take PyTorch's: what grows is what is kept of each episode."""
     job = job_of("protonet", task, work, 4000)
     context = EvaluationStage(job).open(work)
-    queries = context.loader("test").load_batch(0, 1).labels.numel()
+    queries = context.loader("test").load_batch(0, 1).query_labels.numel()
     margins = evaluate_method(context.method, job.method_name, context.loader("val"), range(20)).margins
     for bias in (None, find_bias(margins)):
         peaks = []

@@ -109,7 +109,7 @@ METHODS = [name for name in methods_on_features() if name not in ("anil", "tapne
 def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base, monkeypatch):
     """Each query of each sequence alone, after each session, argmax over all classes met so far."""
     monkeypatch.setattr(
-        session_answers, "QUERIES_PER_PRODUCT", 7
+        session_answers, "QUERIES_PER_MATRIX_PRODUCT", 7
     )  # base queries come in several parts, the last a shorter one
     method, loader = seeded_method(name, base), loader_of(base, hide)
     batch = loader.load_batch(0, 4)

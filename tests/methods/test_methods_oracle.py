@@ -66,7 +66,7 @@ def test_lwof(oracle):
             value = z[f"param/{theirs}"]
             getattr(method, ours).copy_(value.T if theirs == "w_class_a" else value)
     support, query = episode(z)
-    torch.testing.assert_close(method.novel_weights(support)[0], z["novel_weights"], rtol=0, atol=MEAN)
+    torch.testing.assert_close(method.compose_novel_weights(support)[0], z["novel_weights"], rtol=0, atol=MEAN)
     logits = method(support, query).logits[0]
     torch.testing.assert_close(logits, z["query_logits_unmasked"], rtol=0, atol=LOGIT)
     F.cross_entropy(logits, z["in/y_query"]).backward()

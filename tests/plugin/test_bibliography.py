@@ -93,7 +93,7 @@ def test_every_task_has_its_data_and_the_protocol(name):
     assert all(paper.bibtex in text for paper in of_data)
 
 
-@pytest.mark.parametrize("paper", ENTRIES, ids=lambda paper: paper.key)
+@pytest.mark.parametrize("paper", ENTRIES, ids=lambda paper: paper.bibtex_key)
 def test_entries_are_whole(paper):
     assert paper.bibtex.count("{") == paper.bibtex.count("}")
     assert max(map(len, paper.bibtex.splitlines())) <= 80
@@ -101,8 +101,8 @@ def test_entries_are_whole(paper):
     for field in ("title", "author", "year"):
         assert paper.read_bibtex_field(field), field
     assert re.fullmatch(r"(19|20)\d\d", paper.read_bibtex_field("year"))
-    assert paper.read_bibtex_field("year") in paper.key
-    assert [entry.bibtex_key for entry in ENTRIES].count(paper.key) == 1
+    assert paper.read_bibtex_field("year") in paper.bibtex_key
+    assert [entry.bibtex_key for entry in ENTRIES].count(paper.bibtex_key) == 1
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
 
 def test_a_curve_holds_the_calibrated_accuracy_and_falls_in_one_and_rises_in_the_other(board):
     for row in board.rows:
-        single_seed = type(row)(row.label, row.origin, row.results[:1])
+        single_seed = type(row)(row.label, row.results_origin, row.results[:1])
         curve = mean_bias_curve(single_seed)
         calibration = row.results[0].calibration
         at = curve[curve[:, 0] == calibration.bias][0]
@@ -128,7 +128,7 @@ def test_rows_without_validation_episodes_have_no_curves(board):
         nothing = {"calibrated_base": [], "calibrated_novel": []}
         bare = [msgspec.structs.replace(r, calibration=None, episodes=msgspec.structs.replace(r.episodes, **nothing))
                 for r in row.results]  # fmt: skip
-        return type(row)(row.label, row.origin, tuple(bare))
+        return type(row)(row.label, row.results_origin, tuple(bare))
 
     with pytest.raises(UserError, match="its rows have no base-novel curves, since no validation episodes"):
         tradeoff.draw_tradeoff(of_rows(board, tuple(map(without, board.rows))))

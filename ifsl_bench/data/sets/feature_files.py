@@ -18,9 +18,8 @@ from ifsl_bench.utils.errors import UserError
 from ifsl_bench.utils.limits import ROW_LABEL_CHARACTERS
 from ifsl_bench.utils.text_format import format_count
 
-MIN_COSINE_OF_SAME_FEATURES = (
-    0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
-)
+# The mean cosine of two features from which on they are said to lie on one side of the origin
+MIN_COSINE_OF_SAME_FEATURES = 0.5
 _SAMPLED_ROWS = 5000  # rows, at least, where there are so many
 _MAX_EXACT_INTEGER = 2.0**53  # up to which float64 tells whole numbers apart
 # The largest feature of a row lies in this range or is 0: squares, and sums of a million of them, have all digits in

@@ -24,9 +24,8 @@ MOST_SEEDS = 1000  # of a command: each is a training, and all are listed before
 MOST_WORKERS = 1_000  # processes on one machine
 MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is tried
 LARGEST_SEED = 2**53  # the largest integer up to which every reader of JSON tells one from the next
-MOST_DRAWN_PER_CLASS = (
-    1000  # classes, or images of one kind, in an episode; drawing them without repetition takes quadratic time
-)
+# Classes, or images of one kind, in an episode; drawing them without repetition takes quadratic time
+MOST_DRAWN_PER_CLASS = 1000
 MOST_EPISODES = 10**6
 MOST_SEQUENCES = 10_000  # of sessions
 LABEL_BYTES_IN_RESULT = 3  # of the label of a novel class in a packed result

@@ -26,9 +26,8 @@ from ifsl_bench.utils.errors import UserError
 
 # From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
 DIFFERENCE_COLOUR_MAP = LinearSegmentedColormap.from_list("worse_better", ["#D55E00", "#FFFFFF", "#0072B2"])
-FULL_COLOUR_QUANTILE = (
-    0.8  # of the differences are no larger than those that have the full colour: one bad row shall not fade the rest
-)
+# Of the differences are no larger than those that have the full colour: one bad row shall not fade the rest
+FULL_COLOUR_QUANTILE = 0.8
 LUMINANCE_WEIGHTS_RGB = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 MIN_CELL_INCHES_FOR_NUMBER = 0.3  # inches that a cell needs for a number of MIN_FONT_SIZE_POINTS
 
