@@ -112,7 +112,7 @@ class LDA(AdditiveClassifier):
             if per_class:
                 self.register_buffer("means", means.to(base.weight.dtype), persistent=False)
                 metrics = torch.stack(
-                    [fit_class_metric(x, shrinkage).to(base.weight.dtype) for x in images]
+                    [fit_metric_of_one_class(x, shrinkage).to(base.weight.dtype) for x in images]
                 )  # [K, D, D]
                 self.register_buffer("metrics", metrics, persistent=False)
                 self.class_bytes = metrics[0].nbytes
@@ -144,7 +144,7 @@ class LDA(AdditiveClassifier):
         if self.per_class:
             placed = tukey_transform(support.features.double(), self.tukey)
             own = [
-                fit_class_metric(x[of == n], self.shrinkage)
+                fit_metric_of_one_class(x[of == n], self.shrinkage)
                 for x, of in zip(placed, support.labels, strict=True)
                 for n in range(self.ways)
             ]
@@ -158,14 +158,14 @@ class LDA(AdditiveClassifier):
     def base_logits(self, query: Query) -> Tensor:
         h = self.transform_query(query).features  # [E, Q, D]
         if self.per_class:
-            return class_metric_logits(
+            return logits_of_class_metrics(
                 h, self.get_buffer("means").unsqueeze(0), self.get_buffer("metrics").unsqueeze(0)
             )
         return h @ self.get_buffer("seen").T + self.get_buffer("offset")
 
     def class_logits(self, state: State, query: Query) -> Tensor:
         if self.per_class:
-            return class_metric_logits(query.features, state["means"], state["metrics"])
+            return logits_of_class_metrics(query.features, state["means"], state["metrics"])
         return linear_logits(query.features, state["weight"]) + state["offset"].unsqueeze(-2)
 
     def transform_query(self, query: Query) -> Query:
@@ -235,7 +235,7 @@ def tukey_transform(x: Tensor, exponent: float) -> Tensor:
     return x if exponent == 1 else x.sign() * x.abs() ** exponent
 
 
-def fit_class_metric(x: Tensor, gamma: float) -> Tensor:
+def fit_metric_of_one_class(x: Tensor, gamma: float) -> Tensor:
     """Return L [D, D] of one class; 1 where its images do not differ.
 
     Args:
@@ -256,7 +256,7 @@ def fit_class_metric(x: Tensor, gamma: float) -> Tensor:
     return invert_covariance(shrunk)
 
 
-def class_metric_logits(h: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
+def logits_of_class_metrics(h: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
     """Return -1/2 (h - mu_k)^T L_k (h - mu_k), [E, Q, N].
 
     Args:

@@ -108,7 +108,7 @@ class SeedAggregate:
     @property
     def has_single_interval_unit(self) -> bool:
         """Whether it has one episode, or one order, so that nothing is known of the spread of others."""
-        return self._hit_counts[0].n_interval_units == 1
+        return self._hit_counts_by_seed[0].n_interval_units == 1
 
     @property
     def images_kept_by_method(self) -> str:
@@ -119,7 +119,7 @@ class SeedAggregate:
     @property
     def state_bytes_per_class(self) -> float | None:
         """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
-        return self._hit_counts[0].state_bytes_per_class
+        return self._hit_counts_by_seed[0].state_bytes_per_class
 
     @property
     def novel_classes_seen(self) -> str:
@@ -175,19 +175,19 @@ class SeedAggregate:
         return "." in self.label_without_recipe.removeprefix(self.results[0].method)
 
     @cached_property
-    def _hit_counts(self) -> tuple[HitCounts, ...]:
+    def _hit_counts_by_seed(self) -> tuple[HitCounts, ...]:
         """Counts by seed. Metrics are computed on demand: of many episodes each takes 8 times the memory."""
         return tuple(r.to_hit_counts().to_smallest_dtypes() for r in self.results)
 
     @property
     def interval_quantile(self) -> float:
         """The quantile for 95% intervals over its episodes, or over the orders of its sequences."""
-        return self._hit_counts[0].interval_quantile
+        return self._hit_counts_by_seed[0].interval_quantile
 
     @cached_property
     def _resampled_counts(self) -> tuple[HitCounts | None, ...]:
         """Counts by seed with the choices that resamples of the validation episodes would have made."""
-        both = zip(self.results, self._hit_counts, strict=True)
+        both = zip(self.results, self._hit_counts_by_seed, strict=True)
         return tuple(self.protocol.resampled_counts(counts, r.calibration, r.choice) for r, counts in both)
 
     @property
@@ -231,7 +231,7 @@ class SeedAggregate:
             metric: its name.
             seed: of its seeds.
         """
-        return self._hit_counts[self.seeds.index(seed)].image_weights_of_metric(metric)
+        return self._hit_counts_by_seed[self.seeds.index(seed)].image_weights_of_metric(metric)
 
     def includes_bias(self, result: Result) -> bool:
         """Return whether the bias of one of its seeds is part of all its numbers."""
@@ -240,7 +240,7 @@ class SeedAggregate:
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
         """The metrics that the results of all seeds have."""
-        first, *rest = (counts.metrics for counts in self._hit_counts)
+        first, *rest = (counts.metrics for counts in self._hit_counts_by_seed)
         return tuple(name for name in first if all(name in names for names in rest))
 
     def metric_by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
@@ -250,9 +250,11 @@ class SeedAggregate:
             metric: its name.
             seeds: only these; by default all.
         """
-        of_seeds = [c for c, seed in zip(self._hit_counts, self.seeds, strict=True) if seeds is None or seed in seeds]
+        of_seeds = [
+            c for c, seed in zip(self._hit_counts_by_seed, self.seeds, strict=True) if seeds is None or seed in seeds
+        ]
         values = [counts.metric_by_unit(metric) for counts in of_seeds]
-        return np.stack(values) if values else np.empty((0, len(self._hit_counts[0].metric_by_unit(metric))))
+        return np.stack(values) if values else np.empty((0, len(self._hit_counts_by_seed[0].metric_by_unit(metric))))
 
     def metrics_by_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Return each metric for each episode, [n], in percent, averaged over seeds.
@@ -279,7 +281,7 @@ class SeedAggregate:
             metric: its name.
             seeds: only these.
         """
-        counts = [c for c, s in zip(self._hit_counts, self.seeds, strict=True) if s in seeds]
+        counts = [c for c, s in zip(self._hit_counts_by_seed, self.seeds, strict=True) if s in seeds]
         whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
         values = np.stack([c.metric_by_sequence(metric) for c in counts])
         return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
@@ -311,12 +313,13 @@ class SeedAggregate:
     def metric_after_sessions_by_order(self, metric: str = "acc") -> np.ndarray:
         """Return a metric after each session for each order, [orders, T + 1]; [n, 0] in episodes."""
         return np.mean(
-            [counts.average_within_units(counts.metric_after_sessions(metric)) for counts in self._hit_counts], axis=0
+            [counts.average_within_units(counts.metric_after_sessions(metric)) for counts in self._hit_counts_by_seed],
+            axis=0,
         )
 
     def accuracy_triangle(self) -> np.ndarray:
         """Return the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
-        return np.mean([counts.accuracy_triangle().mean(0) for counts in self._hit_counts], axis=0)
+        return np.mean([counts.accuracy_triangle().mean(0) for counts in self._hit_counts_by_seed], axis=0)
 
     def sd_of_seeds(self, metric: str = "acc") -> float:
         """Return the standard deviation between the seeds' means (n - 1), NaN for one seed."""
@@ -340,7 +343,7 @@ class BaseOnlyAggregate(SeedAggregate):
         return []
 
     @cached_property
-    def _hit_counts(self) -> tuple[HitCounts, ...]:
+    def _hit_counts_by_seed(self) -> tuple[HitCounts, ...]:
         return tuple(r.to_hit_counts().base_only_counts().to_smallest_dtypes() for r in self.results)
 
     def image_weights(self, metric: str, seed: int) -> dict[str, dict[str, float]] | None:
@@ -376,7 +379,7 @@ class NovelBiasAggregate(SeedAggregate):
         return result.calibration is not None
 
     @cached_property
-    def _hit_counts(self) -> tuple[HitCounts, ...]:
+    def _hit_counts_by_seed(self) -> tuple[HitCounts, ...]:
         return tuple(r.to_hit_counts().use_calibrated_counts().to_smallest_dtypes() for r in self.results)
 
 

@@ -291,7 +291,7 @@ class LokyPool(WorkerPool):
 
     def __init__(self, reporter: Reporter, count: int, devices: list[str]) -> None:
         super().__init__(reporter)
-        share, names = max(1, threads.core_count() // count), devices or [""]
+        share, names = max(1, threads.whole_machine_threads() // count), devices or [""]
         self.workers = [Worker(str(n), "", share, names[n % len(names)]) for n in range(count)]
         self._executors: dict[str, loky.ProcessPoolExecutor] = {}
         self._theirs, self._ours = Pipe(duplex=False)  # nothing is sent, and it closes where this process ends
@@ -312,7 +312,9 @@ class LokyPool(WorkerPool):
                     1, initializer=_prepare_worker, initargs=arguments, env=environment
                 )
             executor = self._executors[worker.name]
-            return executor.submit(run_pickled_item, content, packed_work, threads.core_count(), worker.threads)
+            return executor.submit(
+                run_pickled_item, content, packed_work, threads.whole_machine_threads(), worker.threads
+            )
 
     def _outcome_of_lost_item(self, worker: Worker, error: Exception) -> WorkOutcome:
         if (executor := self._executors.pop(worker.name, None)) is not None:

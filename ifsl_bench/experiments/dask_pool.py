@@ -38,7 +38,7 @@ from ifsl_bench.experiments.workspace import Workspace
 from ifsl_bench.plugin.method_source import hash_method_source
 from ifsl_bench.utils.errors import UserError, escape_controls
 from ifsl_bench.utils.progress import ConsumerDisconnected, NullReporter, ProgressTask
-from ifsl_bench.utils.threads import core_count
+from ifsl_bench.utils.threads import whole_machine_threads
 
 WORKER_WAIT_SECONDS = 20.0  # seconds that work waits for a worker before a warning
 ITEM_RUNNING_LOCK = (
@@ -155,7 +155,7 @@ class DaskPool(WorkerPool):
         self._stack.close()
 
     def _start_item(self, worker: Worker, content: bytes, packed_work: bytes) -> Any:
-        arguments = content, packed_work, core_count(), worker.threads
+        arguments = content, packed_work, whole_machine_threads(), worker.threads
         resources = {ACCELERATOR_RESOURCE: 1} if self.accelerated else None
         key = f"ifsl_bench-{uuid.uuid4().hex}"
         return self.client.submit(

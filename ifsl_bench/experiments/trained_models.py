@@ -16,7 +16,7 @@ from ifsl_bench.protocols.loader import MAX_UNCONVERGED_SHARE
 from ifsl_bench.utils.checkpoint import CheckpointFolder
 from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.serialization import check_value_types
-from ifsl_bench.utils.threads import core_count
+from ifsl_bench.utils.threads import whole_machine_threads
 
 MIN_EPISODES_TO_SHARE_THREADS = 8  # episodes a step from which several threads pay
 
@@ -26,7 +26,7 @@ def training_threads(episodes: int) -> int:
 
     A small step has one, as threads would wait for each other longer than they compute.
     """
-    return 1 if episodes < MIN_EPISODES_TO_SHARE_THREADS else core_count()
+    return 1 if episodes < MIN_EPISODES_TO_SHARE_THREADS else whole_machine_threads()
 
 
 class DivergedError(UserError):

@@ -48,7 +48,12 @@ from ifsl_bench.utils.errors import CorruptFile, UserError
 from ifsl_bench.utils.files import Paths, quarantine_path
 from ifsl_bench.utils.progress import Reporter
 from ifsl_bench.utils.serialization import check_value_types, read_checksummed, write_checksummed
-from ifsl_bench.utils.threads import core_count, limit_evaluation_threads, limit_threads_in_block, max_busy_threads
+from ifsl_bench.utils.threads import (
+    limit_evaluation_threads,
+    limit_threads_in_block,
+    max_busy_threads,
+    whole_machine_threads,
+)
 
 if TYPE_CHECKING:
     from ifsl_bench.experiments.training_curves import CurveLogs
@@ -57,7 +62,7 @@ if TYPE_CHECKING:
 
 def host_threads(device: torch.device) -> int:
     """Return the threads for pretraining and features: all cores on the CPU, this process's share elsewhere."""
-    return core_count() if device.type == "cpu" else max_busy_threads()
+    return whole_machine_threads() if device.type == "cpu" else max_busy_threads()
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ SATURATED_ACTIVATION = 20.0  # tanh of it is 1
 class WhitenedDualCoordinates:
     """w [E, P] = hidden units [H+1, S] and classes [N+1, S + H+1] side by side; see `DualCoordinates`."""
 
-    hidden_kernel_cholesky: Tensor  # [E, S, S] L of the kernels of the hidden and of the skip layer
-    skip_kernel_cholesky: Tensor
+    cholesky_of_hidden_kernel: Tensor  # [E, S, S] L of the kernels of the hidden and of the skip layer
+    cholesky_of_skip_kernel: Tensor
     gram_matrix: Tensor  # [E, S, S] over X X^T
     hidden_inputs_at_centre: Tensor  # [E, H+1, S] hidden inputs at the centre
     scores_at_centre: Tensor  # [E, N+1, S] skip scores at the centre, and the fixed class
@@ -74,10 +74,10 @@ class WhitenedDualCoordinates:
     def from_coordinates(self, z: Tensor) -> Tensor:
         (_, units, size), ways = self.hidden_inputs_at_centre.shape, self.one_hot_labels.shape[1] - 1
         b, beta, output = z.split([(units - 1) * size, ways * size, ways * units], 1)
-        hidden = pad(b.unflatten(1, (-1, size)) @ self.hidden_kernel_cholesky, (0, 0, 0, 1))
+        hidden = pad(b.unflatten(1, (-1, size)) @ self.cholesky_of_hidden_kernel, (0, 0, 0, 1))
         classes = torch.cat(
             [
-                beta.unflatten(1, (-1, size)) @ self.skip_kernel_cholesky,
+                beta.unflatten(1, (-1, size)) @ self.cholesky_of_skip_kernel,
                 output.unflatten(1, (-1, units)) / self.output_scale[size:],
             ],
             2,
@@ -90,8 +90,8 @@ class WhitenedDualCoordinates:
     def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         hidden, classes = self._split_coordinates(w)
         size = hidden.shape[2]
-        t = torch.baddbmm(self.hidden_inputs_at_centre, hidden, self.hidden_kernel_cholesky.mT).tanh()  # [E, H+1, S]
-        inputs = torch.cat([self.skip_kernel_cholesky.mT, t], 1)  # [E, S + H+1, S]
+        t = torch.baddbmm(self.hidden_inputs_at_centre, hidden, self.cholesky_of_hidden_kernel.mT).tanh()  # [E, H+1, S]
+        inputs = torch.cat([self.cholesky_of_skip_kernel.mT, t], 1)  # [E, S + H+1, S]
         weights = torch.addcmul(self.output_weights_at_centre, classes, self.output_scale)
         f = torch.baddbmm(self.scores_at_centre, weights, inputs)  # [E, N+1, S], the fixed class last
         # The loss is log(1 + exp(x)), x being the logsumexp of the other classes' margins, and its slope sigmoid(x):
@@ -102,7 +102,7 @@ class WhitenedDualCoordinates:
         value = torch.baddbmm(fit[:, None, None], w[:, None], w[:, :, None], alpha=0.5)[:, 0, 0]
         df = (margins.softmax(1) - self.one_hot_labels) * x.sigmoid()[:, None]  # [E, N+1, S]
         da = torch.ops.aten.tanh_backward(weights[..., size:].mT @ df, t)  # [E, H+1, S]: times 1 - t^2
-        g_hidden = torch.baddbmm(hidden, da, self.hidden_kernel_cholesky, alpha=1 / size)
+        g_hidden = torch.baddbmm(hidden, da, self.cholesky_of_hidden_kernel, alpha=1 / size)
         g_classes = torch.addcmul(classes[:, :-1], df[:, :-1] @ inputs.mT, self.output_scale, value=1 / size)
         return value, (g_hidden.flatten(1), g_classes.flatten(1), self.zero_coordinates)
 
@@ -128,7 +128,7 @@ class WhitenedDualCoordinates:
         beta, output = classes[:, :-1].split([self.gram_matrix.shape[1], hidden.shape[1]], 2)
         b, beta = (
             torch.linalg.solve_triangular(root, part, upper=False, left=False)
-            for root, part in ((self.hidden_kernel_cholesky, hidden[:, :-1]), (self.skip_kernel_cholesky, beta))
+            for root, part in ((self.cholesky_of_hidden_kernel, hidden[:, :-1]), (self.cholesky_of_skip_kernel, beta))
         )
         return b, beta, output * self.output_scale[self.gram_matrix.shape[1] :]
 

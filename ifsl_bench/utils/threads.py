@@ -3,8 +3,8 @@
 Sums that several threads share are added up in another order than on one, so that digits depend on their number.
 Work that uses a number of threads therefore sets it where it runs. A process has two numbers:
 
-* :func:`core_count`, for work that takes the whole machine: OMP_NUM_THREADS, else what PyTorch finds; a worker gets the
-  number of the process that hands out the work, so that both compute the same.
+* :func:`whole_machine_threads`, for work that takes the whole machine: OMP_NUM_THREADS, else what PyTorch finds; a
+  worker gets the number of the process that hands out the work, so that both compute the same.
 * :func:`max_busy_threads`, how many of them the process may keep busy with work whose digits do not depend on it: a
   part of them, where several processes share the machine.
 """
@@ -30,7 +30,7 @@ _block_kernel_threads: ContextVar[int | None] = ContextVar("busy", default=None)
 _cancellation_event: ContextVar[Event | None] = ContextVar("stop", default=None)
 
 
-def core_count() -> int:
+def whole_machine_threads() -> int:
     """Return the number of threads for work that takes the whole machine."""
     return _core_count
 
@@ -44,7 +44,7 @@ def set_thread_counts(whole: int, part: int) -> None:
     """Set this process's numbers of threads; for workers, as they start.
 
     Args:
-        whole: threads for work that takes the whole machine, see :func:`core_count`.
+        whole: threads for work that takes the whole machine, see :func:`whole_machine_threads`.
         part: threads that this process may keep busy at most, see :func:`max_busy_threads`.
     """
     global _core_count, _max_busy_threads
@@ -88,7 +88,7 @@ def limit_evaluation_threads() -> Iterator[None]:
     PyTorch has few, so that many workers on a machine, each with its share of it, do not get in each other's way;
     compiled kernels, which solve episodes one by one, have as many as the process may keep busy.
     """
-    with limit_threads_in_block(min(EVALUATION_THREADS, core_count()), max_busy_threads()):
+    with limit_threads_in_block(min(EVALUATION_THREADS, whole_machine_threads()), max_busy_threads()):
         yield
 
 

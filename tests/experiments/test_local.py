@@ -239,7 +239,7 @@ def test_workers_that_cannot_start_are_given_up(here, monkeypatch, work):
 
 
 def test_cores_are_shared_and_what_takes_the_whole_machine_runs_alone(monkeypatch):
-    monkeypatch.setattr("ifsl_bench.utils.threads.core_count", lambda: 8)
+    monkeypatch.setattr("ifsl_bench.utils.threads.whole_machine_threads", lambda: 8)
     pool = LokyPool(Reporter(), 3, [])
     assert [worker.threads for worker in pool.workers] == [2, 2, 2]
     whole, part = WorkItem("pretraining/x", "", needs_whole_machine=True), WorkItem("result/x", "")

@@ -95,7 +95,7 @@ def test_meta_training_takes_augmented_views_and_the_same_pretraining(hues, call
 def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
     work = api.workspace(glyph_home, device="cpu")
     (job,) = make_jobs(RunConfig(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)
-    pools = [(s.pool, s.views) for s in list_stages(job) if hasattr(s, "pool")]
+    pools = [(s.pool_name, s.n_views) for s in list_stages(job) if hasattr(s, "pool_name")]
     assert ("base/val", 3) in pools
     assert ("base/val", 1) in pools, "validation sees plain images"
     assert ("novel/train", 3) in pools

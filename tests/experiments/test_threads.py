@@ -59,7 +59,7 @@ class Sees(Method):
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = torch.get_num_threads(), processor.core_count(), processor.max_busy_threads()
+    before = torch.get_num_threads(), processor.whole_machine_threads(), processor.max_busy_threads()
     yield
     processor.set_thread_counts(*before[1:])
     torch.set_num_threads(before[0])

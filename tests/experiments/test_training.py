@@ -201,7 +201,7 @@ def interrupted(monkeypatch, *numbers: int) -> list:
             raise KeyboardInterrupt
         return validate(*arguments)
 
-    monkeypatch.setattr(stages.MetaTrainStage, "validate", counted)
+    monkeypatch.setattr(stages.MetaTrainStage, "measure_validation_accuracy", counted)
     return calls
 
 

@@ -70,7 +70,7 @@ class Cifar100(Layout):
     title: ClassVar[str] = "the Python version of CIFAR-100 (cifar-100-python: train, test, meta)"
 
     def matches(self, tree: FileTree) -> bool:
-        return bool(_find_class_folders(tree))
+        return bool(_find_archive_folders(tree))
 
     def build(self, context: BuildContext) -> None:
         entries = _find_archive_entries(context.file_tree)
@@ -116,7 +116,7 @@ class Cifar100(Layout):
         return pools
 
 
-def _find_class_folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
+def _find_archive_folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
     """Return folder -> name -> file, of folders with the archive's name, or with the class names and some images."""
     folders: dict[str, dict[str, Entry]] = {}
     for entry in tree.entries:
@@ -131,7 +131,7 @@ def _find_class_folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
 
 def _find_archive_entries(tree: FileTree) -> dict[str, Entry]:
     """Return the three files by name; raise UserError if one is missing, or there are several of each."""
-    folders = _find_class_folders(tree)
+    folders = _find_archive_folders(tree)
     if len(folders) > 1:
         raise UserError(
             f"{tree.path} holds CIFAR-100 {len(folders)} times ({format_first_names(sorted(folders))}); give one of "
