@@ -46,7 +46,8 @@ def same(result, expected):
         assert isinstance(result, np.ndarray)
         assert result.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
         assert result.shape == expected.shape
-        np.testing.assert_array_equal(result, expected)
+        if expected.size:  # NumPy 1 cannot compare empty arrays of the largest shapes
+            np.testing.assert_array_equal(result, expected)
     elif isinstance(expected, dict):
         assert list(result) == list(expected)
         for key in expected:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from scipy import stats
+from scipy.integrate import trapezoid
 
 from ifsl_bench.analysis.comparison import compare_rows, describe_verdict
 from ifsl_bench.analysis.task_results import load_results_by_name, load_task_results
@@ -135,7 +136,7 @@ def test_harmonic_mean_stands_beside_base_and_novel_accuracy_and_gacc_beside_the
     base, novel = acc[9, 0], (100 * hits[..., 46:].sum(-1).mean(0) / queries[:, 1:].sum(1)).mean()
     weights = np.linspace(0, 95 / 5, 100_001)
     sessions = [(weights * acc[t, 0] + acc[t, 1 : t + 1].sum()) / (weights + t) for t in range(1, 10)]
-    gacc = (acc[0, 0] + sum(np.trapezoid(values, weights) / weights[-1] for values in sessions)) / 10
+    gacc = (acc[0, 0] + sum(trapezoid(values, weights) / weights[-1] for values in sessions)) / 10
     assert shown == pytest.approx([base, novel, 2 * base * novel / (base + novel), gacc], abs=0.0051)
 
 
