@@ -251,6 +251,7 @@ def run_streams(here: Path, name: str, **environment: str) -> tuple[int, str, st
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow("a run in a process of its own")
 @pytest.mark.parametrize(("name", "replaced"), [("Replaces", ["stdout", "stderr"]), ("Wraps", ["stdout"])])
 def test_streams_that_a_method_replaces_are_put_back(here, name, replaced):
     status, out, err = run_streams(here, name)
@@ -260,6 +261,7 @@ def test_streams_that_a_method_replaces_are_put_back(here, name, replaced):
     assert re.search(rf"(?m)^{name}\S* +\d+\.\d\d ± ", out)
 
 
+@pytest.mark.slow("a run in a process of its own")
 def test_an_output_that_a_method_closes_is_one_line(here):
     status, out, err = run_streams(here, "Closes")
     assert (status, out, "Traceback" in err) == (2, "", False), err
@@ -269,6 +271,7 @@ def test_an_output_that_a_method_closes_is_one_line(here):
     assert len([*here.glob("home/results/*/Closes*.json")]) == 1
 
 
+@pytest.mark.slow("runs in processes of their own")
 def test_a_method_that_ends_the_process_is_named_by_the_next_run(here):
     said = r"(?m)^Exits\S* on clusters-5shot, seed 0: the last run of it ended without a word"
     status, _, err = run_streams(here, "Exits", EXITS="1")

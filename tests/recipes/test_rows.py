@@ -81,6 +81,7 @@ def test_every_format_names_the_recipe(rows, call):
     assert [by_label["ncm.recipe=etf"][name] for name in facts] == ["etf", 2, 1.0, True]
 
 
+@pytest.mark.slow("recipes are trained")
 @pytest.mark.parametrize("command", ["table", "leaderboard"])
 def test_a_table_shows_the_tasks_own_recipe_unless_asked(rows, call, command):
     def shown(*arguments: str) -> set[str]:

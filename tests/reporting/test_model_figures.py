@@ -75,6 +75,7 @@ def test_a_course_goes_through_the_results_of_runs(trained):
         assert drawn[course.name].tolist() == [[n, value.mean] for n, value in sorted(course.accuracy_by_step.items())]
 
 
+@pytest.mark.slow("a method is trained")
 def test_few_steps_are_plain_gradient_steps_of_the_trained_problem(trained):
     """Against gradient descent by hand, with autograd, on the objective as the paper writes it."""
     ready = opened(trained, "lr+a")
