@@ -77,8 +77,8 @@ def test_tasks_are_our_episodes(learn2learn, clusters, work, name, order):
             assert torch.equal(support, expected.support.labels[i])
             assert torch.equal(q, expected.query.features[i])
             novel = expected.query_is_novel[i]
-            assert torch.equal(query[novel], expected.labels[i][novel] - K)
-            assert torch.equal(query[~novel], expected.labels[i][~novel] + 5)
+            assert torch.equal(query[novel], expected.query_labels[i][novel] - K)
+            assert torch.equal(query[~novel], expected.query_labels[i][~novel] + 5)
             assert y.dtype == torch.int64
             assert torch.equal(tasks.hidden(i) - 5, expected.support.hidden[i].nonzero().flatten())
     with pytest.raises(ifsl_bench.UserError, match=rf"a task has {len(y)} rows, X has 1 and y has 1"):
