@@ -17,7 +17,7 @@ def run(path: Path, home: str) -> None:
     os.environ["IFSL_BENCH_HOME"] = home
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.environ.get("PYTHONPATH")]))
     notebook = nbformat.read(path, 4)
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # the time of day
         for output in cell.get("outputs", []):

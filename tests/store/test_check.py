@@ -299,7 +299,9 @@ def cut(result: Result, n: int) -> Result:
     ways = len(entry.classes) // len(entry.base_joint)
     parts = {name: getattr(entry, name)[:n] for name in (*EPISODE_COUNT_NAMES, *OPTIONAL_EPISODE_COUNT_NAMES)}
     parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}
-    shorter = msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **parts), calibration=None)
+    shorter = msgspec.structs.replace(
+        result, episodes=msgspec.structs.replace(entry, **parts), calibration=None, images=None
+    )
     return msgspec.structs.replace(
         shorter, summary=round_summary(summarise_by_metric(shorter.to_hit_counts().metrics_by_unit()))
     )
