@@ -138,8 +138,12 @@ FORMULA_START_CHARACTERS = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets
 LATEX_OF_BACKSLASH_AND_CARET = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
 # LaTeX's usual encoding of fonts, OT1, prints the last three as other characters.
 LATEX_OF_OTHER_SIGNS = {
-    "~": r"\textasciitilde{}", "±": r"$\pm$", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}",
-}  # fmt: skip
+    "~": r"\textasciitilde{}",
+    "±": r"$\pm$",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
 LATEX_OF_SPECIAL_CHARACTER = (
     LATEX_OF_BACKSLASH_AND_CARET | LATEX_OF_OTHER_SIGNS | {character: f"\\{character}" for character in "&%$#_{}"}
 )
