@@ -67,7 +67,7 @@ class Choices:
     """One of several values.
 
     Example:
-        >>> ifsl_bench.Choices(("cosine", "euclidean")).at(0.0)
+        >>> ifsl_bench.Choices(("cosine", "euclidean")).value_at_share(0.0)
         'cosine'
     """
 

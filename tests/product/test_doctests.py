@@ -22,6 +22,7 @@ def check(name, document, folder, monkeypatch):
     assert not found, "".join(found)
 
 
+@pytest.mark.filterwarnings("error::DeprecationWarning")  # of names that were renamed
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
 def test_examples_of_public_names_hold(name, tmp_path, monkeypatch):
     check(name, getattr(ifsl_bench, name).__doc__ or "", tmp_path, monkeypatch)
